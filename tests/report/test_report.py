@@ -60,7 +60,7 @@ def test_the_dictionary_has_the_promised_keys_first(trace: Trace, report_of: Cal
         "total", "parameters", "gradients", "optimizer_states", "activations", "buffers", "framework",
     }  # fmt: skip
     assert list(result["breakdown_seconds"]) == [
-        "compute", "exposed_communication", "offload_stall", "optimizer", "allocator", "host_bound",
+        "compute", "exposed_communication", "bubble", "offload_stall", "optimizer", "allocator", "host_bound",
     ]  # fmt: skip
     assert result["collectives"][0].items() >= {
         "kind": "all_gather", "group": "shard", "count": 1, "bytes": 1000, "dtype": "bf16",

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
-from zsim.plan.ops import Collective, Op, Plan, PointToPoint, Program
-from zsim.plan.passes.queues import behind
+from zsim.arrays import Ints
+from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.report.lanes import LaneTimes, StepTimes
+from zsim.report.predecessors import Predecessors, predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
 _SAME_INSTANT = 1e-9  # of the step
-_Block = tuple[float, float, int]
 Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
 # In place of an op number: the host issuing work; a wait whose cause is not in this trace; the host in
 # torch's allocator, which has run short and gets memory from the driver and gives it back.
@@ -47,75 +47,6 @@ class Link(NamedTuple):
     @property
     def seconds(self) -> float:
         return self.end_seconds - self.start_seconds
-
-
-class _Lane:
-    """One rank's times by place among the ops with work. `blocks`: when its host was blocked, sorted by end,
-    as (end, start, place of the op that it waited for); `allocator`: (start, end) of the host's time in
-    torch's allocator when that had run short."""
-
-    def __init__(
-        self,
-        issue: Floats,
-        start: Floats,
-        end: Floats,
-        blocks: list[_Block],
-        allocator: list[tuple[float, float]],
-    ) -> None:
-        self.issue: list[float] = issue.tolist()
-        self.start: list[float] = start.tolist()
-        self.end: list[float] = end.tolist()
-        self.blocks = sorted(blocks)
-        self.allocator = sorted(allocator)
-
-
-class _Times:
-    """The trace as one row per rank and one column per op with work (padded with -inf where other ranks have
-    more ops). The chain visits few ranks, so lanes are made on demand. `first_info`: by program, the index of
-    its first span information in the trace."""
-
-    def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
-        ranks, self._counts = np.unique(trace.ranks, return_counts=True)
-        self.ranks: list[int] = ranks.tolist()
-        order = np.lexsort((trace.info_indices, trace.ranks))
-        self._issue, self.start, self._end = (
-            _in_rows(seconds[order], self._counts)
-            for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
-        )
-        self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
-        self._blocks: dict[int, list[_Block]] = {}
-        for rank, start, end, info in trace.host_blocks:
-            place = info - first_info[plan.program_of[rank]]
-            self._blocks.setdefault(rank, []).append((end, start, place))
-        self._allocator: dict[int, list[tuple[float, float]]] = {}
-        for rank, start, end in trace.allocator_blocks:
-            self._allocator.setdefault(rank, []).append((start, end))
-        self._lanes: dict[int, _Lane] = {}
-
-    def of(self, rank: int) -> _Lane:
-        lane = self._lanes.get(rank)
-        if lane is None:
-            row = self.row_of[rank]
-            count = self._counts[row]
-            times = self._issue[row, :count], self.start[row, :count], self._end[row, :count]
-            blocks, allocator = self._blocks.get(rank, []), self._allocator.get(rank, [])
-            lane = self._lanes[rank] = _Lane(*times, blocks, allocator)
-        return lane
-
-    def last(self) -> tuple[int, int]:
-        """The rank that ends last, and the place of its last op; of equal ones the first rank and the last
-        place."""
-        row = int(np.argmax(self._end.max(axis=1)))
-        ends = self._end[row]
-        return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
-
-
-def _in_rows(seconds: Floats, counts: Ints) -> Floats:
-    if (counts == counts[0]).all():
-        return seconds.reshape(len(counts), -1)
-    rows = np.full((len(counts), counts.max()), -np.inf)
-    rows[np.arange(counts.max()) < counts[:, None]] = seconds
-    return rows
 
 
 def critical_path(
@@ -145,10 +76,10 @@ class _Walk:
         self.plan, self.trace, self.meetings, self.peers = plan, trace, meetings, peers
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
-        self.parts = [program.once(_predecessors, connections) for program in plan.programs]
+        self.parts = [program.once(predecessors, connections) for program in plan.programs]
         self.part_of: dict[int, Predecessors] = {}
         first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
-        self.times = _Times(trace, plan, first_info)
+        self.times = StepTimes(trace, plan, first_info)
         self.calls = [program.once(_places_of_calls, connections) for program in plan.programs]
         self.is_alone = len(self.times.ranks) == 1 and not self.peers  # waits for no other traced rank
         self.rows: dict[str, dict[int, list[int]]] = {}
@@ -191,7 +122,7 @@ class _Walk:
             self._add(rank, OTHERS, issued, start)
         return self._host(rank, issued, place)
 
-    def _behind_which(self, lane: _Lane, part: Predecessors, place: int) -> tuple[int, int]:
+    def _behind_which(self, lane: LaneTimes, part: Predecessors, place: int) -> tuple[int, int]:
         """Place of the launch that held up the one at `place` in their hardware queue (`place` itself where
         none did), and of that launch's last predecessor (-1 without any)."""
         start, ends = lane.start[place], lane.end
@@ -297,48 +228,8 @@ class _Walk:
 def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
     """Places of the calls of each group, by group."""
     found: dict[str, list[int]] = {}
-    for place, number in enumerate(program.once(_predecessors, connections).numbers):
+    for place, number in enumerate(program.once(predecessors, connections).numbers):
         work = program.ops[number].work
         if isinstance(work, Collective):
             found.setdefault(work.group, []).append(place)
     return found
-
-
-def _predecessors(program: Program, connections: int) -> Predecessors:
-    return Predecessors(program.ops, connections)
-
-
-class Predecessors:
-    """The ops with work that must end before an op may start, as places among the ops with work (`numbers`).
-    Ops without work (waits, hooks) are replaced by their predecessors. `ahead[place]`: the launch right
-    before the one at `place` in a hardware queue that streams share."""
-
-    def __init__(self, ops: Sequence[Op], connections: int = DEFAULT_CONNECTIONS) -> None:
-        self._ops = ops
-        self.numbers = [number for number, op in enumerate(ops) if op.work is not None]
-        self._place_of = {number: place for place, number in enumerate(self.numbers)}
-        last_on_stream: dict[str, int] = {}
-        self._on_stream: list[int] = []
-        for place, number in enumerate(self.numbers):
-            stream = ops[number].stream
-            self._on_stream.append(last_on_stream.get(stream, -1))
-            last_on_stream[stream] = place
-        self.ahead: dict[int, int] = {}
-        for number, held in enumerate(behind(ops, connections) or ()):
-            if held >= 0:
-                self.ahead[self._place_of[held]] = self._place_of[number]
-
-    def of(self, place: int) -> list[int]:
-        on_stream = self._on_stream[place]
-        found = [on_stream] if on_stream >= 0 else []
-        waiting = list(self._ops[self.numbers[place]].after)
-        seen: set[int] = set()
-        while waiting:
-            number = waiting.pop()
-            known = self._place_of.get(number)
-            if known is not None:
-                found.append(known)
-            elif number not in seen:
-                seen.add(number)
-                waiting.extend(self._ops[number].after)
-        return found

@@ -10,6 +10,7 @@ from zsim.units import format_seconds
 _BOUND = {
     "compute": "Compute-bound",
     "exposed_communication": "Communication-bound",
+    "bubble": "Pipeline-bound",
     "offload_stall": "Offload-bound",
     "optimizer": "Optimizer-bound",
     "allocator": "Short of memory",

@@ -7,7 +7,7 @@ import numpy as np
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
 from zsim.plan.passes.queues import behind
-from zsim.report.critical_path import Predecessors
+from zsim.report.predecessors import Predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds

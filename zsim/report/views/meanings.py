@@ -21,6 +21,7 @@ class Meaning:
 BREAKDOWN: dict[str, Meaning] = {
     "compute": Meaning("compute", "#2F7FBF", "blue"),
     "exposed_communication": Meaning("exposed communication", "#D55E00", "red"),
+    "bubble": Meaning("pipeline bubble", "#C3CCD9", "bright_white"),
     "offload_stall": Meaning("offload stall", "#B8568F", "magenta"),
     "optimizer": Meaning("optimizer", "#12946C", "green"),
     "allocator": Meaning("torch's allocator", "#C9A400", "yellow"),

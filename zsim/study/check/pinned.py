@@ -25,7 +25,8 @@ def figures_of(trace: Trace) -> dict[str, float]:
     """Step, breakdown, overlap, and the peak by device and category, of the trace's first rank."""
     found: dict[str, float] = {"step_seconds": trace.step_seconds}
     breakdown = step_breakdown(trace)
-    found |= {f"{name}_seconds": value for name, value in breakdown.seconds.items()}
+    parts = breakdown.seconds.items()  # no bubble: a trace does not say when another stage delivered
+    found |= {f"{name}_seconds": value for name, value in parts if name != "bubble"}
     overlap = overlap_fraction(trace)
     if overlap is not None:
         found["overlap_fraction"] = overlap

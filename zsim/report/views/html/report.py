@@ -54,6 +54,7 @@ def html_report(report: Report, trace: Trace) -> str:
         breakdown_rows=[
             (BREAKDOWN[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
             for name, seconds in report.breakdown.seconds.items()
+            if seconds or name != "bubble"
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
         irregular=list(irregular_tables(report)),

@@ -117,6 +117,8 @@ def _breakdown(report: Report, is_plain: bool) -> Table:
     table = _table("Where the step goes", "", "time", "share", "")
     for name, meaning in BREAKDOWN.items():
         seconds = report.breakdown.seconds[name]
+        if name == "bubble" and not seconds:
+            continue
         share = seconds / report.step_seconds
         bar = _bar(share, meaning.terminal, is_plain)
         table.add_row(meaning.label, format_seconds(seconds), _percent(share), bar)

@@ -1,0 +1,82 @@
+"""The times of a simulated step by rank and by place among the rank's ops with work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zsim.arrays import Floats, Ints
+from zsim.plan.ops import Plan
+from zsim.trace.trace import Trace
+
+Block = tuple[float, float, int]
+
+
+class LaneTimes:
+    """One rank's times by place among the ops with work. `blocks`: when its host was blocked, sorted by end,
+    as (end, start, place of the op that it waited for); `allocator`: (start, end) of the host's time in
+    torch's allocator when that had run short."""
+
+    def __init__(
+        self,
+        issue: Floats,
+        start: Floats,
+        end: Floats,
+        blocks: list[Block],
+        allocator: list[tuple[float, float]],
+    ) -> None:
+        self.issue: list[float] = issue.tolist()
+        self.start: list[float] = start.tolist()
+        self.end: list[float] = end.tolist()
+        self.blocks = sorted(blocks)
+        self.allocator = sorted(allocator)
+
+
+class StepTimes:
+    """The trace as one row per rank and one column per op with work (padded with -inf where other ranks have
+    more ops). A chain visits few ranks, so lanes are made on demand. `first_info`: by program, the index of
+    its first span information in the trace."""
+
+    def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
+        ranks, self._counts = np.unique(trace.ranks, return_counts=True)
+        self.ranks: list[int] = ranks.tolist()
+        order = np.lexsort((trace.info_indices, trace.ranks))
+        self._issue, self.start, self._end = (
+            _in_rows(seconds[order], self._counts)
+            for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
+        )
+        self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
+        self._blocks: dict[int, list[Block]] = {}
+        for rank, start, end, info in trace.host_blocks:
+            place = info - first_info[plan.program_of[rank]]
+            self._blocks.setdefault(rank, []).append((end, start, place))
+        self._allocator: dict[int, list[tuple[float, float]]] = {}
+        for rank, start, end in trace.allocator_blocks:
+            self._allocator.setdefault(rank, []).append((start, end))
+        self._lanes: dict[int, LaneTimes] = {}
+
+    def of(self, rank: int) -> LaneTimes:
+        lane = self._lanes.get(rank)
+        if lane is None:
+            row = self.row_of[rank]
+            count = self._counts[row]
+            times = self._issue[row, :count], self.start[row, :count], self._end[row, :count]
+            blocks, allocator = self._blocks.get(rank, []), self._allocator.get(rank, [])
+            lane = self._lanes[rank] = LaneTimes(*times, blocks, allocator)
+        return lane
+
+    def last(self) -> tuple[int, int]:
+        """The rank that ends last, and the place of its last op; of equal ones the first rank and the last
+        place."""
+        row = int(np.argmax(self._end.max(axis=1)))
+        ends = self._end[row]
+        return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
+
+
+def _in_rows(seconds: Floats, counts: Ints) -> Floats:
+    if (counts == counts[0]).all():
+        return seconds.reshape(len(counts), -1)
+    rows = np.full((len(counts), counts.max()), -np.inf)
+    rows[np.arange(counts.max()) < counts[:, None]] = seconds
+    return rows

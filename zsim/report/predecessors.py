@@ -1,0 +1,50 @@
+"""The ops that an op of a program waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.plan.ops import Op, Program
+from zsim.plan.passes.queues import behind
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+
+
+class Predecessors:
+    """The ops with work that must end before an op may start, as places among the ops with work (`numbers`).
+    Ops without work (waits, hooks) are replaced by their predecessors. `ahead[place]`: the launch right
+    before the one at `place` in a hardware queue that streams share."""
+
+    def __init__(self, ops: Sequence[Op], connections: int = DEFAULT_CONNECTIONS) -> None:
+        self._ops = ops
+        self.numbers = [number for number, op in enumerate(ops) if op.work is not None]
+        self._place_of = {number: place for place, number in enumerate(self.numbers)}
+        last_on_stream: dict[str, int] = {}
+        self._on_stream: list[int] = []
+        for place, number in enumerate(self.numbers):
+            stream = ops[number].stream
+            self._on_stream.append(last_on_stream.get(stream, -1))
+            last_on_stream[stream] = place
+        self.ahead: dict[int, int] = {}
+        for number, held in enumerate(behind(ops, connections) or ()):
+            if held >= 0:
+                self.ahead[self._place_of[held]] = self._place_of[number]
+
+    def of(self, place: int) -> list[int]:
+        on_stream = self._on_stream[place]
+        found = [on_stream] if on_stream >= 0 else []
+        waiting = list(self._ops[self.numbers[place]].after)
+        seen: set[int] = set()
+        while waiting:
+            number = waiting.pop()
+            known = self._place_of.get(number)
+            if known is not None:
+                found.append(known)
+            elif number not in seen:
+                seen.add(number)
+                waiting.extend(self._ops[number].after)
+        return found
+
+
+def predecessors(program: Program, connections: int) -> Predecessors:
+    """The predecessors of a program's ops, for `Program.once`."""
+    return Predecessors(program.ops, connections)
