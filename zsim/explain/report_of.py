@@ -32,7 +32,7 @@ from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.report import JobFacts, Report, TracedStep, make_report, traced_step
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import batch_label, strategy_label, training_label
+from zsim.specs.experiment.labels import batch_label, parallelism_label, strategy_label, training_label
 from zsim.version import __version__
 
 
@@ -98,6 +98,7 @@ def _facts(outcome: Outcome) -> JobFacts:
             "model": job.model.name,
             "cluster": cluster.name,
             "strategy": strategy_label(job),
+            **_parallelism(job),
             "batch": batch_label(job.training),
             "training": training_label(job),
         },
@@ -105,6 +106,11 @@ def _facts(outcome: Outcome) -> JobFacts:
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
     )
+
+
+def _parallelism(job: Job) -> dict[str, str]:
+    label = parallelism_label(job)
+    return {"parallelism": label} if label else {}
 
 
 def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
@@ -153,7 +159,7 @@ def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | Non
         table,
         energy,
         step_seconds=step_seconds,
-        step_tokens=step_work(job).tokens * job.world_size,
+        step_tokens=step_work(job).step_tokens(job.world_size),
         gpus=job.world_size,
         nodes=job.num_nodes,
         parameters=job.model.numel,

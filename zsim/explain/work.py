@@ -15,7 +15,8 @@ FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 
 
 def step_work(job: Job) -> StepWork:
-    """Tokens and FLOPs of one GPU's step."""
+    """Tokens of one replica's step, and FLOPs of one GPU's: the whole model's, shared by all GPUs that train
+    on a replica, whatever part of the model each holds."""
     training = job.training
     tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
     if job.sequences is not None:
@@ -25,8 +26,15 @@ def step_work(job: Job) -> StepWork:
     hardware = hardware_flops_per_token(job.model, length, policies)
     peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
     model = model_flops_per_token(job.model, length)
+    gpus = job.parallelism.model_ranks
     return StepWork(
-        tokens, tokens * model, tokens * hardware, peak, FLOPS_CONVENTION, peak_dtype=training.precision
+        tokens,
+        tokens * model / gpus,
+        tokens * hardware / gpus,
+        peak,
+        FLOPS_CONVENTION,
+        peak_dtype=training.precision,
+        gpus_per_replica=gpus,
     )
 
 

@@ -47,12 +47,15 @@ class RunCost:
     money_per_parameter: float | None
 
 
+_IDLE = ("bubble", "offload_stall", "allocator", "host_bound")
+
+
 def step_energy(breakdown: Breakdown, kernels: GpuActivity, power: Power | None) -> Energy | None:
     """The energy of one GPU in a step; None where its power is not known.
 
     `kernels`: seconds of the compute stream's kernels by limiting resource, on an idle GPU; they are scaled
     to the time that the kernels took in the step. Exposed communication counts as communication, every other
-    wait as idle.
+    wait as idle, a pipeline's bubbles too.
     """
     seconds = breakdown.seconds
     computing = seconds["compute"] + seconds["optimizer"]
@@ -61,7 +64,7 @@ def step_energy(breakdown: Breakdown, kernels: GpuActivity, power: Power | None)
     )
     activity = activity._replace(
         communication=seconds["exposed_communication"],
-        idle=activity.idle + seconds["offload_stall"] + seconds["allocator"] + seconds["host_bound"],
+        idle=sum((seconds[name] for name in _IDLE), activity.idle),
     )
     joules = None if power is None else energy_joules(activity, power)
     if power is None or joules is None:

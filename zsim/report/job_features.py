@@ -69,17 +69,25 @@ def _framework(job: Job) -> str:
 
 
 def strategy_name(job: Job) -> str:
-    """The sharding strategy, and whether it offloads: "ZeRO-3 + qwZ", "HSDP", "FSDP2 offloaded"."""
-    strategy, offloaded = job.strategy, " offloaded" if is_offloaded(job) else ""
+    """The sharding strategy, the parallelisms beside it, and whether it offloads: "ZeRO-3 + qwZ", "HSDP",
+    "FSDP2 + TP + PP", "FSDP2 offloaded"."""
+    asked = job.parallelism
+    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline}
+    beside = "".join(f" + {name}" for name, degree in degrees.items() if degree > 1)
+    return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
+
+
+def _data_strategy(job: Job) -> str:
+    strategy = job.strategy
     if job.world_size == 1:
-        return f"one GPU{offloaded}"
+        return "one GPU"
     if isinstance(strategy, Fsdp1 | Fsdp2) and strategy.replicate > 1:
-        return f"HSDP{offloaded}"
+        return "HSDP"
     if isinstance(strategy, DeepSpeedConfig):
         zero = strategy.zero
         label = "MiCS" if zero.is_mics else re.sub(r" \+ hpZ \d+", " + hpZ", strategy_label(job))
-        return label + offloaded
-    return strategy_label(job).removesuffix(" FULL_SHARD") + offloaded
+        return label
+    return strategy_label(job).removesuffix(" FULL_SHARD")
 
 
 def _fabric(job: Job, network: str | None) -> str:

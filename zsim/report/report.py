@@ -24,8 +24,9 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of one GPU's step: its tokens, the model's FLOPs by `convention` (without recomputation), the
-    FLOPs that ran (with recomputation), and the GPU's dense peak in `peak_dtype`, the type it computes in."""
+    """Work of a step: the tokens of one replica of the model, which `gpus_per_replica` GPUs train on
+    together; as mean over all GPUs, the model's FLOPs by `convention` (without recomputation) and the FLOPs
+    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in."""
 
     tokens: int
     model_flops: float
@@ -33,6 +34,16 @@ class StepWork:
     peak_flops_per_second: float | None
     convention: str
     peak_dtype: str = ""
+    gpus_per_replica: int = 1
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """One GPU's share of the step's tokens."""
+        return self.tokens / self.gpus_per_replica
+
+    def step_tokens(self, gpus: int) -> int:
+        """Tokens of the whole step on `gpus` GPUs, the global batch."""
+        return self.tokens * (gpus // self.gpus_per_replica)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +160,12 @@ class Report:
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
-        return _ratio(self.work.tokens, self.step_seconds)
+        return _ratio(self.work.tokens_per_gpu, self.step_seconds)
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of the step of all GPUs, the global batch."""
+        return self.work.step_tokens(self.simulation.world_size)
 
     @property
     def model_flops_per_second_per_gpu(self) -> float | None:

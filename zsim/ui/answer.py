@@ -81,7 +81,7 @@ def answer(experiment: Experiment) -> Answer:
     report = advised(report, experiment)
     return Answer(
         title=headline(report),
-        tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
+        tokens_per_second=report.step_tokens / report.step_seconds,
         fit=fit_of(report),
         limit=report.limit,
         trust=trust_words(report),

@@ -7,6 +7,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
 from zsim.specs.strategy.frameworks import Reference
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.training import Training
 
 
@@ -23,12 +24,25 @@ def strategy_label(job: Job) -> str:
         return f"ZeRO stage {strategy.stage}, the reference engine"
     replicate = getattr(strategy, "replicate", 1)
     if job.kind == "fsdp2":
-        return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"
+        ranks = job.mesh.size(DATA, CONTEXT)
+        return f"HSDP {replicate} x {ranks // replicate}" if replicate > 1 else "FSDP2"
     return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
 
 
+def parallelism_label(job: Job) -> str:
+    """The degrees above 1, outermost first: "PP 4 (1f1b) x DP 16 x TP 8"; "" for data parallelism alone."""
+    asked = job.parallelism
+    if asked.is_trivial:
+        return ""
+    short = {PIPELINE: "PP", DATA: "DP", CONTEXT: "CP", TENSOR: "TP"}
+    words = [f"{short[axis]} {size}" for axis, size in job.mesh.axes if size > 1]
+    virtual = f", {asked.virtual_stages} stages each" if asked.virtual_stages > 1 else ""
+    how = f"PP {asked.pipeline} ({asked.schedule}{virtual})"
+    return " x ".join(how if word.startswith("PP") else word for word in words)
+
+
 def batch_label(training: Training) -> str:
-    """Tokens per GPU and step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
+    """Tokens of a replica's step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
     steps = training.gradient_accumulation_steps
     of = f" x {steps:,} micro-batches" if steps > 1 else ""
     return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"

@@ -243,7 +243,8 @@ def _try_resolve(experiment: Experiment) -> Job | None:
 
 def _batch(job: Job) -> int:
     """Sequences of all GPUs in a step."""
-    return job.world_size * job.training.micro_batch_size * job.training.gradient_accumulation_steps
+    training = job.training
+    return job.data_parallel_size * training.micro_batch_size * training.gradient_accumulation_steps
 
 
 def _at(
@@ -262,7 +263,7 @@ def _at(
     steps = own.training.gradient_accumulation_steps if own is not None else 1
     largest = None
     if mode == "strong":
-        micro, steps = _split(batch, gpus, micro)
+        micro, steps = _split(batch, gpus, micro, 1 if own is None else own.parallelism.model_ranks)
     elif mode == "fill":
         micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
     return _with_batch(experiment, overrides, micro, steps, gpus), largest
@@ -285,12 +286,14 @@ def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
     return best, largest
 
 
-def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
-    """(micro-batch, accumulation steps) of one GPU; the micro-batch stays unless the GPU's share of the batch
-    is smaller or not divisible by it."""
-    if batch % gpus:
-        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs")
-    own = batch // gpus
+def _split(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[int, int]:
+    """(micro-batch, accumulation steps) of one replica of the model; the micro-batch stays unless the
+    replica's share of the batch is smaller or not divisible by it."""
+    replicas = gpus // gpus_per_replica
+    if gpus % gpus_per_replica or batch % replicas:
+        each = f", {gpus_per_replica:,} to a replica" if gpus_per_replica > 1 else ""
+        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs{each}")
+    own = batch // replicas
     size = max(divisor for divisor in range(1, min(micro, own) + 1) if own % divisor == 0)
     return size, own // size
 

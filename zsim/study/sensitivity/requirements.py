@@ -82,7 +82,7 @@ def parse_target(text: str, job: Job) -> StepTarget:
     if name == "step_seconds":
         return StepTarget(text, number)
     if name == "tokens_per_second_per_gpu":
-        return StepTarget(text, work.tokens / number)
+        return StepTarget(text, work.tokens_per_gpu / number)
     if work.peak_flops_per_second is None or number >= 1:
         raise InputError(f"--target {text}: expected a fraction of the GPU's peak below 1")
     return StepTarget(text, work.model_flops / (number * work.peak_flops_per_second), is_of_peak=True)

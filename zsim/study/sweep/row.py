@@ -73,7 +73,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row |= _trust(report)
     tokens = content["tokens_per_second_per_gpu"]
     row["tokens_per_second"] = None if tokens is None else tokens * experiment["gpus"]
-    row["step_tokens"] = report.work.tokens * experiment["gpus"]
+    row["step_tokens"] = report.step_tokens
     row["missing_bytes"] = None if report.out_of_memory is None else report.out_of_memory.missing_bytes
     for name, seconds in content["breakdown_seconds"].items():
         row[f"{name}_seconds"] = seconds

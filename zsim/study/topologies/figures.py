@@ -150,7 +150,7 @@ def scaling(rows: Sequence[TopologyComparison]) -> Figure:
         figure.add_scatter(
             name=row.cluster,
             x=gpus,
-            y=[row.report.work.tokens / row.scaling[count] for count in gpus],
+            y=[row.report.work.tokens_per_gpu / row.scaling[count] for count in gpus],
             mode="lines+markers",
             line={"color": _PALETTE[number % len(_PALETTE)]},
             hovertemplate="%{x} GPUs: %{y:,.0f} tokens/s/GPU<extra>" + row.cluster + "</extra>",

@@ -24,7 +24,7 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 class Base:
     """One kind of strategy on one cluster: `data` is file-shaped, with its batch sizes in [training].
 
-    `sequences`: sequences per rank and step, micro-batch x accumulation steps; searches keep this number.
+    `sequences`: sequences per replica and step, micro-batch x accumulation steps; searches keep this number.
     """
 
     data: Mapping[str, Any]
@@ -44,6 +44,11 @@ class Base:
     @property
     def world_size(self) -> int:
         return self.job.world_size
+
+    @property
+    def batch_sequences(self) -> int:
+        """Sequences of all replicas in a step."""
+        return self.sequences * self.job.data_parallel_size
 
     @cached_property
     def key(self) -> str:
@@ -75,10 +80,10 @@ def base_of(experiment: Experiment) -> Base:
 def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
     """The base with the same global batch on another number of GPUs; raises InputError if the GPUs do not
     divide the batch."""
-    total = base.sequences * base.world_size
-    if total % gpus:
+    total, own = base.batch_sequences, base.job.parallelism.model_ranks
+    if gpus % own or total % (gpus // own):
         raise InputError(f"gpus: {total} sequences per step do not divide among {gpus} GPUs")
-    per_rank = total // gpus
+    per_rank = total // (gpus // own)
     training = {**base.data["training"], "micro_batch_size": 1, "gradient_accumulation_steps": per_rank}
     data = {**base.data, "nodes": nodes, "gpus": gpus, "training": training}
     return Base(data, resolve(experiment_from(data, {}, origin="tune")), per_rank)

@@ -169,10 +169,14 @@ GOALS: Mapping[str, Callable[[Question], Space]] = {
 def _shapes(base: Base) -> list[tuple[int, int]]:
     """(nodes, GPUs) that divide the batch, ascending: parts of a node, then whole nodes."""
     per_node = base.job.cluster.gpus_per_node
-    total = base.sequences * base.world_size
+    total, own = base.batch_sequences, base.job.parallelism.model_ranks
     shapes = [(1, count) for count in divisors(per_node)]
     shapes += [(nodes, nodes * per_node) for nodes in range(2, base.job.num_nodes + 1)]
-    return [(nodes, gpus) for nodes, gpus in shapes if total % gpus == 0 and gpus <= base.world_size]
+    return [
+        (nodes, gpus)
+        for nodes, gpus in shapes
+        if gpus % own == 0 and total % (gpus // own) == 0 and gpus <= base.world_size
+    ]
 
 
 def _gpus(count: int) -> str:

@@ -86,9 +86,9 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     """(label, number, small print) of the most important figures."""
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
-    yield "Step time", format_seconds(report.step_seconds), f"{report.work.tokens:,} tokens per GPU"
+    yield "Step time", format_seconds(report.step_seconds), _tokens(report)
     if tokens is not None:
-        yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{tokens * report.simulation.world_size:,.0f} in all"
+        yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{report.step_tokens / report.step_seconds:,.0f} in all"
     if report.mfu_fraction is not None:
         small = format_flops(flops or 0.0)
         if report.mfu_peak:
@@ -101,6 +101,12 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "GPU memory", format_bytes(peak), of
     if report.overlap_fraction is not None:
         yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
+
+
+def _tokens(report: Report) -> str:
+    """The tokens of a replica's step, in the small print."""
+    gpus = report.work.gpus_per_replica
+    return f"{report.work.tokens:,} tokens per {'GPU' if gpus == 1 else f'{gpus:,} GPUs'}"
 
 
 def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
     energy, cost = report.energy, report.cost
     if cost is None:
         return
-    billion_seconds = 1e9 / report.work.tokens / report.simulation.world_size * report.step_seconds
+    billion_seconds = 1e9 / report.step_tokens * report.step_seconds
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
     tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
     yield "days", _shown(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens

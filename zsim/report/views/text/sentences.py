@@ -18,7 +18,8 @@ _POOLS = {
 def headline(report: Report) -> str:
     """Model, strategy, cluster, world size and each GPU's batch, as far as the labels have them."""
     labels = report.labels
-    words = [labels.get("model"), labels.get("strategy") or labels.get("framework"), labels.get("cluster")]
+    strategy = labels.get("strategy") or labels.get("framework")
+    words = [labels.get("model"), strategy, labels.get("parallelism"), labels.get("cluster")]
     world = report.simulation.world_size
     words += [f"{world:,} GPU{'s' if world != 1 else ''}", labels.get("batch")]
     return " | ".join(word for word in words if word)

@@ -85,7 +85,7 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
         "training": {
             "local_batch_size": training.micro_batch_size,
             "global_batch_size": (
-                training.micro_batch_size * training.gradient_accumulation_steps * job.world_size
+                training.micro_batch_size * training.gradient_accumulation_steps * job.data_parallel_size
             ),
             "seq_len": training.sequence_length,
             "max_norm": training.gradient_clipping or CLIPS_NOTHING,

@@ -1,0 +1,117 @@
+"""Tokens and FLOPs of a job whose model is shared by several GPUs: 16 GPUs, of which 2 x 4 train on one
+micro-batch of 4,096 tokens, and there are 3 per step and replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pipelines import one_f_one_b, pipeline_plan
+from zsim.cost.flops import model_flops_per_token
+from zsim.cost.kernels.kernel import Kernel
+from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError
+from zsim.explain.report_of import report_of
+from zsim.explain.work import step_work
+from zsim.report.job_features import strategy_name
+from zsim.report.report import Report
+from zsim.report.views.html.report import tiles
+from zsim.report.views.text.run_cost import cost_rows
+from zsim.report.views.text.sentences import headline
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import parallelism_label
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.study.scaling.scaling import _batch, _split
+from zsim.study.sensitivity.requirements import parse_target
+from zsim.study.sweep.row import report_row
+from zsim.study.tune.base import base_of, on_gpus
+
+TOKENS = 3 * 4096
+
+
+def experiment(**tables: Any) -> Experiment:
+    return Experiment(
+        model="llama-2-7b",
+        cluster="dgx-h100",
+        gpus=16,
+        training={"micro_batch_size": 1, "sequence_length": 4096, "gradient_accumulation_steps": 3},
+        strategy={"kind": "fsdp2"},
+        parallelism={"tensor": 2, "pipeline": 4},
+        **tables,
+    )
+
+
+def job(**tables: Any) -> Job:
+    return resolve(experiment(**tables))
+
+
+def report(**tables: Any) -> Report:
+    """The report of a pipeline made by hand on the job's GPUs."""
+    plan = pipeline_plan(one_f_one_b, 4, 3, (Kernel("copy", 0.0, 3e9),) * 2, replicas=4)
+    return report_of(simulate_job(job(**tables), plan=plan), 0.0)
+
+
+def test_gpus_share_the_tokens_and_the_models_flops() -> None:
+    """A GPU's share of the batch is 12,288 / 8 tokens, and of the model's FLOPs as much."""
+    work = step_work(job())
+    assert (work.tokens, work.tokens_per_gpu, work.step_tokens(16)) == (TOKENS, TOKENS / 8, 2 * TOKENS)
+    whole = 2 * TOKENS * model_flops_per_token(job().model, 4096)
+    assert 16 * work.model_flops == pytest.approx(whole)
+    assert work.hardware_flops == pytest.approx(work.model_flops)
+
+
+def test_a_report_counts_the_global_batch_once() -> None:
+    found = report()
+    assert found.step_tokens == 2 * TOKENS
+    assert found.tokens_per_second_per_gpu == pytest.approx(2 * TOKENS / found.step_seconds / 16)
+    flops = 2 * TOKENS * model_flops_per_token(job().model, 4096) / 16
+    assert found.mfu_fraction == pytest.approx(flops / found.step_seconds / 989.4e12, rel=1e-3)
+    small = {label: text for label, _, text in tiles(found)}
+    assert small["Step time"] == "12,288 tokens per 8 GPUs"
+    assert small["Tokens/s/GPU"] == f"{2 * TOKENS / found.step_seconds:,.0f} in all"
+
+
+def test_a_run_lasts_as_many_steps_as_its_tokens_need() -> None:
+    """24,576,000 tokens are 1,000 steps."""
+    found = report(cost={"gpu_hour_price": 2.0, "tokens": 1000 * 2 * TOKENS})
+    assert found.cost is not None
+    assert found.cost.gpu_hours == pytest.approx(1000 * 16 * found.step_seconds / 3600)
+    days = next(row for row in cost_rows(found) if row[0] == "days")
+    assert float(days[2]) == pytest.approx(1e9 / (2 * TOKENS) * found.step_seconds / 86400, rel=5e-3)
+
+
+def test_studies_count_the_global_batch_once() -> None:
+    """Of 6 sequences each of 2 replicas has 3; on 8 GPUs there is one replica, which has all."""
+    row = report_row(report(), job())
+    assert row["step_tokens"] == 2 * TOKENS
+    assert row["tokens_per_second"] == pytest.approx(2 * TOKENS / row["step_seconds"])
+    assert parse_target("tokens_per_second_per_gpu=1000", job()).step_seconds == TOKENS / 8 / 1000
+    assert _batch(job()) == base_of(experiment()).batch_sequences == 6
+    assert _split(6, 16, 1, 8) == (1, 3)
+    one = on_gpus(base_of(experiment()), 1, 8)
+    assert (one.sequences, one.job.data_parallel_size, one.batch_sequences) == (6, 1, 6)
+
+
+@pytest.mark.parametrize(("batch", "gpus"), [(7, 16), (6, 12)])
+def test_a_batch_that_the_replicas_cannot_share_is_refused(batch: int, gpus: int) -> None:
+    with pytest.raises(
+        InputError, match=f"{batch} sequences does not divide over {gpus} GPUs, 8 to a replica"
+    ):
+        _split(batch, gpus, 1, 8)
+
+
+def test_the_headline_has_the_degrees() -> None:
+    assert parallelism_label(job()) == "PP 4 (1f1b) x DP 2 x TP 2"
+    assert "FSDP2 | PP 4 (1f1b) x DP 2 x TP 2 | dgx-h100" in headline(report())
+    interleaved = {"pipeline": 2, "virtual_stages": 2, "context": 2, "layers_per_stage": (8,) * 4}
+    deeper = resolve(experiment().model_copy(update={"parallelism": ParallelismTable(**interleaved)}))
+    assert parallelism_label(deeper) == "PP 2 (interleaved-1f1b, 2 stages each) x DP 4 x CP 2"
+    alone = resolve(experiment().model_copy(update={"parallelism": ParallelismTable()}))
+    assert parallelism_label(alone) == ""
+
+
+def test_validated_runs_of_data_parallelism_alone_say_little_about_a_pipeline() -> None:
+    assert strategy_name(job()) == "FSDP2 + TP + PP"
