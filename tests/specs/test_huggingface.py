@@ -95,6 +95,27 @@ def test_other_presets_have_the_parameters_of_their_shape(name: str, total: int)
     assert load_model(name).numel == total
 
 
+@pytest.mark.parametrize(
+    ("name", "total", "is_tied"),
+    [
+        # h = 3072, f = 12288, 24 heads on 2, L = 30, V = 49152, all with biases: its card's 3,030,371,328
+        ("starcoder2-3b", 3_030_371_328, True),
+        # h = 18432, f = 73728, 96 heads on 8, L = 96, V = 256000, no biases but the norms':
+        # L (2 h^2 + 2 h 1536 + 2 h f + 4 h) + 2 V h + 2 h
+        (
+            "nemotron-4-340b",
+            96 * (2 * 18432**2 + 2 * 18432 * 1536 + 2 * 18432 * 73728 + 4 * 18432) + 2 * 256001 * 18432,
+            False,
+        ),
+    ],
+)
+def test_grouped_queries_with_a_plain_mlp(name: str, total: int, is_tied: bool) -> None:
+    model = load_model(name)
+    assert (model.numel, model.is_tied) == (total, is_tied)
+    norms = [module for module in model.blocks[0].modules if "layernorm" in module.name]
+    assert [len(module.parameters) for module in norms] == [2, 2]
+
+
 def test_a_llama_block_lists_its_leaf_modules_in_the_order_they_run() -> None:
     """As `LlamaDecoderLayer.forward` calls them; core, activation and adds have no module of their own."""
     assert names(build(LLAMA).blocks[0]) == [
@@ -346,8 +367,9 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_family_of_the_table_is_known() -> None:
-    """The 19 families of transformers that zsim promises."""
+    """The 19 families of transformers that zsim promises, and two with grouped queries and a plain MLP."""
     assert sorted(FAMILIES) == [
         "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
-        "llama", "mistral", "mixtral", "mpt", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "llama", "mistral", "mixtral", "mpt", "nemotron", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3",
+        "qwen3_moe", "starcoder2",
     ]  # fmt: skip
