@@ -218,10 +218,10 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tp": "8"}, "tensor parallelism (tp = 8)"),
-        ({"pp": "2"}, "pipeline parallelism (pp = 2)"),
-        ({"cp": "2"}, "context parallelism (cp = 2)"),
-        ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "tensor parallelism"),
+        ({"tp": "3"}, "tp 3 do not divide 16 GPUs"),
+        ({"ep": "2"}, "expert parallelism (ep = 2)"),
+        ({"notes": "moe{experts=8,topk=2}"}, "a mixture of experts"),
+        ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "degrees of model parallelism are not published"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
         ({"strategy": "Megatron-FSDP shard group 16 TP1 PP1 CP1"}, "Megatron's own FSDP"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),
@@ -233,7 +233,7 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ),
         ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "optimizer NVMe"}, "NVMe of unknown drives"),
         ({"arch_type": "moe"}, "architecture 'moe'"),
-        ({"mlp_type": "relu2"}, "'relu2'"),
+        ({"mlp_type": "geglu"}, "'geglu'"),
         ({"gpu": "TPU v4"}, "GPU 'TPU v4'"),
         ({"act_ckpt": ""}, "activation checkpointing is not published"),
         ({"hidden": ""}, "no hidden"),

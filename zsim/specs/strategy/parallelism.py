@@ -72,8 +72,10 @@ class ParallelismTable(BaseModel):
     virtual_stages: Count | None = None
     first_stage_less_layers: Number | None = None
     last_stage_less_layers: Number | None = None
-    layers_per_stage: tuple[Count, ...] | None = Field(
-        default=None, description="layers of every stage, one number per virtual stage, in model order"
+    layers_per_stage: tuple[Number, ...] | None = Field(
+        default=None,
+        description="layers of every stage, one number per virtual stage, in model order; 0: embedding, head "
+        "or nothing alone",
     )
     passes: Count = 1
     context: Count = Field(default=1, description="ranks that share every sequence")

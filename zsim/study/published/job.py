@@ -19,22 +19,28 @@ from zsim.study.published.cluster import (
     finished_cluster,
 )
 from zsim.study.published.model import cut_model, model_config
+from zsim.study.published.parallelism import (
+    model_ranks_of,
+    parallelism_table,
+    pipeline_micro_batches,
+    refuse_experts_of,
+    replicas_of,
+)
 from zsim.study.published.sources import apply_rules, known_run
 from zsim.study.published.strategy import finished_strategy, strategy_table
 from zsim.study.published.table import PublishedRun
 
-_PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
-
 # Pattern in a strategy's text -> why the row cannot be simulated.
 _NOT_SIMULATED = (
-    (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
     (r"Megatron-FSDP", "Megatron's own FSDP"),
+    (r"FSDP TP\d", "NeMo's FSDP with tensor parallelism"),
     (r"fairscale", "fairscale's FSDP"),
-    (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
+_MODEL_PARALLEL = r"\bTP ?(?!1\b)\d+|PTD-P|3D|\+ ?MP"  # without degrees in the row
 # torchtitan's selective checkpointing by layer, by default every second one; fms-fsdp's checkpointing of
 # half.
+_MEGATRONS = r"Megatron|NeMo|mcore"  # whose "selective" is the core of attention
 _EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
@@ -85,7 +91,8 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
     micro_batch = run.count("micro_batch")
     if not gpus or not micro_batch:
         raise NotSimulatedError("the number of GPUs or the micro-batch is not published")
-    steps, total = _batch(run, micro_batch, gpus, assumptions)
+    replicas = replicas_of(run, gpus)
+    steps, total = _batch(run, micro_batch, replicas, assumptions)
     name = cluster_preset(run)
     preset = load_cluster(name)
     cluster = cluster_table(run, name, preset)
@@ -93,6 +100,8 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
     if gpus > per_node and gpus % per_node:
         raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {per_node} evenly")
     nodes = -(-gpus // per_node)
+    strategy = strategy_table(run, replicas * (run.count("cp") or 1), per_node, assumptions)
+    pieces = pipeline_micro_batches(run, strategy["kind"], micro_batch, assumptions)
     data: dict[str, Any] = {
         "model": cut_model(run, model_config(run), assumptions),
         "cluster": cluster,
@@ -100,8 +109,8 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
         "gpus": gpus,
         "training": {
             "sequence_length": run.count("seq_len"),
-            "micro_batch_size": micro_batch,
-            "gradient_accumulation_steps": steps,
+            "micro_batch_size": micro_batch // pieces,
+            "gradient_accumulation_steps": steps * pieces,
             "global_batch_size": total,
             "precision": _precision(run, assumptions),
             **_checkpointing(run),
@@ -113,8 +122,11 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
         },
         "trainer": {},
         "simulation": {"every_micro_batch": False, "known_to_fit": True},
-        "strategy": strategy_table(run, gpus, per_node, assumptions),
+        "strategy": strategy,
     }
+    parallelism = parallelism_table(run, strategy, assumptions)
+    if parallelism:
+        data["parallelism"] = {**parallelism, "passes": steps} if pieces > 1 else parallelism
     if data["strategy"]["kind"] in ("ddp", "fsdp1"):
         data["training"]["stored_dtype"] = _stored_dtype(run)
     assumptions += apply_rules(run, data, gpus // per_node)
@@ -134,11 +146,10 @@ def _attention(run: PublishedRun) -> str | None:
 def _refuse_unsupported(run: PublishedRun) -> None:
     if run.role == "trend":
         raise NotSimulatedError("role 'trend': batch size, shape or units are not published")
-    for column, name in _PARALLELISMS.items():
-        degree = run.count(column)
-        if degree and degree > 1:
-            raise NotSimulatedError(f"{name} parallelism ({column} = {degree}) is not simulated")
+    refuse_experts_of(run)
     strategy = run.text("strategy")
+    if model_ranks_of(run) == 1 and re.search(_MODEL_PARALLEL, strategy):
+        raise NotSimulatedError(f"degrees of model parallelism are not published (strategy '{strategy}')")
     for pattern, what in _NOT_SIMULATED:
         if re.search(pattern, strategy):
             raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
@@ -147,20 +158,23 @@ def _refuse_unsupported(run: PublishedRun) -> None:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
 
 
-def _batch(run: PublishedRun, micro_batch: int, gpus: int, assumptions: list[str]) -> tuple[int, int | None]:
+def _batch(
+    run: PublishedRun, micro_batch: int, replicas: int, assumptions: list[str]
+) -> tuple[int, int | None]:
     """(micro-batches per step, global batch in sequences if it is no multiple of the micro-batch, else
     None)."""
     steps = run.count("grad_accum")
     total = run.count("global_batch")
     if not steps:
-        steps = max(1, round(total / (gpus * micro_batch))) if total else 1
+        steps = max(1, round(total / (replicas * micro_batch))) if total else 1
         assumptions.append(f"grad_accum {steps}")
     if not total:
         return steps, None
-    sequences = total / gpus
+    sequences = total / replicas
     if not (steps - 1) * micro_batch < sequences <= steps * micro_batch:
         raise NotSimulatedError(
-            f"global_batch {total} does not come from {gpus} GPUs with {steps} micro-batches of {micro_batch}"
+            f"global_batch {total} does not come from {run.text('n_gpus')} GPUs with {steps} micro-batches "
+            f"of {micro_batch}"
         )
     return steps, None if sequences == steps * micro_batch else total
 
@@ -182,15 +196,16 @@ def _checkpointing(run: PublishedRun) -> dict[str, Any]:
     """Keys of activation checkpointing: by default reentrant, and recomputing the whole block, unless a rule
     on the source says otherwise."""
     every = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
+    is_megatron = re.search(_MEGATRONS, run.text("software")) is not None
     return {
-        "activation_checkpointing": _policy(run.text("act_ckpt"), every),
+        "activation_checkpointing": _policy(run.text("act_ckpt"), every, is_megatron),
         "checkpoint_every": every,
         "checkpoint_is_reentrant": True,
         "checkpoint_stops_early": False,
     }
 
 
-def _policy(text: str, every: int) -> str:
+def _policy(text: str, every: int, is_megatron: bool) -> str:
     if text.startswith("none"):
         return "none"
     if every == 2 or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
@@ -199,6 +214,8 @@ def _policy(text: str, every: int) -> str:
         return "full"
     if "op-SAC" in text or text.startswith("selective-op"):
         return "selective-op"
+    if text == "selective (core attention)" or (text == "selective" and is_megatron):
+        return "selective"
     if not text or text.startswith("unstated"):
         raise NotSimulatedError("activation checkpointing is not published")
     raise NotSimulatedError(f"activation checkpointing '{text}' is not simulated")

@@ -15,8 +15,9 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
     """The row's model in the form of a `config.json`.
 
     GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
-    of the tables). SwiGLU models are Llama's or, with biases on q, k and v, Qwen 2's. Raises
-    NotSimulatedError for other architectures, and for rows whose shape is not published."""
+    of the tables); with grouped queries StarCoder 2's. SwiGLU models are Llama's or, with biases on q, k and
+    v, Qwen 2's, those with squared ReLU Nemotron's. Raises NotSimulatedError for other architectures, and for
+    rows whose shape is not published."""
     kind = run.text("arch_type")
     if kind not in _DECODERS:
         raise NotSimulatedError(f"architecture '{kind}' is not simulated; only decoders are")
@@ -28,6 +29,8 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
         return _gpt(run, shape)
     if mlp == "swiglu":
         return _llama(run, shape)
+    if mlp == "relu2":
+        return _grouped(run, shape, "nemotron")
     raise NotSimulatedError(f"MLPs of type '{mlp}' are not simulated from a table")
 
 
@@ -43,7 +46,7 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     hidden, heads = shape["hidden"], shape["n_heads"]
     kv_heads = run.count("n_kv_heads") or heads
     if kv_heads not in (1, heads):
-        raise NotSimulatedError(f"GELU models with {kv_heads} key/value heads are not simulated from a table")
+        return {**_grouped(run, shape, "starcoder2"), "tie_word_embeddings": run.text("tied_emb") != "False"}
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
     dropout = 0.1 if re.search(r"unfused|no flash|local impl", run.text("attn_kernel")) else 0.0
     return {
@@ -63,11 +66,15 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
 
 
 def _llama(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
+    return _grouped(run, shape, "qwen2" if "qwen2" in run.text("model").lower() else "llama")
+
+
+def _grouped(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str, Any]:
     ffn = run.count("ffn")
     if not ffn:
         raise NotSimulatedError("the shape is not published: no ffn")
     return {
-        "model_type": "qwen2" if "qwen2" in run.text("model").lower() else "llama",
+        "model_type": family,
         "hidden_size": shape["hidden"],
         "num_attention_heads": shape["n_heads"],
         "num_key_value_heads": run.count("n_kv_heads") or shape["n_heads"],

@@ -20,6 +20,7 @@ from zsim.resources import CHECKOUT
 from zsim.specs.experiment.job import Job
 from zsim.study.published.cluster import network_of
 from zsim.study.published.job import RowJob, row_job
+from zsim.study.published.parallelism import model_ranks_of
 from zsim.study.published.sources import known_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
@@ -223,7 +224,8 @@ def measured_seconds(run: PublishedRun) -> float | None:
         return seconds
     gpus, length = run.count("n_gpus"), run.count("seq_len")
     micro_batch, steps = run.count("micro_batch"), run.count("grad_accum") or 1
-    total = run.count("global_batch") or (gpus or 0) * (micro_batch or 0) * steps
+    replicas = (gpus or 0) // model_ranks_of(run)
+    total = run.count("global_batch") or replicas * (micro_batch or 0) * steps
     if not (gpus and length and total):
         return None
     per_gpu = run.number("tokens_per_s_per_gpu") or (run.number("tokens_per_s") or 0.0) / gpus

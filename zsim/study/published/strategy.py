@@ -7,13 +7,18 @@ import re
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.study.published.parallelism import is_on, launch_settings
 from zsim.study.published.table import PublishedRun
 
-_DEEPSPEED = r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP1 \+ DeepSpeed|TP1 PP1 DP\d+ \+ ZeRO"
-_MEGATRON = (
-    r"Megatron(-LM|-Core| dist-opt| DDP)|DDP (\+ distributed optimizer|dist-opt)|TP1 (x|PP1) DP ?\d+( 1F1B)?$"
+_DEEPSPEED = (
+    r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP\d+ \+ DeepSpeed|Megatron-DeepSpeed 3D|"
+    r"TP\d+( x)? PP\d+( x)? DP\d+ \+ ZeRO"
 )
-_OFF = ("0", "False")
+_MEGATRON = (
+    r"Megatron(-LM|-Core| dist-opt| DDP)|DDP (\+ distributed optimizer|dist-opt)|PTD-P|TP\+PP\+DP|"
+    r"TP\d+( x|\+SP PP\d+| PP\d+) DP ?\d+|TP\d+ PP\d+ .*(dist-opt|distributed optimizer)|"
+    r"TP\d+ PP\d+ VP\d+|TP\d+ \+ SP, distributed optimizer"
+)
 
 
 def strategy_table(
@@ -26,10 +31,10 @@ def strategy_table(
     text, stage = run.text("strategy"), run.count("zero_stage")
     if "ZeRO++" in text:
         return {"kind": "deepspeed", **_version(run), "config": _zeropp(text, gpus_per_node)}
-    if re.match(_MEGATRON, text) and "DeepSpeed" not in text:
-        return _megatron(run, assumptions)
     if run.text("engine"):
         return _engine(run, gpus)
+    if re.match(_MEGATRON, text) and "DeepSpeed" not in text and "+ ZeRO" not in text:
+        return _megatron(run, assumptions)
     if re.match(r"single", text):
         return _single(run)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
@@ -146,12 +151,12 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
 def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     """Megatron's table. Launch settings are in the row's `hybrid{...}` note; settings absent there are off,
     as on the command line."""
-    note, text = hybrid_note(run), run.text("strategy")
+    note, text = launch_settings(run), run.text("strategy")
     is_sharded = run.count("zero_stage") == 1 or bool(re.search(r"dist(ributed|)[- _]?opt", text))
     overlaps = "overlapped grad RS + param AG" in text
-    gradients = note.get("grad_overlap", "0") not in _OFF or overlaps
-    gathers = note.get("param_overlap", "0") not in _OFF or overlaps
-    if not note and not overlaps:
+    gradients = is_on(note, "grad_overlap") or overlaps
+    gathers = is_on(note, "param_overlap") or overlaps
+    if "grad_overlap" not in note and not overlaps:
         assumptions.append("gradients are reduced after backward")
     return {
         "kind": "megatron",
@@ -159,15 +164,8 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "overlap_grad_reduce": gradients,
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
-        "cuda_graph": note.get("cuda_graph", "0") not in _OFF,
+        "cuda_graph": is_on(note, "cuda_graph"),
     }
-
-
-def hybrid_note(run: PublishedRun) -> dict[str, str]:
-    """The launch settings in the row's note: {"grad_overlap": "1", ...}."""
-    found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
-    pairs = (item.partition("=") for item in found[1].split(",")) if found else ()
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _grad_reduce_dtype(run: PublishedRun) -> str:

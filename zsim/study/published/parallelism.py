@@ -1,0 +1,135 @@
+"""The `[parallelism]` of a published run, from its degrees, its strategy's text and its launch settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from zsim.errors import NotSimulatedError
+from zsim.study.published.table import PublishedRun
+
+_DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+_OFF = ("0", "False")
+_SEQUENCE_PARALLEL = r"\(SP\b|\+ ?SP\b|, SP\b"
+_ASYNC_TENSOR = r"Async ?TP"
+
+
+def launch_settings(run: PublishedRun) -> dict[str, str]:
+    """The launch settings of the row's `hybrid{...}` note, or of the rules on its source: {"sp": "1", ...}."""
+    found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
+    text = run.text("hybrid") or (found[1] if found else "")
+    pairs = (item.partition("=") for item in text.split(",") if item)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def is_on(settings: Mapping[str, str], key: str) -> bool:
+    """Whether a launch setting is there and is not switched off."""
+    return settings.get(key, "0") not in _OFF
+
+
+def refuse_experts_of(run: PublishedRun) -> None:
+    """Raises NotSimulatedError for a mixture of experts, and for expert parallelism."""
+    degree = run.count("ep")
+    if degree and degree > 1:
+        raise NotSimulatedError(f"expert parallelism (ep = {degree}) is not simulated")
+    if "moe{" in run.text("notes"):
+        raise NotSimulatedError("a mixture of experts is not simulated from a table")
+
+
+def model_ranks_of(run: PublishedRun) -> int:
+    """Ranks that train on one micro-batch together."""
+    return prod(run.count(column) or 1 for column in _DEGREES)
+
+
+def replicas_of(run: PublishedRun, gpus: int) -> int:
+    """Replicas of the model on `gpus` GPUs; raises NotSimulatedError where the degrees do not divide them."""
+    ranks = model_ranks_of(run)
+    if gpus % ranks:
+        degrees = ", ".join(f"{column} {run.text(column)}" for column in _DEGREES if run.text(column))
+        raise NotSimulatedError(f"{degrees} do not divide {gpus} GPUs")
+    return gpus // ranks
+
+
+def parallelism_table(run: PublishedRun, strategy: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """`[parallelism]`; empty without any. `strategy`: the row's table.
+
+    Where the layers do not divide by the stages but two more would, embedding and loss count as a layer each,
+    which is an assumption. nanotron's stages are those of its own rule.
+    """
+    degrees = {key: run.count(column) or 1 for column, key in _DEGREES.items()}
+    table: dict[str, Any] = {key: degree for key, degree in degrees.items() if degree > 1}
+    if not table:
+        return {}
+    settings, text = launch_settings(run), run.text("strategy")
+    if degrees["tensor"] > 1:
+        table |= _tensor(settings, text, is_torch=strategy["kind"] == "fsdp2")
+    if degrees["pipeline"] > 1:
+        table |= _pipeline(run, strategy, settings, degrees["pipeline"], assumptions)
+    return table
+
+
+def _tensor(settings: Mapping[str, str], text: str, *, is_torch: bool) -> dict[str, bool]:
+    """Sequence parallelism, and collectives beneath the products. torchtitan has sequence parallelism unless
+    it is switched off, the others' command lines have not."""
+    is_sequence = is_on(settings, "sp") or bool(re.search(_SEQUENCE_PARALLEL, text))
+    overlaps = is_on(settings, "tp_overlap") or bool(re.search(_ASYNC_TENSOR, text))
+    found = {} if is_torch and "sp" not in settings else {"sequence_parallel": is_sequence}
+    return found | ({"async_tensor": True} if overlaps and (is_sequence or is_torch) else {})
+
+
+def _pipeline(
+    run: PublishedRun,
+    strategy: Mapping[str, Any],
+    settings: Mapping[str, str],
+    ranks: int,
+    assumptions: list[str],
+) -> dict[str, Any]:
+    virtual, layers = run.count("vp") or 1, run.count("n_layers") or 0
+    table: dict[str, Any] = {"virtual_stages": virtual} if virtual > 1 else {}
+    if strategy.get("engine") == "nanotron":
+        if "sched" not in settings:
+            assumptions.append("1F1B")
+        return {**table, "schedule": "1f1b", "layers_per_stage": nanotron_layers(run, ranks)}
+    if strategy["kind"] == "fsdp2":
+        return table
+    stages = ranks * virtual
+    if layers % stages and (layers + 2) % stages == 0:
+        assumptions.append("embedding and loss count as a layer each")
+        table |= {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    return table
+
+
+def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
+    """Layers of nanotron's stages: blocks are dealt out in order, and a stage ends with the block at which
+    the running cost exceeds its part of the whole, (rank + 1) / ranks.
+
+    A layer costs 4 h h + 3 h f, the LM head h V (h: hidden, f: MLP, V: vocabulary), all other blocks nothing.
+    So a stage may have no layer. Source: nanotron of January 2025 (9055c664), `build_model` in
+    models/base.py, `get_block_compute_costs` in models/llama.py.
+    """
+    hidden, ffn = run.count("hidden") or 0, run.count("ffn") or 0
+    layers = run.count("n_layers") or 0
+    layer, head = hidden * (4 * hidden + 3 * ffn), hidden * (run.count("vocab") or 0)
+    total, cost, stage = layers * layer + head, 0, 0
+    found = [0] * ranks
+    for _ in range(layers):
+        found[stage] += 1
+        cost += layer
+        if cost * ranks > total * (stage + 1):
+            stage += 1
+    return found
+
+
+def pipeline_micro_batches(run: PublishedRun, kind: str, micro_batch: int, assumptions: list[str]) -> int:
+    """Micro-batches that torchtitan's pipeline cuts a batch into: as many as pipeline ranks where the row
+    does not say it (`pipeline_parallel_microbatches` of its config_manager.py until 2025); 1 for all
+    others."""
+    ranks = run.count("pp") or 1
+    if kind != "fsdp2" or ranks == 1:
+        return 1
+    if micro_batch % ranks:
+        raise NotSimulatedError(f"{micro_batch} sequences are no whole micro-batches of {ranks} stages")
+    assumptions.append(f"{ranks} micro-batches in the pipeline")
+    return ranks
