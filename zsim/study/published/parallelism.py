@@ -17,7 +17,7 @@ _ASYNC_TENSOR = r"Async ?TP"
 
 
 def launch_settings(run: PublishedRun) -> dict[str, str]:
-    """The launch settings of the row's `hybrid{...}` note, or of the rules on its source: {"sp": "1", ...}."""
+    """The launch settings that rules know of the row's source, or of its `hybrid{...}` note: {"sp": "1"}."""
     found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
     text = run.text("hybrid") or (found[1] if found else "")
     pairs = (item.partition("=") for item in text.split(",") if item)
@@ -52,7 +52,9 @@ def replicas_of(run: PublishedRun, gpus: int) -> int:
     return gpus // ranks
 
 
-def parallelism_table(run: PublishedRun, strategy: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+def parallelism_table(
+    run: PublishedRun, strategy: Mapping[str, Any], assumptions: list[str]
+) -> dict[str, Any]:
     """`[parallelism]`; empty without any. `strategy`: the row's table.
 
     Where the layers do not divide by the stages but two more would, embedding and loss count as a layer each,
