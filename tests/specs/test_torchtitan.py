@@ -234,10 +234,7 @@ def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("--parallelism.tensor_parallel_degree=8", "tensor parallelism"),
-        ("--parallelism.pipeline_parallel_degree=2", "pipeline parallelism"),
-        ("--parallelism.context_parallel_degree=2", "context parallelism"),
-        ("--experimental.pipeline_parallel_degree=2", "pipeline parallelism"),
+        ("--parallelism.expert_parallel_degree=8", "expert parallelism"),
         ("--activation_checkpoint.mode=memory_budget", "memory_budget"),
         ("--optimizer.name=Muon", "Muon"),
         ("--model.converters=mx", "mx"),

@@ -65,6 +65,26 @@ _ACCELERATE = "accelerate 1.15.0, "
 _TRANSFORMERS = "transformers 5.23.0, "
 _TITAN = "torchtitan 0.2, config/job_config.py"
 _TITAN_3 = "torchtitan 0.3.0, "
+_TITAN_DEGREES = "torchtitan 0.2.2, config/job_config.py, distributed/pipeline_parallel.py"
+
+
+def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
+    """Rows of `[parallelism]`; its mesh has one order."""
+    keys = {
+        "tensor": "tensor_parallel_degree",
+        "async_tensor": "enable_async_tensor_parallel, with compile.enable",
+        "pipeline": "pipeline_parallel_degree",
+        "schedule": "pipeline_parallel_schedule",
+        "schedule_csv": "pipeline_parallel_schedule_csv",
+        "virtual_stages": "module_fqns_per_model_part",
+        "first_stage_less_layers": "pipeline_parallel_first_stage_less_layers",
+        "last_stage_less_layers": "pipeline_parallel_last_stage_less_layers",
+        "layers_per_stage": "module_fqns_per_model_part",
+        "passes": "training.global_batch_size",
+        "context": "context_parallel_degree",
+    }
+    return tuple(Telling(f"parallelism.{key}", "file", how, source) for key, how in keys.items())
+
 
 _ZERO = Telling("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
 _SCRIPT_LOSSES = (
@@ -183,6 +203,10 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
         Telling(_REPLICATE, "file", "parallelism.data_parallel_replicate_degree", _TITAN),
         Telling(_CPU, "file", "training.enable_cpu_offload", _TITAN),
         Telling(_NO_SYNC, "file", "every micro-batch", "torchtitan 0.2, train.py", (False,)),
+        *_torchtitan_degrees(_TITAN_DEGREES),
+        Telling("parallelism.context_method", "file", "context_parallel_rotate_method", _TITAN_DEGREES),
+        Telling("parallelism.sequence_parallel", "file", "always",
+                "torchtitan 0.2.2, models/llama3/infra/parallelize.py", (True, None)),
     ),
     "torchtitan-0.3": (
         Telling(_MICRO, "file", "--training.local_batch_size", _TITAN_3 + "config/configs.py"),
@@ -198,6 +222,11 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
                 _TITAN_3 + "config/configs.py"),
         Telling(_CPU, "file", "--training.enable_cpu_offload", _TITAN_3 + "config/configs.py"),
         Telling(_NO_SYNC, "file", "every micro-batch", _TITAN_3 + "trainer.py", (False,)),
+        *_torchtitan_degrees(_TITAN_3 + "config/configs.py"),
+        Telling("parallelism.context_method", "file", "always", _TITAN_3 + "config/configs.py",
+                ("all-gather", None)),
+        Telling("parallelism.sequence_parallel", "file", "enable_sequence_parallel",
+                _TITAN_3 + "config/configs.py"),
     ),
 }  # fmt: skip
 

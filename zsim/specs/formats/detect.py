@@ -9,6 +9,7 @@ The file fills in what the experiment leaves open. Two different explicit values
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -17,11 +18,13 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
+from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.formats.accelerate.read import read_accelerate
 from zsim.specs.formats.torchtitan.read import read_torchtitan
 from zsim.specs.formats.torchtitan.text import is_saved_config
 from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.library import Library
 
 Reader = Callable[[str], TrainingFile]
 
@@ -114,6 +117,9 @@ def with_training_file(
         _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
     for dotted, value in file.assumes.items():
         _fill(merged, dotted, value, rest)
+    if file.by_layers is not None and rest.get("model", merged.get("model")) is not None:
+        for dotted, value in file.by_layers(_num_layers(merged, rest)).items():
+            _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
     merged["notes"] = [*merged.get("notes", ()), *file.notes]
     merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
@@ -151,38 +157,63 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
     do)."""
     shape: dict[str, Any] = {key: file.says.pop(key) for key in ("nodes", "gpus") if key in file.says}
     replicate = file.says.get("strategy.replicate", file.assumes.get("strategy.replicate", 1))
+    degrees = {key: _degree(file, data, overrides, key) for key in ("tensor", "pipeline", "context")}
+    model_ranks = math.prod(degrees.values())
     if file.shard_degree is not None:
-        shape.setdefault("gpus", file.shard_degree * replicate)
+        shape.setdefault("gpus", file.shard_degree * replicate * model_ranks)
     if all(overrides.get(key, data.get(key)) is None for key in ("nodes", "gpus")):
         data.update(shape)
+    if file.micro_batches_per_pass is not None:
+        file.says["training.gradient_accumulation_steps"] = file.micro_batches_per_pass
     if file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape:
         return
     world_size = _world_size(data, overrides)
-    if file.shard_degree is not None and file.shard_degree * replicate != world_size:
+    if file.shard_degree is not None and file.shard_degree * replicate * model_ranks != world_size:
+        also = "".join(f", {key} {degree}" for key, degree in degrees.items() if degree > 1)
         raise InputError(
-            f"{file.name}: {replicate} replicas of {file.shard_degree} shards are "
-            f"{replicate * file.shard_degree} GPUs, but the experiment has {world_size}"
+            f"{file.name}: {replicate} replicas of {file.shard_degree} shards{also} are "
+            f"{replicate * file.shard_degree * model_ranks} GPUs, but the experiment has {world_size}"
         )
     if shape.get("gpus", world_size) != world_size:
         file.note(f"written for {shape['gpus']} GPUs; the experiment's {world_size} are simulated")
     if file.global_batch_size is not None:
-        _accumulate(file, data, overrides, world_size)
+        _accumulate(file, data, overrides, max(1, world_size // model_ranks))
+
+
+def _degree(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str) -> int:
+    """The ranks of one kind of parallelism, as asked for, else as the file says."""
+    dotted, table = f"parallelism.{key}", data.get("parallelism")
+    asked = overrides.get(dotted, table.get(key) if isinstance(table, Mapping) else None)
+    degree = file.says.get(dotted, file.assumes.get(dotted, 1)) if asked is None else asked
+    return degree if isinstance(degree, int) and degree >= 1 else 1
 
 
 def _accumulate(
-    file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], world_size: int
+    file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], replicas: int
 ) -> None:
-    """Set the accumulation from `global batch = micro-batch x accumulation x GPUs`."""
+    """Set the accumulation from `global batch = micro-batch x accumulation x replicas of the model`. A
+    pipeline that runs for a number of micro-batches runs so often in a step (`parallelism.passes`)."""
     key = "training.micro_batch_size"
     micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
     assert file.global_batch_size is not None
-    if not isinstance(micro, int) or file.global_batch_size % (micro * world_size):
+    pieces = file.micro_batches_per_pass or 1
+    if not isinstance(micro, int) or file.global_batch_size % (micro * pieces * replicas):
+        each = f"{pieces} micro-batches of {micro}" if pieces > 1 else f"micro-batch {micro}"
+        what = "GPUs" if replicas == _world_size(data, overrides) else "replicas of the model"
         raise InputError(
             f"{file.name}: global batch of {file.global_batch_size} sequences: expected a multiple of "
-            f"micro-batch {micro} x {world_size} GPUs"
+            f"{each} x {replicas} {what}"
         )
-    steps = file.global_batch_size // (micro * world_size)
-    file.says["training.gradient_accumulation_steps"] = steps
+    passes = file.global_batch_size // (micro * pieces * replicas)
+    file.says["training.gradient_accumulation_steps"] = passes * pieces
+    if file.micro_batches_per_pass is not None and passes > 1:
+        file.says["parallelism.passes"] = passes
+
+
+def _num_layers(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
+    changes = {key: value for key, value in overrides.items() if key.partition(".")[0] == "model"}
+    model = with_overrides({"model": data.get("model")}, changes)["model"]
+    return len(Library().model(model).blocks)
 
 
 def _world_size(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:

@@ -21,6 +21,8 @@ def why_not_python(job: Job) -> str | None:
         return "Megatron takes a command line"
     if not isinstance(job.strategy, Fsdp1 | Fsdp2 | Ddp):
         return "DeepSpeed takes a JSON"
+    if not job.parallelism.is_trivial:
+        return "it shards a model, and splits no layer, sequence or pipeline ([parallelism])"
     if job.training.activation_checkpointing == "selective":
         return "recomputing the core of attention is the model's own business"
     if job.training.block_checkpointing:

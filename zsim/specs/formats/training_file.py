@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,9 @@ class TrainingFile:
 
     `program` reads it. `says`: settings in the file; `assumes`: defaults of its program, which the experiment
     may replace silently. `shard_degree` and `global_batch_size` are resolved once the number of GPUs is
-    known. `notes`: keys without effect on a step, or that zsim leaves out.
+    known, `by_layers` (number of layers -> settings) once the model is. `micro_batches_per_pass`: of a
+    pipeline that runs as a whole for each accumulation step. `notes`: keys without effect on a step, or that
+    zsim leaves out.
     """
 
     name: str
@@ -24,6 +27,8 @@ class TrainingFile:
     shard_degree: int | None = None
     global_batch_size: int | None = None
     program: Program | None = None
+    micro_batches_per_pass: int | None = None
+    by_layers: Callable[[int], Mapping[str, Any]] | None = None
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")

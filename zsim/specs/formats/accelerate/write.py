@@ -21,6 +21,8 @@ def why_not_accelerate(job: Job) -> str | None:
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig):
         return None
+    if not job.parallelism.is_trivial and not isinstance(strategy, Megatron):
+        return "its tensor and context parallelism are those of transformers, not torchtitan's"
     if isinstance(strategy, Megatron):
         return "it starts Megatron through a plugin of its own, which zsim does not write"
     if isinstance(strategy, Reference):

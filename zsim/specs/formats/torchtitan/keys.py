@@ -20,6 +20,11 @@ RENAMED = {
     "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
     "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
+    "experimental.pipeline_parallel_schedule_csv": "parallelism.pipeline_parallel_schedule_csv",
+    "experimental.pipeline_parallel_microbatches": "parallelism.pipeline_parallel_microbatches",
+    "experimental.pipeline_parallel_split_points": "parallelism.pipeline_parallel_split_points",
+    "experimental.context_parallel_rotate_method": "parallelism.context_parallel_rotate_method",
     "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
     "experimental.enable_compiled_autograd": "parallelism.enable_compiled_autograd",
     "training.compile": "compile.enable",
@@ -27,13 +32,39 @@ RENAMED = {
     "quantize.linear.float8.enable_fsdp_float8_all_gather": "float8.enable_fsdp_float8_all_gather",
 }
 
+TENSOR_DEGREE = "parallelism.tensor_parallel_degree"
+PIPELINE_DEGREE = "parallelism.pipeline_parallel_degree"
+CONTEXT_DEGREE = "parallelism.context_parallel_degree"
+
 # Degrees above 1 need parallelisms that zsim lacks.
 PARALLELISMS = {
-    "parallelism.tensor_parallel_degree": "tensor parallelism",
-    "parallelism.pipeline_parallel_degree": "pipeline parallelism",
-    "parallelism.context_parallel_degree": "context parallelism",
     "parallelism.expert_parallel_degree": "expert parallelism",
     "parallelism.expert_tensor_parallel_degree": "expert tensor parallelism",
+}
+
+# Keys that have an effect only with a degree above 1, with the types of their values.
+TENSOR_KEYS: dict[str, type | tuple[type, ...]] = {
+    "parallelism.disable_loss_parallel": bool,
+    "parallelism.enable_loss_parallel": bool,
+    "parallelism.enable_sequence_parallel": bool,
+    "parallelism.enable_async_tensor_parallel": bool,
+    "compile.enable_async_tensor_parallel": bool,
+}
+PIPELINE_KEYS: dict[str, type | tuple[type, ...]] = {
+    "parallelism.pipeline_parallel_schedule": str,
+    "parallelism.pipeline_parallel_schedule_csv": str,
+    "parallelism.pipeline_parallel_microbatch_size": int,
+    "parallelism.pipeline_parallel_microbatches": int,
+    "parallelism.num_pp_microbatches": int,
+    "parallelism.pipeline_parallel_layers_per_stage": int,
+    "parallelism.pipeline_parallel_first_stage_less_layers": int,
+    "parallelism.pipeline_parallel_last_stage_less_layers": int,
+    "parallelism.pipeline_parallel_split_points": list,
+    "parallelism.module_fqns_per_model_part": list,
+}
+CONTEXT_KEYS: dict[str, type | tuple[type, ...]] = {
+    "parallelism.context_parallel_rotate_method": str,
+    "parallelism.context_parallel_load_balancer": str,
 }
 
 # Switches that change a step in a way that zsim does not simulate.
@@ -71,6 +102,12 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "model.converters": list,
     "float8.enable_float8_linear": bool,
     "float8.enable_fsdp_float8_all_gather": bool,
+    TENSOR_DEGREE: int,
+    PIPELINE_DEGREE: int,
+    CONTEXT_DEGREE: int,
+    **TENSOR_KEYS,
+    **PIPELINE_KEYS,
+    **CONTEXT_KEYS,
     **dict.fromkeys(PARALLELISMS, int),
     **dict.fromkeys(REFUSED_SWITCHES, bool),
 }
@@ -87,20 +124,15 @@ IDLE_KEYS = {
         "dataset", "dataset_path", "steps", "gc_freq", "gc_debug", "seed", "deterministic", "warmup_steps",
     ),
     "parallelism": (
-        "disable_loss_parallel", "enable_loss_parallel", "enable_async_tensor_parallel",
-        "enable_sequence_parallel", "full_dtensor", "spmd_backend", "enable_compiled_autograd",
-        "module_fqns_per_model_part", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-        "pipeline_parallel_split_points", "pipeline_parallel_microbatch_size",
-        "pipeline_parallel_microbatches", "pipeline_parallel_layers_per_stage",
-        "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-        "pipeline_parallel_expert_parallel_overlap", "context_parallel_rotate_method",
-        "context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "expert_parallel_comm_backend",
+        "full_dtensor", "spmd_backend", "enable_compiled_autograd",
+        "pipeline_parallel_expert_parallel_overlap", "context_parallel_ptrr_mask_key",
+        "expert_parallel_comm_backend",
     ),
     "activation_checkpoint": (
         "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns", "memory_budget",
         "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug",
     ),
-    "compile": ("backend", "enable_async_tensor_parallel"),
+    "compile": ("backend",),
     "optimizer": ("lr", "beta1", "beta2", "eps", "weight_decay"),
     "model": ("tokenizer_path", "hf_assets_path", "norm_type", "print_after_conversion"),
     "float8": (
@@ -111,10 +143,7 @@ IDLE_KEYS = {
         "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha",
         "module_fqns_per_model_fragment", "num_fragments",
     ),
-    "experimental": (
-        "custom_import", "custom_args_module", "pipeline_parallel_split_points", "pipeline_parallel_schedule",
-        "pipeline_parallel_microbatches", "pipeline_parallel_schedule_csv",
-    ),
+    "experimental": ("custom_import", "custom_args_module"),
 }  # fmt: skip
 
 SECTIONS = (*IDLE_SECTIONS, *IDLE_KEYS)

@@ -7,14 +7,19 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.reading import whole_number
 from zsim.specs.formats.torchtitan.keys import (
+    CONTEXT_DEGREE,
     IDLE_KEYS,
     IDLE_SECTIONS,
     KEYS,
     PARALLELISMS,
+    PIPELINE_DEGREE,
     PRESETS,
     REFUSED_SWITCHES,
     SECTIONS,
+    TENSOR_DEGREE,
 )
+from zsim.specs.formats.torchtitan.parallel_degrees import read_degrees
+from zsim.specs.formats.torchtitan.settings import TitanSettings
 from zsim.specs.formats.torchtitan.text import read_settings
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -29,8 +34,8 @@ _NO_EFFECT_IN_DDP = (
 def read_torchtitan(config: str) -> TrainingFile:
     """The settings in a TOML (0.0 to 0.2), in the JSON that 0.3 saves, or in a command line of any of them.
 
-    Raises InputError for keys that are not torchtitan's, NotSimulatedError for tensor, pipeline, context and
-    expert parallelism and for whatever else changes a step in a way that zsim does not simulate.
+    Raises InputError for keys that are not torchtitan's and for what it refuses, NotSimulatedError for expert
+    parallelism and for whatever else changes a step in a way that zsim does not simulate.
     """
     name, settings, is_new = read_settings(config)
     file = TrainingFile(name, program="torchtitan-0.3" if is_new else "torchtitan")
@@ -39,38 +44,14 @@ def read_torchtitan(config: str) -> TrainingFile:
             file.says[key] = settings.pop(key)
     _check_keys(file, settings)
     _refuse(file, settings)
-    reader = _Settings(file, settings)
+    reader = TitanSettings(file, settings)
     _read_batch(reader)
     _read_precision(reader)
+    read_degrees(reader)
     _read_sharding(reader, is_new)
     _read_checkpointing(reader, is_new)
     _read_rest(reader, is_new)
     return file
-
-
-class _Settings:
-    """Looks keys up and records whether the file gives them."""
-
-    def __init__(self, file: TrainingFile, values: dict[str, Any]) -> None:
-        self.file = file
-        self.values = values
-
-    def get(self, key: str, default: Any) -> Any:
-        return self.values.get(key, default)
-
-    def put(self, target: str, value: Any, *sources: str) -> None:
-        """Set `target`: as said by the file if it has any of `sources`, else as torchtitan's default."""
-        is_said = any(source in self.values for source in sources)
-        (self.file.says if is_said else self.file.assumes)[target] = value
-
-    def choose(self, key: str, default: str, options: dict[str, Any]) -> Any:
-        value = self.get(key, default)
-        if value not in options:
-            raise InputError(
-                f"{self.file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"
-                f"{did_you_mean(str(value), options)}"
-            )
-        return options[value]
 
 
 def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
@@ -127,7 +108,7 @@ def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
         )
 
 
-def _read_batch(read: _Settings) -> None:
+def _read_batch(read: TitanSettings) -> None:
     read.put(
         "training.micro_batch_size", read.get("training.local_batch_size", 8), "training.local_batch_size"
     )
@@ -138,7 +119,7 @@ def _read_batch(read: _Settings) -> None:
     read.put("training.gradient_clipping", float(read.get("training.max_norm", 1.0)), "training.max_norm")
 
 
-def _read_precision(read: _Settings) -> None:
+def _read_precision(read: TitanSettings) -> None:
     converters = read.get("model.converters", [])
     key = "training.mixed_precision_param"
     precision = read.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
@@ -156,7 +137,7 @@ def _read_precision(read: _Settings) -> None:
     read.put("strategy.reduce_dtype", "fp32", "training.mixed_precision_reduce")
 
 
-def _read_sharding(read: _Settings, is_new: bool) -> None:
+def _read_sharding(read: TitanSettings, is_new: bool) -> None:
     replicate_key, shard_key = (
         "parallelism.data_parallel_replicate_degree",
         "parallelism.data_parallel_shard_degree",
@@ -169,7 +150,7 @@ def _read_sharding(read: _Settings, is_new: bool) -> None:
         )
     if shard >= 1:
         read.file.shard_degree = shard
-    if shard == 1 and replicate > 1 and not is_new:
+    if shard == 1 and replicate > 1 and not is_new and read.get(CONTEXT_DEGREE, 1) == 1:
         _read_ddp(read, replicate)
         return
     read.file.says["strategy.kind"] = "fsdp2"
@@ -195,7 +176,7 @@ def _read_sharding(read: _Settings, is_new: bool) -> None:
     read.put("strategy.no_sync", read.get(key, False), key)
 
 
-def _read_ddp(read: _Settings, replicate: int) -> None:
+def _read_ddp(read: TitanSettings, replicate: int) -> None:
     """Before 0.3, replicas without shards are `replicate(bucket_cap_mb=100)` under torch.autocast.
 
     `replicate` moves nothing: with `enable_cpu_offload` the model stays on the CPU, its tokens on the GPU.
@@ -212,6 +193,13 @@ def _read_ddp(read: _Settings, replicate: int) -> None:
     idle = [key for key in _NO_EFFECT_IN_DDP if key in read.values]
     if idle:
         file.note(f"no effect with DDP (replicas of 1 shard): {', '.join(idle)}")
+    for key in (TENSOR_DEGREE, PIPELINE_DEGREE):
+        if read.get(key, 1) > 1:
+            raise InputError(
+                f"{file.name}: {key}: found {read.get(key, 1)} with {replicate} replicas of 1 shard, which "
+                "torchtitan runs as DDP and refuses beside other parallelisms; expected 1, or a "
+                "data_parallel_shard_degree above 1"
+            )
     file.says["strategy.kind"] = "ddp"
     file.says["strategy.bucket_cap_mb"] = 100.0
     file.assumes["strategy.no_sync"] = False  # train.py reduces after every micro-batch
@@ -222,7 +210,7 @@ def _read_ddp(read: _Settings, replicate: int) -> None:
             table.pop(key, None)
 
 
-def _read_checkpointing(read: _Settings, is_new: bool) -> None:
+def _read_checkpointing(read: TitanSettings, is_new: bool) -> None:
     mode_key, option_key = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
     mode = read.get(mode_key, "selective")
     if mode == "memory_budget":
@@ -245,7 +233,7 @@ def _read_checkpointing(read: _Settings, is_new: bool) -> None:
         read.put("training.checkpoint_stops_early", read.get(key, not is_new), key)
 
 
-def _read_rest(read: _Settings, is_new: bool) -> None:
+def _read_rest(read: TitanSettings, is_new: bool) -> None:
     enabled, components = read.get("compile.enable", False), read.get("compile.components", ["model", "loss"])
     read.put("training.compile", bool(enabled and "model" in components), "compile.enable")
     if enabled and ("loss" in components) != ("model" in components):

@@ -8,6 +8,12 @@ from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.torchtitan.keys import PRESETS
+from zsim.specs.formats.torchtitan.written_degrees import (
+    MODULE_NAMES,
+    degrees_of,
+    local_batch_size,
+    why_not_degrees,
+)
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.training import Training
 
@@ -23,7 +29,7 @@ def why_not_torchtitan(job: Job) -> str | None:
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2):
         return "it shards with FSDP2 only"
-    if strategy.replicate > 1 and strategy.replicate == job.world_size:
+    if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
     reshard = strategy.reshard_after_forward
     if reshard is not None and not isinstance(reshard, bool):
@@ -46,7 +52,7 @@ def why_not_torchtitan(job: Job) -> str | None:
         return f"it has no cross entropy '{training.cross_entropy}'"
     if training.optimizer not in ("adamw", "adam"):
         return f"it has no optimizer '{training.optimizer}'"
-    return None
+    return why_not_degrees(job)
 
 
 def torchtitan_toml(job: Job) -> str:
@@ -56,6 +62,7 @@ def torchtitan_toml(job: Job) -> str:
         f"--{section}.{key} {' '.join(value)}" if isinstance(value, list) else f"--{section}.{key}={value}"
         for section in ("training", "parallelism", "compile")
         for key, value in sections[section].items()
+        if key != MODULE_NAMES
     )
     mode = sections["activation_checkpoint"]["mode"]
     return toml_text(
@@ -83,7 +90,7 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             "implementation": training.optimizer_implementation.replace("_", "-"),
         },
         "training": {
-            "local_batch_size": training.micro_batch_size,
+            "local_batch_size": local_batch_size(job),
             "global_batch_size": (
                 training.micro_batch_size * training.gradient_accumulation_steps * job.data_parallel_size
             ),
@@ -95,8 +102,9 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
         },
         "parallelism": {
             "data_parallel_replicate_degree": strategy.replicate,
-            "data_parallel_shard_degree": job.world_size // strategy.replicate,
+            "data_parallel_shard_degree": job.data_parallel_size // strategy.replicate,
             "fsdp_reshard_after_forward": _POLICIES[reshard],
+            **degrees_of(job),
         },
         "activation_checkpoint": checkpoint,
         "compile": _compile(training),

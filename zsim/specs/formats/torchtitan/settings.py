@@ -1,0 +1,33 @@
+"""The settings of a torchtitan file, looked up one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.formats.training_file import TrainingFile
+
+
+class TitanSettings:
+    """Looks keys up and records whether the file gives them."""
+
+    def __init__(self, file: TrainingFile, values: dict[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    def get(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    def put(self, target: str, value: Any, *sources: str) -> None:
+        """Set `target`: as said by the file if it has any of `sources`, else as torchtitan's default."""
+        is_said = any(source in self.values for source in sources)
+        (self.file.says if is_said else self.file.assumes)[target] = value
+
+    def choose(self, key: str, default: str, options: dict[str, Any]) -> Any:
+        value = self.get(key, default)
+        if value not in options:
+            raise InputError(
+                f"{self.file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"
+                f"{did_you_mean(str(value), options)}"
+            )
+        return options[value]

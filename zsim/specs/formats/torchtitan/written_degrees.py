@@ -1,0 +1,93 @@
+"""A job's parallelism as torchtitan 0.2's keys of `[parallelism]`."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS, SCHEDULES
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.parallelism import SINGLE_STAGE, Parallelism
+
+MODULE_NAMES = "module_fqns_per_model_part"
+_DEFAULT_ENDS, _DEFAULT_STAGES = (1, 1), 2
+
+
+def why_not_degrees(job: Job) -> str | None:
+    """Why torchtitan's keys cannot express this job's parallelism; None if they can."""
+    parallelism, strategy = job.parallelism, job.strategy
+    assert isinstance(strategy, Fsdp2)
+    if job.data_parallel_size % strategy.replicate:
+        return f"it replicates batches: {strategy.replicate} replicas do not divide {job.data_parallel_size}"
+    if parallelism.tensor > 1 and not parallelism.sequence_parallel:
+        return "its tensor parallelism always has sequence parallelism"
+    if parallelism.async_tensor and not job.training.compile:
+        return "it has asynchronous tensor parallelism only with compile"
+    if parallelism.order != Parallelism().order:
+        return "its mesh has one order, tp-cp-dp-pp"
+    if parallelism.pipeline == 1 and parallelism.passes > 1:
+        return "it has passes only around a pipeline"
+    return None
+
+
+def local_batch_size(job: Job) -> int:
+    """Sequences of a rank in one pass: all micro-batches of a pipeline."""
+    training, parallelism = job.training, job.parallelism
+    if parallelism.pipeline == 1:
+        return training.micro_batch_size
+    return training.micro_batch_size * training.gradient_accumulation_steps // parallelism.passes
+
+
+def degrees_of(job: Job) -> dict[str, Any]:
+    """The keys that the job's degrees above 1 need."""
+    parallelism = job.parallelism
+    keys: dict[str, Any] = {}
+    if parallelism.tensor > 1:
+        keys["tensor_parallel_degree"] = parallelism.tensor
+        if parallelism.async_tensor:
+            keys["enable_async_tensor_parallel"] = True
+    if parallelism.pipeline > 1:
+        keys |= {"pipeline_parallel_degree": parallelism.pipeline, **_pipeline(job)}
+    if parallelism.context > 1:
+        methods = {own: name for name, own in ROTATE_METHODS.items()}
+        keys["context_parallel_degree"] = parallelism.context
+        keys["context_parallel_rotate_method"] = methods[parallelism.context_method]
+    return keys
+
+
+def _pipeline(job: Job) -> dict[str, Any]:
+    """The schedule, its micro-batches, and the split: by the ends' missing layers where those give it."""
+    parallelism, table = job.parallelism, job.experiment.parallelism
+    schedules = {own: name for name, own in SCHEDULES.items()}
+    keys: dict[str, Any] = {
+        "pipeline_parallel_schedule": schedules[parallelism.schedule],
+        "pipeline_parallel_microbatch_size": job.training.micro_batch_size,
+    }
+    if parallelism.schedule_csv:
+        keys["pipeline_parallel_schedule"] = (
+            "PipelineScheduleSingle" if parallelism.virtual_stages == 1 else "PipelineScheduleMulti"
+        )
+        keys["pipeline_parallel_schedule_csv"] = parallelism.schedule_csv
+    is_default = parallelism.virtual_stages == (
+        1 if parallelism.schedule in SINGLE_STAGE and not parallelism.schedule_csv else _DEFAULT_STAGES
+    )
+    if table.layers_per_stage is not None or not is_default:
+        return keys | {MODULE_NAMES: _module_names(parallelism.layers_per_stage)}
+    ends = (table.first_stage_less_layers, table.last_stage_less_layers)
+    names = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
+    for name, end, default in zip(names, ends, _DEFAULT_ENDS, strict=True):
+        keys[name] = default if end is None else end
+    return keys
+
+
+def _module_names(layers_per_stage: tuple[int, ...]) -> list[list[str]]:
+    """torchtitan's names of the modules of every stage: embedding first, norm and head last."""
+    starts = accumulate(layers_per_stage, initial=0)
+    parts = [
+        [f"layers.{number}" for number in range(start, start + layers)]
+        for start, layers in zip(starts, layers_per_stage, strict=False)
+    ]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
