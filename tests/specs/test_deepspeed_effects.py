@@ -211,9 +211,14 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"sequence_parallel_size": 2}, "sequence_parallel_size"),
-        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel"),
-        ({"tensor_parallel": {"tp": {"tp_size": 4}}}, "tensor_parallel"),
+        (
+            {"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}},
+            "tensor_parallel.tp_overlap_comm",
+        ),
+        (
+            {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}},
+            "tensor_parallel.vocab_parallel_lm_head",
+        ),
         ({"compile": {"deepcompile": True}}, "compile"),
         ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "torch_autocast"),
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
@@ -231,12 +236,12 @@ def test_blocks_that_change_the_step_are_refused_by_name(extra: dict[str, Any], 
 
 def test_everything_unsimulated_is_named() -> None:
     offload = {"device": "cpu", "super_offload": True}
-    config = load({**zero(3, offload_optimizer=offload), "sequence_parallel_size": 2})
+    config = load({**zero(3, offload_optimizer=offload), "hybrid_engine": {"enabled": True}})
     with pytest.raises(NotSimulatedError) as caught:
         refuse_what_is_not_simulated(config)
     assert str(caught.value) == (
         "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload (a worker process "
-        "that steps on the CPU during backward, made for GH200) yet (nor 'sequence_parallel_size')"
+        "that steps on the CPU during backward, made for GH200) yet (nor 'hybrid_engine')"
     )
 
 

@@ -23,10 +23,10 @@ from zsim.specs.experiment.model_split import check_split
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
+    asked_parallelism,
     default_precision,
     resolve_deepspeed,
     resolve_strategy,
-    style_of,
 )
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
@@ -81,8 +81,9 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
         model = with_tiled_linears(model, table.tile_numel)
+    asked_degrees, style = asked_parallelism(experiment)
     parallelism = resolve_parallelism(
-        experiment.parallelism, style_of(table), table.kind, placement.world_size, len(model.blocks)
+        asked_degrees, style, table.kind, placement.world_size, len(model.blocks)
     )
     if isinstance(table, MegatronTable):
         multiple = VOCABULARY_MULTIPLE * parallelism.tensor
@@ -94,7 +95,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     asked = _training_table(experiment, replicas)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
-        deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, ranks)
+        deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
     training = _training(asked, model, cluster, deepspeed, notes)
     check_stored_types(training, table.kind)

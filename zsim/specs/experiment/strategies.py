@@ -12,6 +12,7 @@ from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import (
     DdpTable,
     DeepSpeedTable,
+    Experiment,
     Fsdp1Table,
     Fsdp2Table,
     ReferenceTable,
@@ -20,23 +21,28 @@ from zsim.specs.experiment.tables import (
 )
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.degrees import check_degrees, with_degrees
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron, MegatronTable, megatron_strategy
-from zsim.specs.strategy.parallelism import Style
+from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
 from zsim.specs.strategy.training import Precision, Training
 
 
-def style_of(table: StrategyTable) -> Style | None:
-    """Whose tensor and pipeline parallelism goes with a strategy; None: it has none."""
+def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
+    """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
+    it is; None: the strategy has none."""
+    table, parallelism = experiment.strategy, experiment.parallelism
     if isinstance(table, MegatronTable):
-        return "nanotron" if table.engine == "nanotron" else "megatron"
+        return parallelism, "nanotron" if table.engine == "nanotron" else "megatron"
     if isinstance(table, DeepSpeedTable):
-        return "deepspeed"
-    return "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
+        if table.config is None:
+            return parallelism, "deepspeed"
+        return with_degrees(parallelism, table.config, table.config_name)
+    return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
 
 
 def resolve_strategy(
@@ -73,10 +79,11 @@ def resolve_deepspeed(
     model: ModelSpec,
     cluster: Cluster,
     placement: Placement,
-    ranks: int,
+    parallelism: Parallelism,
 ) -> DeepSpeedConfig:
     """The resolved DeepSpeed JSON of the user, or of a stage with defaults; if both give a stage, it must be
     equal."""
+    replicas = placement.world_size // parallelism.model_ranks
     config: str | Path | dict[str, Any]
     if table.config is None:
         if table.stage is None:
@@ -97,7 +104,8 @@ def resolve_deepspeed(
     resolved = load_deepspeed_config(
         config,
         version=table.version,
-        world_size=ranks,
+        world_size=replicas * parallelism.context,
+        replicas=replicas,
         gpus_per_node=placement.gpus_per_node,
         hidden_size=model.hidden_size,
         training=values,
@@ -108,6 +116,7 @@ def resolve_deepspeed(
             f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage "
             f"{resolved.zero.stage}"
         )
+    check_degrees(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
     refuse_what_is_not_simulated(resolved)
     if table.delayed_parameter_update:

@@ -47,9 +47,23 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
         block = dict(own.get(precision) or old or {})
         if block or config.param_dtype == precision:
             made[precision] = {**block, "enabled": config.param_dtype == precision}
+    made |= _degrees(job, own)
     zero = own.get("zero_optimization")
     zero = dict(zero) if isinstance(zero, Mapping) else {}
     return {**own, **made, "zero_optimization": _zero_block(config, zero)}
+
+
+def _degrees(job: Job, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The degrees that DeepSpeed reads in its file; a pipeline's stages are the script's as well."""
+    parallelism = job.parallelism
+    made: dict[str, Any] = {}
+    if parallelism.style == "autotp":
+        made["tensor_parallel"] = {**_plain(own.get("tensor_parallel")), "autotp_size": parallelism.tensor}
+    if parallelism.context > 1:
+        made["sequence_parallel_size"] = parallelism.context
+    if parallelism.pipeline > 1:
+        made["pipeline"] = {**_plain(own.get("pipeline")), "stages": parallelism.pipeline}
+    return made
 
 
 def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def _script_notes(job: Job) -> list[str]:
             notes.append(f"the optimizer is the script's: deepspeed.ops.adam.{optimizer}")
         if training.compile:
             notes.append("compile the blocks: block.compile()")
+        notes += _deepspeed_degrees(job)
     if training.precision == "fp8":
         but = "" if isinstance(job.strategy, DeepSpeedConfig) else ", but torchtitan's"
         notes.append(f"fp8 products are the script's (torchao, Transformer Engine){but}")
@@ -138,6 +139,21 @@ def _script_notes(job: Job) -> list[str]:
     notes += _loop_notes(job)
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes
+
+
+def _deepspeed_degrees(job: Job) -> Iterator[str]:
+    """Notes on parallelism that DeepSpeed leaves to the script."""
+    parallelism = job.parallelism
+    if parallelism.pipeline > 1:
+        layers = ", ".join(map(str, parallelism.layers_per_stage))
+        yield (
+            f"the pipeline is the script's: deepspeed.pipe.PipelineModule(num_stages={parallelism.pipeline}) "
+            f"with {layers} layers a stage"
+        )
+    if parallelism.tensor > 1 and parallelism.style == "deepspeed":
+        yield f"tensor parallelism of {parallelism.tensor} is the model's, as in Megatron-DeepSpeed (mpu)"
+    if parallelism.context > 1:
+        yield "split sequences are the script's: UlyssesSPAttentionHF.register_with_transformers"
 
 
 def _loop_notes(job: Job) -> Iterator[str]:

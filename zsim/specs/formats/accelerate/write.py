@@ -20,6 +20,8 @@ def why_not_accelerate(job: Job) -> str | None:
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig):
+        if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
+            return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
         return None
     if not job.parallelism.is_trivial and not isinstance(strategy, Megatron):
         return "its tensor and context parallelism are those of transformers, not torchtitan's"

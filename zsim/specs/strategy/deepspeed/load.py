@@ -28,6 +28,7 @@ from zsim.specs.strategy.deepspeed.schema import (
     Bf16Block,
     DataTypesBlock,
     Fp16Block,
+    PipelineBlock,
 )
 from zsim.specs.strategy.deepspeed.unsimulated import (
     find_unsimulated,
@@ -51,10 +52,12 @@ def load_deepspeed_config(
     lenient: bool = False,
     name: str | None = None,
     gpus_per_node: int | None = None,
+    replicas: int | None = None,
 ) -> DeepSpeedConfig:
     """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
 
-    `world_size` counts data-parallel GPUs, `gpus_per_node` those of one node (default: all of them),
+    `world_size` counts the GPUs that ZeRO shards over, `replicas` those with batches of their own (default:
+    all; fewer with sequence parallelism), `gpus_per_node` those of one node (default: all of them),
     `hidden_size` fills Hugging Face's "auto" sizes, `training` holds the experiment's values, `name` begins
     every message (default: the path). Settings that zsim does not simulate are read;
     `refuse_what_is_not_simulated` raises for them. `lenient` turns unknown keys, and keys of other releases,
@@ -69,7 +72,9 @@ def load_deepspeed_config(
     reading = read_deepspeed_file(
         source, name=name, release=release, hidden_size=hidden_size, lenient=lenient
     )
-    return _Resolver(reading, release, training, world_size, gpus_per_node or world_size).config()
+    return _Resolver(
+        reading, release, training, world_size, gpus_per_node or world_size, replicas or world_size
+    ).config()
 
 
 class _Resolver:
@@ -82,12 +87,14 @@ class _Resolver:
         training: TrainingValues,
         world_size: int,
         gpus_per_node: int,
+        replicas: int,
     ) -> None:
         self.reading = reading
         self.release = release
         self.training = training
         self.world_size = world_size
         self.gpus_per_node = gpus_per_node
+        self.replicas = replicas
         self.origins: dict[str, str] = {}
 
     def config(self) -> DeepSpeedConfig:
@@ -150,6 +157,7 @@ class _Resolver:
             batch=batch,
             aio=resolve.resolve_aio(file.aio, release),
             activation_checkpointing=file.activation_checkpointing or ActivationCheckpointingBlock(),
+            pipeline=file.pipeline or PipelineBlock(),
             unsimulated=find_unsimulated(reading, zero, optimizer),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
@@ -171,7 +179,7 @@ class _Resolver:
             self.origins[micro_key] = "auto"
         return resolve_batch(
             self.reading.where,
-            world_size=self.world_size,
+            world_size=self.replicas,
             train_batch_size=file.train_batch_size,
             micro_batch_size=micro,
             gradient_accumulation_steps=steps,

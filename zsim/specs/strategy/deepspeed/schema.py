@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from zsim.specs.strategy.deepspeed.json_types import (
     Amount,
@@ -94,6 +94,20 @@ class TensorParallelBlock(JsonBlock):
     vocab_parallel_ce_backend: str | None = None
 
 
+class PipelineBlock(JsonBlock):
+    """`pipeline`, as `get_pipeline_config` fills it; the number of stages is the script's own, too."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    stages: Count | Literal["auto"] = "auto"
+    partition: str = "best"
+    seed_layers: bool = False
+    activation_checkpoint_interval: Elements = 0
+    pipe_partitioned: bool = True
+    grad_partitioned: bool = True
+    use_reentrant: bool | None = None
+
+
 class DeepSpeedFile(JsonBlock):
     """The whole file. Blocks that zsim does not interpret are `Any`."""
 
@@ -114,6 +128,7 @@ class DeepSpeedFile(JsonBlock):
     activation_checkpointing: ActivationCheckpointingBlock | None = None
     tensor_parallel: TensorParallelBlock | None = None
     sequence_parallel_size: Count | None = None
+    pipeline: PipelineBlock | None = None
     allgather_size: Elements | None = None
     managed_gradient_accumulation: bool = True
     wall_clock_breakdown: Annotated[Any, MEASURES] = None
@@ -149,7 +164,6 @@ class DeepSpeedFile(JsonBlock):
     memory_breakdown: Annotated[Any, MEASURES] = None
     monitor_config: Any = None
     nebula: Annotated[Any, GONE_0_19_7] = None
-    pipeline: Any = None
     progressive_layer_drop: Annotated[
         Any, GONE_0_19_8, NotSimulated("layers that are left out at random")
     ] = None

@@ -29,10 +29,7 @@ def find_unsimulated(
     for key, block in _BLOCKS.items():
         if block.is_on(getattr(file, key)):
             found.append(Unsimulated(key, block.what))
-    if file.sequence_parallel_size is not None and file.sequence_parallel_size > 1:
-        found.append(Unsimulated("sequence_parallel_size", "sequences split over GPUs (Ulysses)"))
-    if _tensor_parallel_size(file.tensor_parallel) > 1:
-        found.append(Unsimulated("tensor_parallel", "layers split over GPUs (AutoTP)"))
+    found += _find_in_tensor_parallel(file.tensor_parallel)
     if not file.managed_gradient_accumulation:
         found.append(Unsimulated("managed_gradient_accumulation", "accumulation that the script manages"))
     if file.bf16 is not None and file.bf16.bf16_master_weights_and_grads:
@@ -44,12 +41,15 @@ def find_unsimulated(
     return tuple(found)
 
 
-def _tensor_parallel_size(block: TensorParallelBlock | None) -> int:
-    if block is None:
-        return 1
-    inner = block.tensor_parallel if isinstance(block.tensor_parallel, dict) else {}
-    size = inner.get("tp_size", 1)
-    return max(block.autotp_size, size if isinstance(size, int) else 1)
+def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimulated]:
+    if block is None or block.autotp_size <= 1:
+        return []
+    asked = {
+        "tp_overlap_comm": (block.tp_overlap_comm, "all-reduces beneath the weights' gradients"),
+        "vocab_parallel_lm_head": (block.vocab_parallel_lm_head, "a head split by its vocabulary"),
+        "partition_config": (block.partition_config, "layers split in a way of one's own"),
+    }
+    return [Unsimulated(f"tensor_parallel.{key}", what) for key, (is_on, what) in asked.items() if is_on]
 
 
 def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:

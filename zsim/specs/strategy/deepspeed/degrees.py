@@ -1,0 +1,106 @@
+"""The degrees of parallelism in a DeepSpeed JSON, and what DeepSpeed refuses beside them.
+
+Read in DeepSpeed 0.19.8: `runtime/tensor_parallel/config.py` and `runtime/engine.py` (AutoTP),
+`runtime/config.py` (`sequence_parallel_size` divides the world that batches are counted over),
+`runtime/pipe/engine.py` (a pipeline asserts ZeRO below stage 2). Which releases have AutoTP with stage 3:
+`runtime/engine.py` of 0.16.4 to 0.19.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.text import load_object
+from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
+
+_AUTOTP = "tensor_parallel.autotp_size"
+_ULYSSES = "sequence_parallel_size"
+_STAGES = "pipeline.stages"
+_STAGE_3_SINCE = (0, 19, 4)
+
+
+def with_degrees(
+    table: ParallelismTable, source: str | Path | Mapping[str, Any], name: str | None
+) -> tuple[ParallelismTable, Style]:
+    """`[parallelism]` with the degrees of the JSON, and whose they are: AutoTP's if the JSON asks for it,
+    else those of Megatron-DeepSpeed's models.
+
+    Raises InputError where both give a degree and they differ.
+    """
+    where, data = load_object(source, name)
+    found = _degrees(data)
+    _check_inner_size(where, data, found["tensor"][1] if "tensor" in found else 0)
+    changes: dict[str, int] = {}
+    for key, (path, degree) in found.items():
+        asked = getattr(table, key)
+        if key in table.model_fields_set and asked != degree:
+            raise InputError(
+                f"parallelism.{key}: found {asked}, but {where} says {path} {degree}; make them equal or "
+                "leave one out"
+            )
+        changes[key] = degree
+    # Degrees that are no numbers are the schema's to refuse; all others are at least 1.
+    return table.model_copy(update=changes), "autotp" if "tensor" in found else "deepspeed"
+
+
+def _degrees(data: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """{key of `[parallelism]`: (key of the JSON, degree)} for degrees above 1."""
+    asked = {
+        "tensor": (_AUTOTP, _nested(data, _AUTOTP)),
+        "context": (_ULYSSES, data.get(_ULYSSES)),
+        "pipeline": (_STAGES, _nested(data, _STAGES)),
+    }
+    return {
+        key: (path, degree)
+        for key, (path, degree) in asked.items()
+        if isinstance(degree, int) and not isinstance(degree, bool) and degree > 1
+    }
+
+
+def _check_inner_size(where: str, data: Mapping[str, Any], autotp_size: int) -> None:
+    for name in ("tp", "tensor_parallel"):
+        size = _nested({"block": _nested(data, f"tensor_parallel.{name}")}, "block.tp_size")
+        if autotp_size and isinstance(size, int) and size not in (1, autotp_size):
+            raise InputError(
+                f"{where}: tensor_parallel.{name}.tp_size: found {size}, but {_AUTOTP} is {autotp_size}, and "
+                f"DeepSpeed refuses two sizes; expected {autotp_size}"
+            )
+
+
+def _nested(data: Mapping[str, Any], path: str) -> Any:
+    block, _, key = path.partition(".")
+    inner = data.get(block)
+    return inner.get(key) if isinstance(inner, Mapping) else None
+
+
+def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
+    """Raises InputError for what DeepSpeed refuses beside tensor, pipeline and sequence parallelism."""
+    where = config.name
+    if parallelism.pipeline > 1 and config.stage > 1:
+        raise InputError(
+            f"{where}: zero_optimization.stage: found {config.stage} with {parallelism.pipeline} pipeline "
+            "stages: ZeRO-2 and ZeRO-3 shard gradients that a pipeline accumulates, and DeepSpeed's "
+            "PipelineEngine refuses them; the nearest stage is 1"
+        )
+    if parallelism.style != "autotp":
+        return
+    if parallelism.pipeline > 1:
+        raise InputError(
+            f"{where}: {_AUTOTP}: found {parallelism.tensor} with {parallelism.pipeline} pipeline stages: "
+            "AutoTP counts data-parallel ranks without them, and PipelineEngine refuses that; expected "
+            "pipeline 1, or autotp_size 0 and a model that splits its own layers"
+        )
+    if config.stage == 3 and config.release.number < _STAGE_3_SINCE:
+        raise InputError(
+            f"{where}: {_AUTOTP}: found {parallelism.tensor} at stage 3, which DeepSpeed {config.release} "
+            "refuses beside AutoTP; expected stage 2, or strategy.version 0.19.4 or newer"
+        )
+    if parallelism.context > 1:
+        raise NotSimulatedError(
+            f"{where}: {_ULYSSES}: zsim does not simulate Ulysses beside AutoTP ({_AUTOTP} "
+            f"{parallelism.tensor}) yet"
+        )
