@@ -1,13 +1,128 @@
-"""Activation checkpointing that differs from block to block: `training.block_checkpointing`."""
+"""Activation checkpointing: which blocks and modules are recomputed.
+
+`training.block_checkpointing` names blocks; `recompute_modules`, `recompute_method` and `recompute_layers`
+are Megatron's. Read in Megatron-Core 0.16.1 (`core/transformer/transformer_block.py` `_checkpointed_forward`,
+`transformer_config.py`, `transformer_layer.py`): "full" by the method "uniform" has one checkpoint per n
+layers of a stage, by "block" it checkpoints the first n layers of every (virtual) stage; "selective" runs
+modules again, by default the core of attention. Core runs a fused core again as well; Megatron-LM before
+Core did not checkpoint it (`megatron/model/transformer.py` of core 0.4).
+"""
 
 from __future__ import annotations
 
-from zsim.errors import InputError
+from dataclasses import dataclass, replace
+
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.placement import node_numbers
-from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.training import Checkpointing
+from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.strategy.megatron import MegatronTable, is_core
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import AttentionKind, Checkpointing
 
 _KEY = "training.block_checkpointing"
+CORE = "core_attn"
+_OF_EXPERTS = ("moe_act", "moe", "shared_experts")
+_METHOD, _LAYERS, _MODULES = (
+    "training.recompute_method",
+    "training.recompute_layers",
+    "training.recompute_modules",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """The work that is recomputed: `policy` in every block unless `blocks` gives each its own; whole blocks
+    in groups of `layers_per_checkpoint`; `modules` beside the core of attention, by Megatron's names."""
+
+    policy: Checkpointing
+    blocks: tuple[Checkpointing, ...] = ()
+    layers_per_checkpoint: int = 1
+    modules: tuple[str, ...] = ()
+
+
+def recomputation_of(
+    experiment: Experiment,
+    table: TrainingTable,
+    parallelism: Parallelism,
+    num_blocks: int,
+    attention: AttentionKind,
+) -> Recomputation:
+    """The recomputation that `[training]` asks for.
+
+    Raises InputError for keys that contradict each other and for what Megatron refuses; NotSimulatedError for
+    what it has and zsim lacks.
+    """
+    _check_keys(table)
+    found = Recomputation(table.activation_checkpointing, block_policies(table, num_blocks))
+    stages = parallelism.layers_per_stage or (num_blocks,)
+    if table.recompute_method == "block":
+        count = table.recompute_layers or 1
+        return replace(found, blocks=_first_blocks(stages, count))
+    if table.recompute_method == "uniform":
+        return replace(found, layers_per_checkpoint=_uniform(stages, table.recompute_layers or 1))
+    if table.activation_checkpointing != "selective":
+        return found
+    modules = table.recompute_modules if table.recompute_modules is not None else (CORE,)
+    strategy = experiment.strategy
+    is_void = isinstance(strategy, MegatronTable) and not is_core(strategy.version) and attention == "flash"
+    has_core = CORE in modules and not is_void
+    others = tuple(name for name in modules if name != CORE)
+    return replace(found, policy="selective" if has_core else "none", modules=_simulated(others))
+
+
+def _check_keys(table: TrainingTable) -> None:
+    kind = table.activation_checkpointing
+    if table.recompute_modules is not None and kind != "selective":
+        raise InputError(
+            f"{_MODULES}: found {list(table.recompute_modules)} with activation_checkpointing '{kind}'; "
+            "expected 'selective'"
+        )
+    if table.recompute_method is not None and kind != "full":
+        raise InputError(
+            f"{_METHOD}: found '{table.recompute_method}' with activation_checkpointing '{kind}'; expected "
+            "'full'"
+        )
+    if table.recompute_layers is not None and table.recompute_method is None:
+        raise InputError(
+            f"{_LAYERS}: found {table.recompute_layers} without {_METHOD}; expected 'uniform' (a checkpoint "
+            "per so many layers) or 'block' (the first so many layers of a stage)"
+        )
+    if table.recompute_method is not None and (table.checkpoint_every > 1 or table.block_checkpointing):
+        other = "checkpoint_every" if table.checkpoint_every > 1 else "block_checkpointing"
+        raise InputError(f"{_METHOD} and training.{other} both say which blocks; expected one of them")
+
+
+def _first_blocks(stages: tuple[int, ...], count: int) -> tuple[Checkpointing, ...]:
+    """The first `count` layers of every stage are checkpointed; () if those are all."""
+    policies: list[Checkpointing] = []
+    for layers in stages:
+        policies += ["full" if number < count else "none" for number in range(layers)]
+    return () if all(policy == "full" for policy in policies) else tuple(policies)
+
+
+def _uniform(stages: tuple[int, ...], count: int) -> int:
+    for layers in stages:
+        if layers % count:
+            divisors = [one for one in range(1, layers + 1) if all(stage % one == 0 for stage in stages)]
+            nearest = min(divisors, key=lambda one: abs(one - count))
+            raise InputError(
+                f"{_LAYERS}: found {count}, which does not divide the {layers} layers of a stage, and "
+                f"Megatron's uniform checkpoints would run past its end; the nearest that does is {nearest}"
+            )
+    if count > 1:
+        raise NotSimulatedError(
+            f"{_LAYERS}: zsim does not simulate one checkpoint around {count} layers yet; expected 1 with "
+            f"{_METHOD} 'uniform'"
+        )
+    return count
+
+
+def _simulated(modules: tuple[str, ...]) -> tuple[str, ...]:
+    for name in modules:
+        if name in _OF_EXPERTS:
+            raise NotSimulatedError(f"{_MODULES}: zsim does not simulate '{name}' of mixtures of experts yet")
+        raise NotSimulatedError(f"{_MODULES}: zsim does not simulate recomputation of '{name}' yet")
+    return modules
 
 
 def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing, ...]:

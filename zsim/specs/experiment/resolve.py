@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
-from zsim.specs.experiment.checkpointing import block_policies
+from zsim.specs.experiment.checkpointing import recomputation_of
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
@@ -98,6 +98,14 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
     training = _training(asked, model, cluster, deepspeed, notes)
+    recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
+    training = replace(
+        training,
+        activation_checkpointing=recomputed.policy,
+        block_checkpointing=recomputed.blocks,
+        layers_per_checkpoint=recomputed.layers_per_checkpoint,
+        recompute_modules=recomputed.modules,
+    )
     check_stored_types(training, table.kind)
     _check_size(model, training)
     check_fp8_tokens(training)
@@ -181,7 +189,6 @@ def _training(
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),
         checkpoint_every=table.checkpoint_every,
-        block_checkpointing=block_policies(table, len(model.blocks)),
         checkpoint_stops_early=table.checkpoint_stops_early,
         checkpoint_is_reentrant=table.checkpoint_is_reentrant,
         expandable_segments=table.expandable_segments,

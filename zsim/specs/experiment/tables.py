@@ -29,6 +29,7 @@ from zsim.specs.strategy.training import (
     Checkpointing,
     CrossEntropy,
     Precision,
+    RecomputeModule,
 )
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -66,6 +67,15 @@ class TrainingTable(_Table):
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
         default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
+    )
+    recompute_modules: tuple[RecomputeModule, ...] | None = Field(
+        default=None, description='modules that "selective" runs again, by Megatron\'s names'
+    )
+    recompute_method: Literal["uniform", "block"] | None = Field(
+        default=None, description='"full" in groups of layers, or for the first layers of every stage'
+    )
+    recompute_layers: Count | None = Field(
+        default=None, description="how many layers a group, or the first of a stage, are"
     )
     checkpoint_stops_early: bool = Field(
         default=True, description="recompute only until all that backward needs is there"

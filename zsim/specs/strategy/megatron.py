@@ -96,7 +96,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
     """
     release = _release(table.version)
-    is_core = release[0] == 0
+    has_core = is_core(table.version)
     _check_release(table, release)
     _check_combination(table, world_size)
     low = "bf16" if training.precision == "fp8" else training.precision
@@ -113,8 +113,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     ranks = world_size // table.optimizer_instances
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
-    is_buffer = is_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
-    block = "megatron_core_block" if is_core else "megatron_block"
+    is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
+    block = "megatron_core_block" if has_core else "megatron_block"
     return Megatron(
         table.distributed_optimizer,
         table.overlap_grad_reduce,
@@ -126,12 +126,17 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         optimizer_instances=table.optimizer_instances,
         is_contiguous=is_buffer and not sums_all,
         fuses_accumulation=is_megatron
-        and (is_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
-        checks_nan=is_core and is_megatron,
+        and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
+        checks_nan=has_core and is_megatron,
         has_owners=sums_all,
         block_overhead=block if is_megatron and not table.cuda_graph else None,
         skips_update=table.skips_update,
     )
+
+
+def is_core(version: str) -> bool:
+    """Whether a release is one of Megatron-Core, not of Megatron-LM before it."""
+    return _release(version)[0] == 0
 
 
 def _release(version: str) -> tuple[int, int]:
@@ -146,13 +151,13 @@ def _release(version: str) -> tuple[int, int]:
 
 
 def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
-    is_core = release[0] == 0
+    has_core = release[0] == 0
     lacking = {
-        "distributed_optimizer": table.distributed_optimizer and not is_core and release < _SHARDED,
-        "overlap_grad_reduce": table.overlap_grad_reduce and not is_core,
-        "overlap_param_gather": table.overlap_param_gather and not is_core,
-        "average_in_collective": table.average_in_collective and not is_core,
-        "optimizer_instances": table.optimizer_instances > 1 and (not is_core or release < _INSTANCES),
+        "distributed_optimizer": table.distributed_optimizer and not has_core and release < _SHARDED,
+        "overlap_grad_reduce": table.overlap_grad_reduce and not has_core,
+        "overlap_param_gather": table.overlap_param_gather and not has_core,
+        "average_in_collective": table.average_in_collective and not has_core,
+        "optimizer_instances": table.optimizer_instances > 1 and (not has_core or release < _INSTANCES),
     }
     for key, is_lacking in lacking.items():
         if is_lacking:

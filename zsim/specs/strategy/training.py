@@ -9,6 +9,8 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
+# Megatron's --recompute-modules.
+RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 AttentionKind = Literal["flash", "math"]
 # "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
@@ -27,6 +29,8 @@ class Training:
 
     `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
     the policy of each block if they differ, () if `activation_checkpointing` holds for all.
+    `layers_per_checkpoint`: blocks of policy "full" share one checkpoint (Megatron's uniform method).
+    `recompute_modules`: run again beside the core of attention, by Megatron's names.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
     checkpoint from 2.1 on). `checkpoint_is_reentrant`: the block's second output is held until its backward
     has ended, as DeepSpeed, Megatron and transformers before 5 do. `autocast`: modules get fp32 weights and
@@ -57,6 +61,8 @@ class Training:
     cross_entropy: CrossEntropy = "eager"
     block_checkpointing: tuple[Checkpointing, ...] = ()
     device_max_connections: int = DEFAULT_CONNECTIONS
+    layers_per_checkpoint: int = 1
+    recompute_modules: tuple[str, ...] = ()
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
