@@ -68,7 +68,13 @@ def resolved(
 ) -> Job:
     strategy = {"kind": kind, **({"stage": 1} if kind == "deepspeed" else {})}
     training = {"sequence_length": 4096, "gradient_accumulation_steps": steps}
-    data = {**DATA, "nodes": nodes, "strategy": strategy, "parallelism": parallelism, "training": training}
+    data: dict[str, Any] = {
+        **DATA,
+        "nodes": nodes,
+        "strategy": strategy,
+        "parallelism": parallelism,
+        "training": training,
+    }
     return resolve(zsim.Experiment(**data, **more))
 
 

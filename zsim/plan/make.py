@@ -15,7 +15,7 @@ from zsim.plan.parallel.stages import cut_into_stages, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.lowering import steps_of
-from zsim.plan.pipeline.lowering_megatron import MegatronPipeline
+from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.pipeline.run_actions import run_actions
