@@ -140,7 +140,8 @@ class Power(Table):
 
 
 class Gpu(BaseModel):
-    """One GPU type (a file in `topologies/gpus/`)."""
+    """One GPU type (a file in `topologies/gpus/`). `compute_capability`: NVIDIA's, as in the CUDA C++
+    Programming Guide's table of them (9.0 for Hopper); None for other vendors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -149,6 +150,7 @@ class Gpu(BaseModel):
     description: str
     vendor: Literal["nvidia", "amd", "cpu"]
     sm_count: int = Field(gt=0, le=10**6)
+    compute_capability: float | None = Field(default=None, gt=0)
     supports_flash_attention: bool
     peak: PeakRates
     memory: DeviceMemory

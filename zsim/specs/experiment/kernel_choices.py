@@ -12,6 +12,7 @@ from zsim.specs.strategy.megatron import CLIP_GRAD, Engine
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
 _FP8_TOKENS = 16
+_BLACKWELL = 10.0  # compute capability
 
 
 def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
@@ -56,6 +57,15 @@ def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
             "cross_entropy": loss,
         }
     )
+
+
+def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:
+    """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is given: Megatron's arguments.py asserts
+    it before Blackwell if tensor or context parallelism is on (core 0.16.1 `validate_args`)."""
+    capability = cluster.gpu.compute_capability
+    if "device_max_connections" in table.model_fields_set or capability is None:
+        return table
+    return table if capability >= _BLACKWELL else table.model_copy(update={"device_max_connections": 1})
 
 
 def cross_entropy_of(table: TrainingTable) -> CrossEntropy:

@@ -18,6 +18,7 @@ from zsim.specs.experiment.kernel_choices import (
     check_stored_types,
     cross_entropy_of,
     with_attention,
+    with_one_connection,
 )
 from zsim.specs.experiment.model_split import check_split
 from zsim.specs.experiment.other_jobs import neighbours, place_together
@@ -93,6 +94,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     replicas = placement.world_size // parallelism.model_ranks
     ranks = replicas * parallelism.context
     asked = _training_table(experiment, replicas)
+    if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
+        asked = with_one_connection(asked, cluster)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
