@@ -81,7 +81,8 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
     """
     run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
-    is_plain = job.sequences is None and (job.simulation.every_micro_batch or steps <= FEW)
+    is_filled_once = job.parallelism.pipeline > 1  # and drained once: a few micro-batches tell of no more
+    is_plain = job.sequences is None and (job.simulation.every_micro_batch or steps <= FEW or is_filled_once)
     if is_plain:
         return _simulated(job, steps, run)
     if job.others or job.jitter is not None:

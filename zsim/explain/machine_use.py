@@ -6,7 +6,7 @@ from zsim.engine.simulate import Outcome
 from zsim.plan.memory.capacity import pinned_bytes
 from zsim.report.offload import TierRow
 from zsim.report.report import MachineUse
-from zsim.report.traffic import SentRow, TrafficRow
+from zsim.report.traffic import SentRow, TrafficRow, reported_group
 
 
 def machine_use(outcome: Outcome) -> MachineUse:
@@ -39,10 +39,12 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
 
 def _sent(outcome: Outcome) -> list[SentRow]:
     groups = outcome.plan.groups
-    return [
-        SentRow(phase, kind, group, groups[group].size, *sent)
-        for (phase, kind, group), sent in outcome.sent.items()
-    ]
+    found: dict[tuple[str, str, str, int], tuple[float, float]] = {}
+    for (phase, kind, group), (within, between) in outcome.sent.items():
+        key = phase, kind, reported_group(group), groups[group].size
+        before = found.get(key, (0.0, 0.0))
+        found[key] = before[0] + within, before[1] + between
+    return [SentRow(*key, *sent) for key, sent in found.items()]
 
 
 _TIERS = {

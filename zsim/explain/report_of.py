@@ -10,7 +10,8 @@ from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import few_note, lengthened, whole_step, with_peak
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
-from zsim.explain.resolved import resolved_experiment
+from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
+from zsim.explain.resolved import resolved_experiment, resolved_parallelism
 from zsim.explain.variants import Variants
 from zsim.explain.work import kernel_activity_of, step_work
 from zsim.plan.memory.capacity import (
@@ -29,6 +30,7 @@ from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
+from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, Report, TracedStep, make_report, traced_step
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.experiment.job import Job
@@ -58,8 +60,12 @@ def report_of(
     where its breakdown is not that of the outcome's trace."""
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
-    step, allocator = step or traced_step(outcome.trace), _allocator(outcome)
-    energy = step_energy(step.breakdown, kernel_activity_of(job, plan), job.cluster.gpu.power)
+    pipeline = pipeline_of(outcome) if step is None else None
+    if step is None:
+        step = traced_step(outcome.trace) if pipeline is None else slowest_step(outcome, pipeline)
+    allocator = _allocator(outcome)
+    mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
+    energy = step_energy(mean, kernel_activity_of(job, plan), job.cluster.gpu.power)
     spread = None
     if jittered is not None:
         spread = spread_of(jittered.jitter, jittered.steps, jittered.plain_seconds)
@@ -74,11 +80,12 @@ def report_of(
         cost=_cost(job, energy, step.seconds),
         critical_path_seconds=_critical_seconds(outcome),
         validation=step_validation(job, plan, step, allocator),
-        ranks=_ranks(outcome),
+        ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=spread,
         jobs=_jobs(outcome),
         step_seconds_without_overlap=variants.without_overlap,
         offload_seconds_range=variants.offload_range,
+        pipeline=pipeline,
     )
 
 
@@ -105,7 +112,13 @@ def _facts(outcome: Outcome) -> JobFacts:
         gpus_per_node=job.gpus_per_node,
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
+        parallelism=resolved_parallelism(job),
+        rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
+
+
+def _rank_map(job: Job) -> RankMap:
+    return rank_map(job.mesh, job.placement.gpus, job.placement.nodes)
 
 
 def _parallelism(job: Job) -> dict[str, str]:
@@ -175,12 +188,15 @@ def _critical_seconds(outcome: Outcome) -> dict[str, float]:
     return critical_seconds(path, causes)
 
 
-def _ranks(outcome: Outcome) -> tuple[RankRow, ...]:
-    """The classes of ranks that differ; none where steps are drawn with jitter."""
-    if outcome.jittered is not None:
+def _ranks(outcome: Outcome, *, has_bubbles: bool) -> tuple[RankRow, ...]:
+    """The classes of ranks that differ; none where steps are drawn with jitter, and where they differ by
+    pipeline rank alone (`has_bubbles`: there are several), which has a table of its own."""
+    classes = outcome.classes
+    if outcome.jittered is not None or (has_bubbles and len(classes.sizes) == len(outcome.plan.programs)):
         return ()
-    slowdowns = [float(outcome.slowdowns[rank]) for rank in outcome.classes.representatives]
-    return rank_rows(outcome.trace, outcome.classes.sizes.tolist(), slowdowns)
+    slowdowns = [float(outcome.slowdowns[rank]) for rank in classes.representatives]
+    bubbles = bubbles_of(outcome) if has_bubbles else None
+    return rank_rows(outcome.trace, classes.sizes.tolist(), slowdowns, bubbles)
 
 
 def _jobs(outcome: Outcome) -> list[JobRow]:

@@ -38,10 +38,18 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         "gpus": job.world_size,
         "training": {name: getattr(training, name) for name in training.__slots__},
         "strategy": strategy,
+        **({} if job.parallelism.is_trivial else {"parallelism": resolved_parallelism(job)}),
         **_besides(job),
         **_irregularities(job),
         "cluster": job.cluster.model_dump(by_alias=True),
     }
+
+
+def resolved_parallelism(job: Job) -> dict[str, Any]:
+    """The degrees of all parallelisms, data parallelism's too, and how the framework runs them."""
+    asked = job.parallelism
+    found = {name: getattr(asked, name) for name in asked.__slots__}
+    return {"data": job.data_parallel_size, **found}
 
 
 def _besides(job: Job) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.report.breakdown import step_breakdown
+from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.specs.experiment.jitter import Jitter
 from zsim.trace.trace import Trace
@@ -61,9 +62,12 @@ class StepSpread:
     step_seconds_without: float
 
 
-def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) -> tuple[RankRow, ...]:
+def rank_rows(
+    trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float], bubbles: Bubbles | None = None
+) -> tuple[RankRow, ...]:
     """One row per class of ranks; none where all ranks are alike, where no two are, or where there are too
-    many classes to list. `trace` has one rank of each class; `sizes` and `slowdowns` are per class."""
+    many classes to list. `trace` has one rank of each class; `sizes` and `slowdowns` are per class; `bubbles`
+    of a pipeline are no exposed communication."""
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
@@ -73,8 +77,10 @@ def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) ->
         own = trace.on_clock_of(rank)
         kernels = is_kernel[own.info_indices]
         seconds = float((own.end_seconds - own.start_seconds)[kernels].sum())
-        waits = step_breakdown(own, rank).seconds["exposed_communication"]
-        rows.append(RankRow(rank, size, slowdown, seconds, waits))
+        breakdown = step_breakdown(own, rank)
+        if bubbles is not None:
+            breakdown = bubbles.cut_from(breakdown, rank)
+        rows.append(RankRow(rank, size, slowdown, seconds, breakdown.seconds["exposed_communication"]))
     return tuple(rows)
 
 

@@ -13,7 +13,16 @@ from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
-from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
+from zsim.report.pipeline.section import PipelineSection
+from zsim.report.rank_map import RankMap
+from zsim.report.traffic import (
+    CollectiveRow,
+    SentRow,
+    TrafficRow,
+    collective_rows,
+    group_rows,
+    overlap_fraction,
+)
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
@@ -55,7 +64,8 @@ class JobFacts:
     each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may have "model",
     "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
     each GPU held before the first step, where that is more than in the step. `over_limits`: exceeded limits
-    that memory over time does not show.
+    that memory over time does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
+    for data parallelism alone.
     """
 
     zsim_version: str
@@ -68,6 +78,8 @@ class JobFacts:
     nodes: Sequence[Pool] | None = None
     startup_bytes: int = 0
     over_limits: Sequence[OutOfMemory] = ()
+    parallelism: Mapping[str, Any] = field(default_factory=dict)
+    rank_map: RankMap | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +149,9 @@ class Report:
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     validation: Validation | None = None
+    parallelism: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: PipelineSection | None = None
+    rank_map: RankMap | None = None
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -236,6 +251,10 @@ class Report:
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
             "verdict": self.verdict,
+            "parallelism": plain(self.parallelism),
+            "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
+            "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
+            "collectives_by_group": [asdict(row) for row in group_rows(self.collectives)],
         }
 
 
@@ -268,6 +287,7 @@ def make_report(
     jobs: Sequence[JobRow] = (),
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
+    pipeline: PipelineSection | None = None,
 ) -> Report:
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
     simulations of the step, where there were any."""
@@ -276,7 +296,8 @@ def make_report(
     out_of_memory = first_over_capacity(ledger, job.capacity_bytes, job.gpus_per_node, job.nodes)
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
-    kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
+    computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
+    kernels = _ratio(_ratio(work.hardware_flops, computing), work.peak_flops_per_second)
     limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
     offload = offload_section(trace, breakdown, step.rank, use.limits, use.tiers, use.pinned_bytes)
@@ -314,6 +335,9 @@ def make_report(
         allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
         validation=validation,
+        parallelism=job.parallelism,
+        rank_map=job.rank_map,
+        pipeline=pipeline,
     )
 
 

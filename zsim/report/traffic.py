@@ -63,6 +63,42 @@ class SentRow:
     inter_node_bytes_per_gpu: float
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """All calls of one rank and step on the communicators of one kind of group: their number, the bytes of
+    their full tensors together (of messages: sent plus received), and their seconds, waits for other ranks
+    included."""
+
+    group: str
+    count: int
+    bytes: int
+    busy_seconds: float
+    exposed_seconds: float
+
+
+PIPELINE = "pipeline"
+
+
+def reported_group(name: str) -> str:
+    """The name under which a group is reported: the pairs of a pipeline ("pipeline 0-1") as "pipeline"."""
+    return PIPELINE if name.startswith(f"{PIPELINE} ") else name
+
+
+def group_rows(rows: Sequence[CollectiveRow]) -> list[GroupRow]:
+    """The collectives by group, in the order of the first calls."""
+    found: dict[str, GroupRow] = {}
+    for row in rows:
+        one = found.get(row.group, GroupRow(row.group, 0, 0, 0.0, 0.0))
+        found[row.group] = GroupRow(
+            row.group,
+            one.count + row.count,
+            one.bytes + row.count * row.bytes,
+            one.busy_seconds + row.busy_seconds,
+            one.exposed_seconds + row.exposed_seconds,
+        )
+    return list(found.values())
+
+
 def bus_factor(kind: str, group_size: int) -> float:
     """Factor in busbw = algbw * factor: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and
     all-to-all, 1 for the rest. Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth"."""
@@ -108,7 +144,7 @@ _Key = tuple[str, str, int, int, str]
 
 
 def _key(info: SpanInfo) -> _Key:
-    return (info.kind, info.group, info.group_size, info.bytes, info.dtype)
+    return (info.kind, reported_group(info.group), info.group_size, info.bytes, info.dtype)
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:

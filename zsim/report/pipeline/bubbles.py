@@ -26,12 +26,12 @@ from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait
 from zsim.report.critical_path import Peers
 from zsim.report.lanes import LaneTimes, StepTimes
+from zsim.report.pipeline.schedule import COMPUTING
 from zsim.report.predecessors import Predecessors, predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
 Interval = tuple[float, float]
-_COMPUTING = frozenset({"forward", "recompute", "backward"})
 _KERNELS = frozenset({"compute", "optimizer"})  # the parts of a breakdown that are no waits
 _SAME_INSTANT = 1e-9  # of the step
 
@@ -80,6 +80,11 @@ class Bubbles:
         drained = min(self._drained(rank), begin + self._trace.step_seconds)
         found += self._idle(rank, self._last_computed(rank), drained)
         return _union([(start, end) for start, end in found if end > start + self._tolerance])
+
+    def cut_from(self, breakdown: Breakdown, rank: int) -> Breakdown:
+        """The breakdown of `rank`, on the clock of its own step, with its bubbles."""
+        begin = self._trace.begins.get(rank, 0.0)
+        return with_bubbles(breakdown, [(start - begin, end - begin) for start, end in self.of(rank)])
 
     def _delivered(
         self,
@@ -145,7 +150,7 @@ class Bubbles:
         """When `rank` has done its last kernel of a forward or backward."""
         lane = self._times.of(rank)
         places = self._program(rank).once(_places_of_kernels)
-        computing = [lane.end[place] for place, phase in places if phase in _COMPUTING]
+        computing = [lane.end[place] for place, phase in places if phase in COMPUTING]
         return max(computing, default=self._trace.begins.get(rank, 0.0))
 
     def _idle(self, rank: int, start: float, end: float) -> Iterator[Interval]:
@@ -173,8 +178,8 @@ def with_bubbles(breakdown: Breakdown, bubbles: Sequence[Interval]) -> Breakdown
     waited: dict[tuple[str, str], list[float]] = {}
     for wait in breakdown.waits:
         for start, end, is_bubble in _cut(wait.start_seconds, wait.end_seconds, bubbles):
-            cause = "bubble" if is_bubble else wait.cause
-            waits.append(replace(wait, start_seconds=start, end_seconds=end, cause=cause))
+            cause, info = ("bubble", None) if is_bubble else (wait.cause, wait.info)
+            waits.append(replace(wait, start_seconds=start, end_seconds=end, cause=cause, info=info))
             waited.setdefault((wait.phase, cause), []).append(end - start)
     by_phase = {
         phase: {

@@ -14,10 +14,12 @@ from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
+from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import stream_timeline, views
 from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.views.text.irregular import irregular_tables
+from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline, trust_words
 from zsim.trace.drives import drive_rates
@@ -37,6 +39,7 @@ def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
 
 def html_report(report: Report, trace: Trace) -> str:
     """The whole page, plotly.js included."""
+    own = trace.on_clock_of(report.rank)
     return render(
         "report.html.j2",
         title=headline(report),
@@ -46,8 +49,8 @@ def html_report(report: Report, trace: Trace) -> str:
         trust=trust_words(report),
         tiles=list(tiles(report)),
         step=plot("step", STEP_CAPTION, figures.step_breakdown(report)),
-        timeline=plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
-        views=views(trace, report.rank),
+        timeline=plot("timeline", TIMELINE_CAPTION, stream_timeline(own, report.breakdown, report.rank)),
+        views=views(own, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
         offload=_offload(report, trace),
@@ -58,6 +61,7 @@ def html_report(report: Report, trace: Trace) -> str:
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
         irregular=list(irregular_tables(report)),
+        parallel=_parallel(report),
         sent_rows=[_sent_row(row) for row in report.sent],
         cost_headings=HEADINGS,
         cost_rows=list(cost_rows(report)),
@@ -144,6 +148,21 @@ def _communication(report: Report) -> Iterator[Plot]:
     if report.traffic:
         caption = "What one GPU sends over each class of links in a step."
         yield plot("links", caption, figures.link_traffic(report))
+
+
+def _parallel(report: Report) -> dict[str, Any] | None:
+    """The pipeline's schedule and the mesh with their tables; None for data parallelism alone."""
+    tables = list(parallel_tables(report))
+    if not tables:
+        return None
+    section, found = report.pipeline, report.rank_map
+    schedule, mesh = None, None
+    if section is not None:
+        caption = pipeline_page.schedule_caption(section)
+        schedule = plot("schedule", caption, pipeline_page.schedule_figure(section))
+    if found is not None:
+        mesh = plot("mesh", pipeline_page.mesh_caption(found), pipeline_page.mesh_figure(found))
+    return {"schedule": schedule, "mesh": mesh, "tables": tables}
 
 
 def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:

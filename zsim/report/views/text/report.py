@@ -12,6 +12,7 @@ from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.views.text.irregular import Words, irregular_tables
+from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
@@ -59,6 +60,11 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     yield Text(report.limit)
     yield _breakdown(report, is_plain)
     for words in irregular_tables(report):
+        yield _words(words)
+    if report.pipeline is not None and (lines := schedule_sketch(report.pipeline)):
+        yield Text("\n".join(("The schedule by pipeline rank", *lines)))
+        yield Text(SKETCH, style="dim")
+    for words in parallel_tables(report):
         yield _words(words)
     for device in report.peaks:
         if report.peaks[device].total > 0:

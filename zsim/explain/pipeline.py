@@ -1,0 +1,47 @@
+"""A pipeline's outcome as the section of a report, and the rank that the report is of."""
+
+from __future__ import annotations
+
+from zsim.engine.simulate import Outcome
+from zsim.plan.pipeline.placement import stage_of
+from zsim.report.pipeline.bubbles import Bubbles
+from zsim.report.pipeline.section import PipelineSection, pipeline_section
+from zsim.report.report import TracedStep
+from zsim.report.traffic import overlap_fraction
+from zsim.specs.experiment.job import Job
+
+
+def pipeline_of(outcome: Outcome) -> PipelineSection | None:
+    """The section on the pipeline; None without one."""
+    job, plan = outcome.job, outcome.plan
+    layers = rank_layers(job)
+    return pipeline_section(
+        plan,
+        outcome.trace,
+        outcome.peers,
+        layers=layers if len(layers) == len(plan.programs) else (),
+        connections=job.training.device_max_connections,
+    )
+
+
+def bubbles_of(outcome: Outcome) -> Bubbles:
+    """The bubbles of all simulated ranks."""
+    return Bubbles(outcome.plan, outcome.trace, outcome.peers, outcome.job.training.device_max_connections)
+
+
+def rank_layers(job: Job) -> list[int]:
+    """Number of layers on each pipeline rank; none without a pipeline."""
+    asked = job.parallelism
+    if not asked.layers_per_stage:
+        return []
+    ranks, chunks = range(asked.pipeline), range(asked.virtual_stages)
+    return [
+        sum(asked.layers_per_stage[stage_of(asked.schedule, asked.pipeline, rank, chunk)] for chunk in chunks)
+        for rank in ranks
+    ]
+
+
+def slowest_step(outcome: Outcome, section: PipelineSection) -> TracedStep:
+    """The step as the slowest pipeline rank saw it."""
+    row, trace = section.slowest, outcome.trace
+    return TracedStep(trace, row.first_rank, row.breakdown, overlap_fraction(trace, row.first_rank))

@@ -1,0 +1,83 @@
+"""The schedule of a pipeline as it ran: when each rank's forwards and backwards of micro-batches were."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Kernels, Plan, Program
+from zsim.trace.trace import Trace
+
+COMPUTING = frozenset({"forward", "recompute", "backward"})
+DRAWN = ("F", "B", "I", "W")
+
+
+class Box(NamedTuple):
+    """One action of a pipeline rank from its first kernel to its last, on the trace's clock. `kind`: F, B, I
+    or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer, whose stage, chunk and micro-batch
+    are -1; `chunk`: the place of the stage among the rank's own, 0 without virtual stages."""
+
+    kind: str
+    stage: int
+    chunk: int
+    micro_batch: int
+    start_seconds: float
+    end_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+def boxes(plan: Plan, trace: Trace, rank: int) -> tuple[Box, ...]:
+    """The actions of `rank` in the order of its host. `trace`: the step of `plan`, with one span per op with
+    work. Actions without kernels on the compute stream are left out."""
+    program = plan.program_on(rank)
+    own = trace.of_rank(rank)
+    order = own.info_indices.argsort(kind="stable")
+    starts, ends = own.start_seconds[order].tolist(), own.end_seconds[order].tolist()
+    chunk_of = {stage: chunk for chunk, stage in enumerate(_stages(program))}
+    found = []
+    for (kind, stage, micro_batch), places in program.once(_places_by_action):
+        if places:
+            start, end = min(starts[place] for place in places), max(ends[place] for place in places)
+            found.append(Box(kind, stage, chunk_of.get(stage, -1), micro_batch, start, end))
+    return tuple(found)
+
+
+def stages_of(plan: Plan, rank: int) -> tuple[int, ...]:
+    """The stages that `rank` computes, in the model's order."""
+    return _stages(plan.program_on(rank))
+
+
+def _stages(program: Program) -> tuple[int, ...]:
+    return tuple(sorted({action.stage for _, action in program.actions if action.kind in DRAWN}))
+
+
+def _places_by_action(program: Program) -> list[tuple[tuple[str, int, int], list[int]]]:
+    """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, the places of its kernels
+    on the compute stream among the program's ops with work."""
+    begins = [*program.actions, (len(program.ops), None)]
+    found: list[tuple[tuple[str, int, int], list[int]]] = []
+    updating: list[int] = []
+    current, following = -1, 0
+    place = -1
+    for number, op in enumerate(program.ops):
+        while following < len(begins) and begins[following][0] <= number:
+            action = begins[following][1]
+            following += 1
+            current = -1
+            if action is not None and action.kind in DRAWN:
+                micro_batch = -1 if action.micro_batch is None else action.micro_batch
+                found.append(((action.kind, action.stage, micro_batch), []))
+                current = len(found) - 1
+        if op.work is None:
+            continue
+        place += 1
+        if op.stream != COMPUTE or not isinstance(op.work, Kernels):
+            continue
+        if op.phase == "optimizer":
+            updating.append(place)
+        elif op.phase in COMPUTING and current >= 0:
+            found[current][1].append(place)
+    return [*found, (("", -1, -1), updating)]

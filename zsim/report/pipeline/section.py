@@ -1,0 +1,132 @@
+"""The section of a report on its pipeline: the stages, the bubbles, and the schedule as it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.plan.ops import Plan
+from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.critical_path import Peers
+from zsim.report.memory import Ledger, Peak, peak
+from zsim.report.pipeline.bubbles import Bubbles, Interval, is_pipeline
+from zsim.report.pipeline.schedule import Box, boxes
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+from zsim.trace.trace import Trace
+
+_ALIKE = 1e-9  # of the step
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """One pipeline rank, by its first simulated GPU `first_rank`. `layers`: of all its stages, None where
+    unknown. `peak`: of its GPU memory. `breakdown`: of its step. `bubbles` and `boxes`: where its compute
+    stream waits for other stages, and its forwards and backwards, on the clock of the trace."""
+
+    rank: int
+    first_rank: int
+    layers: int | None
+    peak: Peak
+    breakdown: Breakdown
+    bubbles: tuple[Interval, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds in which its compute stream runs kernels."""
+        return self.breakdown.seconds["compute"] + self.breakdown.seconds["optimizer"]
+
+    @property
+    def bubble_seconds(self) -> float:
+        return self.breakdown.seconds["bubble"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of `stages` in `--json`."""
+        return {
+            "rank": self.rank,
+            "layers": self.layers,
+            "peak_bytes": self.peak.total,
+            "busy_seconds": self.busy_seconds,
+            "bubble_seconds": self.bubble_seconds,
+            "first_rank": self.first_rank,
+            "bytes_at_peak": dict(self.peak.at_total),
+            "breakdown_seconds": dict(self.breakdown.seconds),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSection:
+    """A pipeline's ranks in their order; `micro_batches`: per step, of one pipeline."""
+
+    rows: tuple[PipelineRow, ...]
+    micro_batches: int
+    step_seconds: float
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Mean over the ranks of the part of the step that is a bubble."""
+        return sum(row.bubble_seconds for row in self.rows) / len(self.rows) / self.step_seconds
+
+    @property
+    def slowest(self) -> PipelineRow:
+        """The rank that the others wait for: that with the least bubble, the first of equal ones."""
+        least = min(row.bubble_seconds for row in self.rows)
+        slack = _ALIKE * self.step_seconds
+        return next(row for row in self.rows if row.bubble_seconds <= least + slack)
+
+    @property
+    def fullest(self) -> PipelineRow:
+        """The rank with the highest peak of GPU memory, the first of equal ones."""
+        return max(self.rows, key=lambda row: row.peak.total)
+
+    @property
+    def num_chunks(self) -> int:
+        """The highest number of stages on a rank."""
+        return max((box.chunk + 1 for row in self.rows for box in row.boxes), default=1)
+
+    def mean_seconds(self) -> dict[str, float]:
+        """The step by cause, as mean over the ranks."""
+        names, count = self.rows[0].breakdown.seconds, len(self.rows)
+        return {name: sum(row.breakdown.seconds[name] for row in self.rows) / count for name in names}
+
+
+def pipeline_section(
+    plan: Plan,
+    trace: Trace,
+    peers: Peers,
+    *,
+    layers: Sequence[int] = (),
+    connections: int = DEFAULT_CONNECTIONS,
+) -> PipelineSection | None:
+    """The section of the simulated step of `plan`; None where the ranks form no pipeline. `layers`: of each
+    pipeline rank, () where unknown; `peers` and `connections` as in `Bubbles`."""
+    if not is_pipeline(plan):
+        return None
+    ledger, bubbles = Ledger.of(trace.memory), Bubbles(plan, trace, peers, connections)
+    first = _first_ranks(plan, trace)
+    rows = []
+    for number in range(len(plan.programs)):
+        rank = first[number]
+        breakdown = bubbles.cut_from(step_breakdown(trace.on_clock_of(rank), rank), rank)
+        rows.append(
+            PipelineRow(
+                number,
+                rank,
+                layers[number] if layers else None,
+                peak(ledger.usage("gpu", {rank: 1})),
+                breakdown,
+                tuple(bubbles.of(rank)),
+                boxes(plan, trace, rank),
+            )
+        )
+    counts = {box.micro_batch for row in rows for box in row.boxes if box.kind == "F"}
+    return PipelineSection(tuple(rows), len(counts), trace.step_seconds)
+
+
+def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:
+    """The first simulated rank of each program."""
+    found: dict[int, int] = {}
+    for rank in dict.fromkeys(trace.ranks.tolist()):
+        found.setdefault(int(plan.program_of[rank]), rank)
+    return found

@@ -1,0 +1,69 @@
+"""The mesh on the nodes: which coordinates the ranks of a node have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.specs.strategy.mesh import Mesh
+
+_MAX_NODES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks of one node, from `first_rank` on: `coordinates[axis]` has one number per rank."""
+
+    node: int
+    first_rank: int
+    coordinates: dict[str, tuple[int, ...]]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(next(iter(self.coordinates.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """The axes of the mesh, (name, size) from the slowest to the fastest, and the first of `num_nodes` nodes;
+    `world_size`: of all nodes."""
+
+    axes: tuple[tuple[str, int], ...]
+    nodes: tuple[NodeRanks, ...]
+    num_nodes: int
+    world_size: int
+
+    @property
+    def shown_axes(self) -> tuple[str, ...]:
+        """The axes of more than one rank."""
+        return tuple(name for name, size in self.axes if size > 1)
+
+
+def rank_map(mesh: Mesh, gpus: Sequence[int], nodes: Sequence[int]) -> RankMap:
+    """The map of a job that has `gpus[i]` ranks on its i-th node, which is number `nodes[i]` of the
+    fabric."""
+    along: dict[str, Ints] = {axis: mesh.coordinate(axis) for axis in mesh.names}
+    ends = np.cumsum(gpus).tolist()
+    shown = tuple(
+        NodeRanks(
+            number,
+            end - count,
+            {axis: tuple(every[end - count : end].tolist()) for axis, every in along.items()},
+        )
+        for number, count, end in list(zip(nodes, gpus, ends, strict=True))[:_MAX_NODES]
+    )
+    return RankMap(mesh.axes, shown, len(gpus), mesh.world_size)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Distinct numbers in words: "0-7", "0, 2, 4", "3"."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)

@@ -1,0 +1,233 @@
+"""Parallelism on the page: the schedule as it ran, drawn as papers draw it, and the mesh on the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from zsim.report.pipeline.schedule import Box
+from zsim.report.pipeline.section import PipelineSection
+from zsim.report.rank_map import RankMap
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.meanings import BREAKDOWN, Meaning
+from zsim.units import format_seconds
+
+# Forward blue and backward green, as in the figures of Narayanan et al. 2021 (Megatron-LM, SC'21), and the
+# gradients of weights orange, as in those of Qi et al. 2023 (zero bubble); later chunks are paler.
+ACTIONS: dict[str, Meaning] = {
+    "F": Meaning("forward", "#2F7FBF", "blue"),
+    "B": Meaning("backward", "#63B35C", "green"),
+    "I": Meaning("backward of inputs", "#63B35C", "green"),
+    "W": Meaning("gradients of weights", "#E69F00", "yellow"),
+    "": BREAKDOWN["optimizer"],
+}
+_BUBBLE = Meaning("bubble", "#FFFFFF", "bright_white")
+_BETWEEN = Meaning("communication and host", "#E9D8C8", "red")
+_PALEST = 0.6  # of white in the colour of the last chunk
+_THINNEST = 1 / 4000  # of the step: shorter bubbles are not drawn
+_DIGITS = 6
+_ROW, _MAX_HEIGHT = 30, 760
+_PALETTE = ("#A9CCE8", "#F6CFA0", "#A8DDC0", "#E3B5D0", "#C9BBEA", "#F2E19A", "#BFC7D1", "#F0B5A8")
+
+
+class _Bars(NamedTuple):
+    """Horizontal bars of one meaning; `rows` are places from the top."""
+
+    name: str
+    color: str
+    text_color: str
+    rows: list[int]
+    starts: list[float]
+    lengths: list[float]
+    texts: list[str]
+    hovers: list[str]
+
+
+def schedule_figure(section: PipelineSection) -> Figure:
+    """One row per pipeline rank: boxes with the micro-batch's number, bubbles white."""
+    scale, unit = time_scale(section.step_seconds)
+    begin, end = _bounds(section)
+    count = len(section.rows)
+    height = min(118 + _ROW * count, _MAX_HEIGHT)
+    figure = Figure(layout(height, barmode="overlay", bargap=0.1, uniformtext={"minsize": 6, "mode": "hide"}))
+    for bars in _all_bars(section, begin, end, scale):
+        figure.add_bar(
+            name=bars.name,
+            legendgroup=bars.name,
+            showlegend=bool(bars.name),
+            orientation="h",
+            y=bars.rows,
+            base=bars.starts,
+            x=bars.lengths,
+            text=bars.texts or None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            insidetextfont={"color": bars.text_color},
+            marker={"color": bars.color, "line": {"width": 0.5, "color": "rgba(40,48,60,0.55)"}},
+            hovertext=bars.hovers,
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text=unit, range=[0, _short((end - begin) * scale)], title_standoff=6)
+    figure.update_yaxes(
+        title_text="pipeline rank",
+        tickmode="array",
+        tickvals=list(range(count)),
+        ticktext=[str(row.rank) for row in section.rows],
+        range=[count - 0.4, -0.6],
+        automargin=True,
+        fixedrange=True,
+    )
+    return figure
+
+
+def _bounds(section: PipelineSection) -> tuple[float, float]:
+    """When the first rank began, and when the last one ended, on the trace's clock."""
+    starts = [box.start_seconds for row in section.rows for box in row.boxes]
+    ends = [box.end_seconds for row in section.rows for box in row.boxes]
+    starts += [start for row in section.rows for start, _ in row.bubbles]
+    begin = min(starts, default=0.0)
+    return begin, max([begin + section.step_seconds, *ends])
+
+
+def _all_bars(section: PipelineSection, begin: float, end: float, scale: float) -> list[_Bars]:
+    """From the back to the front: the time between boxes, the bubbles, the boxes."""
+    places = list(range(len(section.rows)))
+    whole = _short((end - begin) * scale)
+    between = _Bars(
+        _BETWEEN.label, _BETWEEN.color, "#14181F", places, [0.0] * len(places), [whole] * len(places), [],
+        [f"rank {row.rank}: {_BETWEEN.label}" for row in section.rows],
+    )  # fmt: skip
+    bubbles = _Bars(_BUBBLE.label, _BUBBLE.color, "#14181F", [], [], [], [], [])
+    for place, row in enumerate(section.rows):
+        for start, stop in row.bubbles:
+            if stop - start >= _THINNEST * section.step_seconds:
+                said = f"rank {row.rank}: bubble<br>{format_seconds(stop - start)}"
+                _add(bubbles, place, (start - begin) * scale, (stop - start) * scale, said)
+    boxes: dict[tuple[str, int], _Bars] = {}
+    for place, row in enumerate(section.rows):
+        for box in row.boxes:
+            bars = boxes.get((box.kind, box.chunk))
+            if bars is None:
+                bars = boxes[box.kind, box.chunk] = _box_bars(box, section.num_chunks)
+            _add(
+                bars, place, (box.start_seconds - begin) * scale, box.seconds * scale,
+                _hover(row.rank, box, section.num_chunks),
+            )  # fmt: skip
+            bars.texts.append(str(box.micro_batch) if box.kind else "")
+    order = list(ACTIONS)
+    drawn = sorted(boxes.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    return [between, bubbles, *(bars for _, bars in drawn)]
+
+
+def _add(bars: _Bars, place: int, start: float, length: float, hover: str) -> None:
+    bars.rows.append(place)
+    bars.starts.append(_short(start))
+    bars.lengths.append(_short(length))
+    bars.hovers.append(hover)
+
+
+def _box_bars(box: Box, num_chunks: int) -> _Bars:
+    meaning = ACTIONS[box.kind]
+    part = _PALEST * max(box.chunk, 0) / max(num_chunks - 1, 1)
+    name = meaning.label + (f", chunk {box.chunk}" if box.kind and num_chunks > 1 else "")
+    text = "#FFFFFF" if box.kind == "F" and part < 0.3 else "#14181F"
+    return _Bars(name, paler(meaning.color, part), text, [], [], [], [], [])
+
+
+def _hover(rank: int, box: Box, num_chunks: int) -> str:
+    seconds = format_seconds(box.seconds)
+    if not box.kind:
+        return f"rank {rank}: optimizer<br>{seconds}"
+    of = f" of stage {box.stage}" if num_chunks > 1 else ""
+    return f"rank {rank}: <b>{ACTIONS[box.kind].label} {box.micro_batch}</b>{of}<br>{seconds}"
+
+
+def paler(color: str, part: float) -> str:
+    """The colour mixed with `part` of white, from 0 to 1."""
+    mixed = (round(int(color[at : at + 2], 16) * (1 - part) + 255 * part) for at in (1, 3, 5))
+    return "#" + "".join(f"{value:02X}" for value in mixed)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def mesh_figure(found: RankMap) -> Figure:
+    """The first nodes, a row each, and their GPUs: each cell has its rank and coordinates, and the colour of
+    its pipeline rank (of its coordinate on the slowest axis without a pipeline)."""
+    axes = found.shown_axes
+    colored = "pipeline" if "pipeline" in axes else axes[0]
+    most = max(node.num_ranks for node in found.nodes)
+    numbers: list[list[int | None]] = []
+    texts: list[list[str]] = []
+    hovers: list[list[str]] = []
+    for node in found.nodes:
+        empty = most - node.num_ranks
+        ranks = range(node.num_ranks)
+        of = {axis: node.coordinates[axis] for axis in axes}
+        numbers.append([*(of[colored][at] % len(_PALETTE) for at in ranks), *[None] * empty])
+        texts.append([*(_cell(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
+        hovers.append([*(_cell_hover(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
+    figure = Figure(layout(96 + 46 * len(found.nodes), showlegend=False))
+    figure.add_heatmap(
+        z=numbers, text=texts, texttemplate="%{text}", textfont={"size": 11, "color": "#14181F"},
+        hovertext=hovers, hoverinfo="text", xgap=2, ygap=2, showscale=False, zmin=0, zmax=len(_PALETTE) - 1,
+        colorscale=_steps(_PALETTE),
+    )  # fmt: skip
+    figure.update_xaxes(
+        title_text="GPU of the node", dtick=1, fixedrange=True, showgrid=False, zeroline=False
+    )
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=list(range(len(found.nodes))),
+        ticktext=[f"node {node.node}" for node in found.nodes],
+        autorange="reversed",
+        automargin=True,
+        fixedrange=True,
+        showgrid=False,
+        zeroline=False,
+    )
+    return figure
+
+
+_INITIALS = {"pipeline": "P", "data": "D", "context": "C", "tensor": "T"}
+
+
+def _cell(rank: int, of: dict[str, tuple[int, ...]], at: int) -> str:
+    coordinates = " ".join(f"{_INITIALS[axis]}{numbers[at]}" for axis, numbers in of.items())
+    return f"<b>{rank}</b><br>{coordinates}"
+
+
+def _cell_hover(rank: int, of: dict[str, tuple[int, ...]], at: int) -> str:
+    return "<br>".join([f"<b>rank {rank}</b>", *(f"{axis} {numbers[at]}" for axis, numbers in of.items())])
+
+
+def _steps(colors: Sequence[str]) -> list[tuple[float, Any]]:
+    """A colour scale of equal steps without transitions."""
+    count = len(colors)
+    return [
+        (edge / count, color)
+        for number, color in enumerate(colors)
+        for edge in (number, number + 1)
+    ]  # fmt: skip
+
+
+def schedule_caption(section: PipelineSection) -> str:
+    """Caption of the schedule: the bubble, and how many micro-batches."""
+    chunks = f" on {section.num_chunks} stages per rank" if section.num_chunks > 1 else ""
+    return (
+        f"{section.micro_batches:,} micro-batches{chunks}: bubbles are "
+        f"{section.bubble_fraction * 100:.1f} % of the step in the mean over the ranks. A box lasts from the "
+        "first to the last kernel of a forward or backward; its number is the micro-batch's."
+    )
+
+
+def mesh_caption(found: RankMap) -> str:
+    """Caption of the mesh: its axes, and how many of the nodes are drawn."""
+    axes = " x ".join(f"{name} {size:,}" for name, size in found.axes if size > 1)
+    shown = len(found.nodes)
+    first = "" if shown == found.num_nodes else f" The first {shown} of {found.num_nodes:,} nodes."
+    letters = ", ".join(f"{_INITIALS[axis]} {axis}" for axis in found.shown_axes)
+    return f"{axes}, the last axis on adjacent ranks; {letters}.{first}"
