@@ -190,6 +190,23 @@ def test_a_slow_pipeline_beside_lets_no_bubble_grow() -> None:
     assert breakdown_of(outcome, 3).seconds["bubble"] > 8 * both
 
 
+def test_a_rank_that_is_over_waits_for_the_others_communication() -> None:
+    """Without an end that all share, the last stage has reduced its gradients in the drain; from there on it
+    waits while the first stage reduces its own: 1 GB over NVLink, in which the others wait too."""
+    job = free_job(8)
+    plan = pipeline_plan(one_f_one_b, 4, 8, (SHORT, LONG), replicas=2, sent_bytes=0, gradient_bytes=10**9)
+    outcome = simulate_job(job, plan=plan)
+    both = seconds_of(SHORT, job) + seconds_of(LONG, job)
+    reduction = outcome.trace.step_seconds - 11 * both
+    assert 1e-3 < reduction < 1e-2
+    bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers)
+    for rank in (0, 2, 4, 6):
+        seconds = bubbles.cut_from(step_breakdown(outcome.trace, rank), rank).seconds
+        assert seconds["bubble"] == pytest.approx(3 * both, rel=1e-6)
+        assert seconds["exposed_communication"] == pytest.approx(reduction, rel=1e-6)
+        assert seconds["host_bound"] == pytest.approx(0.0, abs=1e-9)
+
+
 @pytest.mark.parametrize("schedule", [one_f_one_b, gpipe])
 def test_a_folded_pipeline_has_the_bubbles_of_an_unfolded_one(schedule: Schedule) -> None:
     plan = pipeline_plan(schedule, 4, 6, (SHORT, LONG), replicas=8, sent_bytes=2**27, gradient_bytes=10**9)

@@ -10,7 +10,7 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.specs.strategy.mesh import Mesh
 
-_MAX_NODES = 16
+_MAX_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)

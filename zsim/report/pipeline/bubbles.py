@@ -84,7 +84,9 @@ class Bubbles:
     def cut_from(self, breakdown: Breakdown, rank: int) -> Breakdown:
         """The breakdown of `rank`, on the clock of its own step, with its bubbles."""
         begin = self._trace.begins.get(rank, 0.0)
-        return with_bubbles(breakdown, [(start - begin, end - begin) for start, end in self.of(rank)])
+        over = max(self._times.of(rank).end, default=begin) - begin - self._tolerance
+        bubbles = [(start - begin, end - begin) for start, end in self.of(rank)]
+        return with_bubbles(breakdown, bubbles, over)
 
     def _delivered(
         self,
@@ -172,13 +174,19 @@ class Bubbles:
         return self._parts[int(self._plan.program_of[rank])]
 
 
-def with_bubbles(breakdown: Breakdown, bubbles: Sequence[Interval]) -> Breakdown:
-    """The breakdown with the waits within `bubbles` counted as such; both on the clock of the rank's step."""
+def with_bubbles(
+    breakdown: Breakdown, bubbles: Sequence[Interval], over_seconds: float = math.inf
+) -> Breakdown:
+    """The breakdown with the waits within `bubbles` counted as such; both on the clock of the rank's step.
+    `over_seconds`: when the rank has done all its work; what it then waits for is the others' communication
+    at the end of the step."""
     waits: list[Wait] = []
     waited: dict[tuple[str, str], list[float]] = {}
     for wait in breakdown.waits:
         for start, end, is_bubble in _cut(wait.start_seconds, wait.end_seconds, bubbles):
             cause, info = ("bubble", None) if is_bubble else (wait.cause, wait.info)
+            if info is None and cause == "host_bound" and start >= over_seconds:
+                cause = "exposed_communication"
             waits.append(replace(wait, start_seconds=start, end_seconds=end, cause=cause, info=info))
             waited.setdefault((wait.phase, cause), []).append(end - start)
     by_phase = {

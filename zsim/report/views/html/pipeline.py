@@ -50,7 +50,7 @@ def schedule_figure(section: PipelineSection) -> Figure:
     begin, end = _bounds(section)
     count = len(section.rows)
     height = min(118 + _ROW * count, _MAX_HEIGHT)
-    figure = Figure(layout(height, barmode="overlay", bargap=0.1, uniformtext={"minsize": 6, "mode": "hide"}))
+    figure = Figure(layout(height, barmode="overlay", bargap=0.1))
     for bars in _all_bars(section, begin, end, scale):
         figure.add_bar(
             name=bars.name,
@@ -170,7 +170,7 @@ def mesh_figure(found: RankMap) -> Figure:
         numbers.append([*(of[colored][at] % len(_PALETTE) for at in ranks), *[None] * empty])
         texts.append([*(_cell(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
         hovers.append([*(_cell_hover(node.first_rank + at, of, at) for at in ranks), *[""] * empty])
-    figure = Figure(layout(96 + 46 * len(found.nodes), showlegend=False))
+    figure = Figure(layout(96 + 42 * len(found.nodes), showlegend=False))
     figure.add_heatmap(
         z=numbers, text=texts, texttemplate="%{text}", textfont={"size": 11, "color": "#14181F"},
         hovertext=hovers, hoverinfo="text", xgap=2, ygap=2, showscale=False, zmin=0, zmax=len(_PALETTE) - 1,

@@ -122,7 +122,7 @@ def _node_table(found: RankMap) -> Words:
     left = found.num_nodes - len(rows)
     if left:
         rows.append((f"{left:,} more", *("" for _ in range(1 + len(found.shown_axes)))))
-    return Words("Coordinates of the ranks on a node", ("", "ranks", *found.shown_axes), rows)
+    return Words("Ranks by node", ("", "ranks", *found.shown_axes), rows)
 
 
 def schedule_sketch(section: PipelineSection) -> list[str]:
