@@ -301,12 +301,24 @@ def test_what_cannot_be_is_refused_with_one_sentence(
     assert str(refused.value).startswith("tiny.json: ")
 
 
+MEGATRON = {
+    "model_type": "megatron",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "max_position_embeddings": 128,
+    "vocab_size": 128,
+}
+
+
 def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made() -> None:
     """One preset of each family; a list of 10^15 would be more than any memory."""
     families = {}
     for name in model_preset_names():
         config, _, _ = read_model_config(name)
         families[config["model_type"]] = config
+    families["megatron"] = MEGATRON  # of a command line: no preset has it
     assert set(families) == set(FAMILIES)
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
@@ -367,9 +379,10 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_family_of_the_table_is_known() -> None:
-    """The 19 families of transformers that zsim promises, and two with grouped queries and a plain MLP."""
+    """The 19 families of transformers that zsim promises, two with grouped queries and a plain MLP, and
+    Megatron's own."""
     assert sorted(FAMILIES) == [
         "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
-        "llama", "mistral", "mixtral", "mpt", "nemotron", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3",
+        "llama", "megatron", "mistral", "mixtral", "mpt", "nemotron", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3",
         "qwen3_moe", "starcoder2",
     ]  # fmt: skip

@@ -15,18 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Program = Literal["accelerate", "deepspeed", "torchtitan", "torchtitan-0.3", "transformers"]
+Program = Literal["accelerate", "deepspeed", "megatron", "torchtitan", "torchtitan-0.3", "transformers"]
 Place = Literal["file", "script"]
 
 KINDS: Mapping[Program, tuple[str, ...]] = {
     "accelerate": ("deepspeed", "fsdp1", "fsdp2", "ddp"),
     "deepspeed": ("deepspeed",),
+    "megatron": ("megatron",),
     "torchtitan": ("fsdp2", "ddp"),
     "torchtitan-0.3": ("fsdp2",),
     "transformers": ("deepspeed", "fsdp1", "fsdp2", "ddp"),
 }
 NAMES: Mapping[Program, str] = {
-    "accelerate": "Accelerate", "deepspeed": "DeepSpeed", "torchtitan": "torchtitan",
+    "accelerate": "Accelerate", "deepspeed": "DeepSpeed", "megatron": "Megatron", "torchtitan": "torchtitan",
     "torchtitan-0.3": "torchtitan 0.3", "transformers": "the Trainer",
 }  # fmt: skip
 
@@ -86,6 +87,40 @@ def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
     return tuple(Telling(f"parallelism.{key}", "file", how, source) for key, how in keys.items())
 
 
+_MEGATRON = "Megatron-Core 0.16.1, training/arguments.py"
+_MEGATRON_FLAGS: Sequence[tuple[str, str, tuple[Any, ...]]] = (
+    (_MICRO, "--micro-batch-size", ()),
+    (_STEPS, "--global-batch-size", ()),
+    (_CHECKPOINTING, "--recompute-granularity", ("none", "selective", "full")),
+    (_EVERY, "every block", (1,)),
+    ("training.recompute_method", "--recompute-method", ()),
+    ("training.recompute_layers", "--recompute-num-layers", ()),
+    ("training.recompute_modules", "--recompute-modules", ()),
+    ("training.attention", "--attention-backend", ("flash", "math")),
+    (_LOSS, "--cross-entropy-loss-fusion", ("fused",)),
+    (_LOSS, "no --cross-entropy-loss-fusion", ("megatron",)),
+    ("strategy.distributed_optimizer", "--use-distributed-optimizer", ()),
+    ("strategy.overlap_grad_reduce", "--overlap-grad-reduce", ()),
+    ("strategy.overlap_param_gather", "--overlap-param-gather", ()),
+    ("strategy.grad_reduce_dtype", "--grad-reduce-in-bf16, --accumulate-allreduce-grads-in-fp32", ()),
+    ("strategy.average_in_collective", "--ddp-average-in-collective", ()),
+    ("strategy.bucket_size", "--ddp-bucket-size", ()),
+    ("strategy.optimizer_instances", "--num-distributed-optimizer-instances", ()),
+    ("strategy.gradient_accumulation_fusion", "--no-gradient-accumulation-fusion", ()),
+    ("strategy.vocabulary_multiple", "--make-vocab-size-divisible-by", ()),
+    ("parallelism.tensor", "--tensor-model-parallel-size", ()),
+    ("parallelism.sequence_parallel", "--sequence-parallel", ()),
+    ("parallelism.async_tensor", "--tp-comm-overlap", ()),
+    ("parallelism.pipeline", "--pipeline-model-parallel-size", ()),
+    ("parallelism.schedule", "--num-virtual-stages-per-pipeline-rank", ("1f1b", "interleaved-1f1b", None)),
+    ("parallelism.virtual_stages", "--num-virtual-stages-per-pipeline-rank", ()),
+    ("parallelism.first_stage_less_layers", "--account-for-embedding-in-pipeline-split", (0, 1, None)),
+    ("parallelism.last_stage_less_layers", "--account-for-loss-in-pipeline-split", (0, 1, None)),
+    ("parallelism.layers_per_stage", "--pipeline-model-parallel-layout", ()),
+    ("parallelism.context", "--context-parallel-size", ()),
+    ("parallelism.context_method", "--cp-comm-type", ()),
+    ("parallelism.order", "--use-tp-pp-dp-mapping", ("tp-cp-dp-pp", "tp-cp-pp-dp", None)),
+)
 _ZERO = Telling("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
 _SCRIPT_LOSSES = (
     Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
@@ -199,6 +234,9 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
         Telling("strategy.gradient_as_bucket_view", "script",
                 "DistributedDataParallelKwargs(gradient_as_bucket_view=...)",
                 _ACCELERATE + "utils/dataclasses.py"),
+    ),
+    "megatron": tuple(
+        Telling(key, "file", how, _MEGATRON, values) for key, how, values in _MEGATRON_FLAGS
     ),
     "torchtitan": (
         Telling(_MICRO, "file", "training.local_batch_size", _TITAN),

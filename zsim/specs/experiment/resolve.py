@@ -37,7 +37,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, MegatronTable, with_padded_vocabulary
+from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import resolve_parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
 
@@ -87,7 +87,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks)
     )
     if isinstance(table, MegatronTable):
-        multiple = VOCABULARY_MULTIPLE * parallelism.tensor
+        multiple = table.vocabulary_multiple * parallelism.tensor
         model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size
         if model.vocab_size != unpadded:
             notes.append(f"Megatron pads the vocabulary of {unpadded:,} to {model.vocab_size:,}")

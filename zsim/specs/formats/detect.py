@@ -1,7 +1,7 @@
 """Training files of other programs that an experiment names, and the settings they fill in.
 
-`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, besides a DeepSpeed
-JSON.
+`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, a script that starts
+Megatron or its arguments, besides a DeepSpeed JSON.
 
 The file fills in what the experiment leaves open. Two different explicit values are an error that names both;
 `--set` wins over either.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
 from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.formats.accelerate.read import read_accelerate
+from zsim.specs.formats.megatron.arguments import is_command_line, names_script
+from zsim.specs.formats.megatron.read import read_megatron
 from zsim.specs.formats.torchtitan.read import read_torchtitan
 from zsim.specs.formats.torchtitan.text import is_saved_config
 from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
@@ -31,12 +33,17 @@ Reader = Callable[[str], TrainingFile]
 
 def is_training_file(config: Any) -> bool:
     """Whether `strategy.config` is another program's file or command line, not a DeepSpeed JSON."""
-    return isinstance(config, str) and _reader(config) is not None
+    return _is_arguments(config) or (isinstance(config, str) and _reader(config) is not None)
+
+
+def _is_arguments(config: Any) -> bool:
+    """Whether `strategy.config` is a list of arguments, which only Megatron has."""
+    return isinstance(config, list | tuple) and all(isinstance(word, str) for word in config)
 
 
 def names_training_file(path: str | Path) -> bool:
     """Whether a file given in place of an experiment is a training file (or a DeepSpeed JSON)."""
-    if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
+    if Path(path).suffix.lower() in (".yaml", ".yml", ".json") or names_script([str(path)]):
         return True
     data = _toml_tables(path)
     return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
@@ -54,16 +61,18 @@ def _toml_tables(path: str | Path) -> dict[str, Any]:
     return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
 
-def read_training_file(config: str) -> TrainingFile:
+def read_training_file(config: str | Sequence[str]) -> TrainingFile:
     """The settings in a training file or command line of another program.
 
     Raises InputError if it is neither, or has keys that its program would refuse.
     """
+    if not isinstance(config, str):
+        return read_megatron(config)
     reader = _reader(config)
     if reader is None:
         raise InputError(
-            f"{config}: expected an Accelerate YAML, a torchtitan TOML, or a command line such as "
-            "'train.toml --training.seq_len=4096'"
+            f"{config}: expected an Accelerate YAML, a torchtitan TOML, a script that starts Megatron, or a "
+            "command line such as 'train.toml --training.seq_len=4096'"
         )
     return reader(config)
 
@@ -78,6 +87,8 @@ def _reader(config: str) -> Reader | None:
         return read_torchtitan
     if suffix == ".toml" and len(_words(config)) == 1:
         return read_torchtitan
+    if names_script(_words(config)) or is_command_line(_words(config)):
+        return read_megatron
     if any(word.startswith("--") for word in _words(config)):
         return read_torchtitan
     return None
@@ -112,7 +123,8 @@ def with_training_file(
     _resolve_shape(file, merged, rest)
     model, asked = file.assumes.get("model"), rest.get("model", merged.get("model"))
     if model is not None and asked not in (None, model):
-        file.note(f"written for {model}; the experiment's model is simulated")
+        what = model if isinstance(model, str) else "a model of its own"
+        file.note(f"written for {what}; the experiment's model is simulated")
     for dotted, value in file.says.items():
         _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
     for dotted, value in file.assumes.items():
@@ -176,8 +188,8 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
         )
     if shape.get("gpus", world_size) != world_size:
         file.note(f"written for {shape['gpus']} GPUs; the experiment's {world_size} are simulated")
-    if file.global_batch_size is not None:
-        _accumulate(file, data, overrides, max(1, world_size // model_ranks))
+    if file.global_batch_size is not None and world_size % model_ranks == 0:
+        _accumulate(file, data, overrides, world_size // model_ranks)
 
 
 def _degree(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str) -> int:

@@ -17,7 +17,7 @@ from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import classic, gpt, grouped_query, llama, moe
+from zsim.specs.model.families import classic, gpt, grouped_query, llama, megatron, moe
 from zsim.specs.model.families import llama_variants as kin
 from zsim.specs.model.spec import ModelSpec
 
@@ -81,6 +81,7 @@ FAMILIES: dict[str, ModelFamily] = {
         },
     ),
     "opt": ModelFamily(classic.opt),
+    "megatron": ModelFamily(megatron.megatron),
     "nemotron": ModelFamily(grouped_query.nemotron),
     "starcoder2": ModelFamily(grouped_query.starcoder2),
 }

@@ -17,11 +17,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
 from zsim.specs.strategy.training import Training
 
 Engine = Literal["megatron", "nanotron", "internevo"]
+FsdpSharding = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
+StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
 NEWEST_CORE = "0.16.1"
 CLIP_GRAD = 1.0  # --clip-grad
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
@@ -36,7 +38,10 @@ class MegatronTable(BaseModel):
     engine with nearly the same data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or
     "internevo" (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them).
     `cuda_graph`: one graph of the whole step, which spares the host the layers' Python. `skips_update`: the
-    loss scale is still falling, and gradients that overflow are thrown away."""
+    loss scale is still falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP
+    with this `--data-parallel-sharding-strategy`. `main_grads_dtype` to `exp_avg_sq_dtype`: of the
+    precision-aware optimizer. `overlap_p2p`, `align_grad_reduce` and `align_param_gather`: of the interleaved
+    schedule. `vocabulary_multiple`: `--make-vocab-size-divisible-by`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -52,6 +57,18 @@ class MegatronTable(BaseModel):
     engine: Engine = "megatron"
     cuda_graph: StrictBool = False
     skips_update: StrictBool = False
+    gradient_accumulation_fusion: StrictBool = True
+    check_for_nan: StrictBool = True
+    vocabulary_multiple: Annotated[int, Field(gt=0, strict=True)] = VOCABULARY_MULTIPLE
+    fsdp_sharding: FsdpSharding | None = None
+    precision_aware_optimizer: StrictBool = False
+    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
+    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
+    exp_avg_dtype: StateDtype = "fp32"
+    exp_avg_sq_dtype: StateDtype = "fp32"
+    overlap_p2p: StrictBool = True
+    align_grad_reduce: StrictBool = True
+    align_param_gather: StrictBool = True
 
     @field_validator("version", mode="before")
     @classmethod
@@ -99,6 +116,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     has_core = is_core(table.version)
     _check_release(table, release)
     _check_combination(table, world_size)
+    _refuse_unsimulated(table)
     low = "bf16" if training.precision == "fp8" else training.precision
     if table.grad_reduce_dtype not in ("fp32", low):
         raise InputError(
@@ -126,12 +144,29 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         optimizer_instances=table.optimizer_instances,
         is_contiguous=is_buffer and not sums_all,
         fuses_accumulation=is_megatron
+        and table.gradient_accumulation_fusion
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
-        checks_nan=has_core and is_megatron,
+        checks_nan=has_core and is_megatron and table.check_for_nan,
         has_owners=sums_all,
         block_overhead=block if is_megatron and not table.cuda_graph else None,
         skips_update=table.skips_update,
     )
+
+
+def _refuse_unsimulated(table: MegatronTable) -> None:
+    """Raises NotSimulatedError for what Megatron has and no plan of zsim."""
+    if table.fsdp_sharding is not None:
+        raise NotSimulatedError(
+            f"strategy.fsdp_sharding: zsim does not simulate Megatron-FSDP ('{table.fsdp_sharding}') yet; "
+            "expected strategy 'fsdp2' for torch's own"
+        )
+    if table.precision_aware_optimizer:
+        raise NotSimulatedError(
+            "strategy.precision_aware_optimizer: zsim does not simulate its main gradients and states yet"
+        )
+    for key in ("overlap_p2p", "align_grad_reduce", "align_param_gather"):
+        if not getattr(table, key):
+            raise NotSimulatedError(f"strategy.{key}: zsim does not simulate false yet; expected true")
 
 
 def is_core(version: str) -> bool:
@@ -180,6 +215,18 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
     if table.engine == "internevo" and not table.distributed_optimizer:
         raise InputError(
             "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"
+        )
+    if not table.precision_aware_optimizer:
+        for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+            if getattr(table, key) != "fp32":
+                raise InputError(
+                    f"strategy.{key}: found '{getattr(table, key)}' without precision_aware_optimizer, which "
+                    "Megatron refuses; expected precision_aware_optimizer = true, or 'fp32'"
+                )
+    elif not table.distributed_optimizer:
+        raise InputError(
+            "strategy.precision_aware_optimizer: Megatron has it only beside the distributed optimizer, "
+            "expected distributed_optimizer = true"
         )
     if table.bucket_size is not None and not table.overlap_grad_reduce:
         raise InputError(

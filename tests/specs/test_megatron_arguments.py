@@ -1,0 +1,402 @@
+"""Megatron's command line, as a script or a list of arguments, as an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.expect import of_kind
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import experiment_from, load_experiment
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.megatron.arguments import read_arguments
+from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES, VALUES
+from zsim.specs.formats.megatron.read import read_megatron
+from zsim.specs.strategy.megatron import MegatronTable
+
+NETWORK = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --max-position-embeddings 8192 --swiglu "
+    "--normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 --vocab-size 128256 "
+    "--tokenizer-type HuggingFaceTokenizer"
+)
+BATCH = "--seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16"
+SCRIPT = f"""#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${{NUM_NODES:-2}}
+TP=${{TP:-4}}
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+    --master_addr localhost
+)
+GPT_MODEL_ARGS=(
+    {NETWORK} # as published
+)
+MODEL_PARALLEL_ARGS="
+    --tensor-model-parallel-size $TP \\
+    --pipeline-model-parallel-size 2 --sequence-parallel"
+DDP_ARGS=()
+if [[ $NUM_NODES -gt 1 ]]; then
+    DDP_ARGS+=(--use-distributed-optimizer --overlap-grad-reduce "--overlap-param-gather")
+fi
+torchrun ${{DISTRIBUTED_ARGS[@]}} pretrain_gpt.py \\
+    ${{GPT_MODEL_ARGS[@]}} {BATCH} \\
+    $MODEL_PARALLEL_ARGS ${{DDP_ARGS[@]}} \\
+    --save $CHECKPOINT_PATH --lr 1.0e-4 --log-throughput
+"""
+
+
+def read(flags: str, *, network: str = NETWORK, batch: str = BATCH, **overrides: Any) -> Experiment:
+    """The experiment of a list of arguments on two DGX H100."""
+    config = f"{network} {batch} {flags}".split()
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return experiment_from(
+        {"cluster": "dgx-h100", "nodes": 2}, {"strategy.config": config, **changes}, origin="test"
+    )
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_is_an_experiment(script: Path) -> None:
+    """16 GPUs, 4 x 2 of them share a model: 2 replicas, 64 sequences in 32 micro-batches each."""
+    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
+    job = resolve(experiment)
+    assert (job.world_size, job.parallelism.tensor, job.parallelism.pipeline) == (16, 4, 2)
+    assert (job.parallelism.sequence_parallel, job.parallelism.schedule) == (True, "1f1b")
+    training, table = job.training, of_kind(experiment.strategy, MegatronTable)
+    assert (training.sequence_length, training.gradient_accumulation_steps) == (4096, 32)
+    assert (training.precision, training.device_max_connections) == ("bf16", 1)
+    assert (table.distributed_optimizer, table.overlap_grad_reduce, table.overlap_param_gather) == (True,) * 3
+    assert table.grad_reduce_dtype == "fp32"
+    assert experiment.program == "megatron"
+
+
+def test_the_network_is_the_models(script: Path) -> None:
+    """Llama 3 8B has 8,030,261,248 parameters, and 256 entries more, twice, in multiples of 128 x 4."""
+    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test")
+    assert resolve(experiment).model.numel == 8_030_261_248 + 2 * 256 * 4096
+
+
+def test_variables_before_a_script_are_its_environment(script: Path) -> None:
+    experiment = experiment_from(
+        {"cluster": "dgx-h100"}, {"strategy.config": f"TP=8 NUM_NODES=4 {script}"}, origin="test"
+    )
+    assert (experiment.parallelism.tensor, experiment.gpus) == (8, 32)
+
+
+def test_an_experiment_names_a_script_beside_itself(script: Path) -> None:
+    path = script.with_name("experiment.toml")
+    path.write_text('cluster = "dgx-h100"\n[strategy]\nkind = "megatron"\nconfig = "train.sh"\n')
+    assert load_experiment(path).parallelism.tensor == 4
+
+
+def test_flags_without_effect_are_named_in_one_note(script: Path) -> None:
+    notes = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(script)}, origin="test").notes
+    assert notes == (f"{script}: read, no effect on a step: --save, --lr, --log-throughput",)
+
+
+def test_a_script_that_only_sets_variables_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.sh"
+    path.write_text(f'MODEL_ARGS=" {NETWORK}"\nALL="$MODEL_ARGS {BATCH}"\n')
+    assert read_arguments(str(path)).integer("num-layers") == 32
+    assert read_arguments(str(path)).has("bf16")
+
+
+def test_set_wins_and_the_experiment_may_have_another_model(script: Path) -> None:
+    overrides = {"strategy.config": str(script), "training.micro_batch_size": 2, "model": "llama-2-7b"}
+    experiment = experiment_from({"cluster": "dgx-h100"}, overrides, origin="test")
+    assert (experiment.model, experiment.training.gradient_accumulation_steps) == ("llama-2-7b", 16)
+    assert any("written for a model of its own" in note for note in experiment.notes)
+
+
+def test_defaults_are_megatrons() -> None:
+    """Biases, LayerNorm, GELU, learned positions, tied, 4 h wide: GPT-2's 124,439,808 parameters, with 50,257
+    entries padded to 50,304."""
+    network = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 1024"
+    experiment = read("", network=network, batch="--seq-length 1024 --micro-batch-size 4 --bf16")
+    job = resolve(experiment)
+    padded = (50_304 - 50_257) * 768
+    assert job.model.numel == 124_439_808 + padded
+    assert (job.model.is_tied, job.training.gradient_clipping) == (True, 1.0)
+    assert (job.training.optimizer, job.training.gradient_accumulation_steps) == ("adamw", 1)
+    assert any("GPT-2's 50,257 entries are assumed" in note for note in job.notes)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parameters"),
+    [
+        # Of 2 layers of 64: 4 x 64 x 64 in attention, 2 x 64 x 256 in the MLP.
+        ("--disable-bias-linear --normalization RMSNorm", 2 * (16_384 + 32_768 + 128) + 64),
+        # Biases of q, k, v, the output, up and down: 4 x 64 + 256 + 64; norms with weight and bias.
+        ("", 2 * (16_384 + 32_768 + 576 + 256) + 128),
+        ("--disable-bias-linear --add-qkv-bias --normalization RMSNorm", 2 * (49_152 + 192 + 128) + 64),
+        # int(4 x 64 x 2 / 3 / 64) x 64 = 128 wide, of three products.
+        ("--disable-bias-linear --swiglu --normalization RMSNorm", 2 * (16_384 + 24_576 + 128) + 64),
+        # One head of 16 for keys and values.
+        (
+            "--disable-bias-linear --normalization RMSNorm --group-query-attention --num-query-groups 1",
+            2 * (2 * 4_096 + 2 * 1_024 + 32_768 + 128) + 64,
+        ),
+        # Norms of 16 on every query and key head.
+        ("--disable-bias-linear --normalization RMSNorm --qk-layernorm", 2 * (49_152 + 128 + 32) + 64),
+    ],
+)
+def test_every_flag_of_the_network_counts(flags: str, parameters: int) -> None:
+    network = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 "
+        "--position-embedding-type rope --vocab-size 128 --tokenizer-type HuggingFaceTokenizer "
+        "--untie-embeddings-and-output-weights"
+    )
+    job = resolve(read(flags, network=network, batch="--seq-length 128 --micro-batch-size 1 --bf16"))
+    assert job.model.numel == parameters + 2 * 128 * 64
+
+
+def test_a_vocabulary_that_a_tokenizer_has_is_asked_for() -> None:
+    network = NETWORK.replace("--vocab-size 128256 ", "")
+    with pytest.raises(InputError, match="vocab_size"):
+        resolve(read("", network=network))
+    assert resolve(read("", network=network, model__vocab_size=32_000)).model.vocab_size == 32_000
+
+
+def test_the_vocabulary_is_padded_as_asked() -> None:
+    flags = "--tensor-model-parallel-size 4 --make-vocab-size-divisible-by 1000"
+    assert resolve(read(flags)).model.vocab_size == 132_000
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--context-parallel-size 2", "context_method", "p2p"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "context_method", "all-to-all"),
+        ("--context-parallel-size 2 --cp-comm-type all_gather", "context_method", "all-gather"),
+        ("--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", "async_tensor", True),
+        ("--sequence-parallel", "sequence_parallel", False),
+        ("--pipeline-model-parallel-size 4", "layers_per_stage", (8, 8, 8, 8)),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
+            "layers_per_stage",
+            (2,) * 16,
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2",
+            "schedule",
+            "interleaved-1f1b",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 5 "
+            "--decoder-last-pipeline-num-layers 7",
+            "layers_per_stage",
+            (5, 10, 10, 7),
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+            "--decoder-last-pipeline-num-layers 12",
+            "layers_per_stage",
+            (10, 6, 10, 6),
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*7|t*9|(t)*9|t*7,L",
+            "layers_per_stage",
+            (7, 9, 9, 7),
+        ),
+        (
+            "--tensor-model-parallel-size 2 --use-tp-pp-dp-mapping",
+            "order",
+            ("data", "pipeline", "context", "tensor"),
+        ),
+    ],
+)
+def test_flags_of_parallelism_are_parallelism(flags: str, key: str, value: Any) -> None:
+    assert getattr(resolve(read(flags)).parallelism, key) == value
+
+
+def test_embedding_and_loss_may_count_as_a_layer() -> None:
+    network = NETWORK.replace("--num-layers 32", "--num-layers 30")
+    flags = (
+        "--pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
+        "--account-for-loss-in-pipeline-split --num-layers-per-virtual-pipeline-stage 4"
+    )
+    parallelism = resolve(read(flags, network=network)).parallelism
+    assert parallelism.layers_per_stage == (3, 4, 4, 4, 4, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    [
+        ("--bf16", "fp32"),
+        ("--bf16 --grad-reduce-in-bf16", "bf16"),
+        ("--fp16", "fp16"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "fp32"),
+        ("", "fp32"),
+    ],
+)
+def test_gradients_have_megatrons_type(flags: str, dtype: str) -> None:
+    """In fp32 with bf16 unless a flag says otherwise, in fp16 with fp16 unless a flag does."""
+    experiment = read(flags, batch=BATCH.replace(" --bf16", ""))
+    assert of_kind(experiment.strategy, MegatronTable).grad_reduce_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--recompute-activations", "activation_checkpointing", "selective"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "activation_checkpointing",
+            "full",
+        ),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "block_checkpointing",
+            ("full",) * 2 + ("none",) * 30,
+        ),
+        ("--use-flash-attn", "attention", "flash"),
+        ("--attention-backend unfused", "attention", "math"),
+        ("--transformer-impl local", "attention", "math"),
+        ("--cross-entropy-loss-fusion", "cross_entropy", "fused"),
+        ("", "cross_entropy", "megatron"),
+        ("--clip-grad 0.5", "gradient_clipping", 0.5),
+        ("--optimizer sgd", "optimizer", "sgd_momentum"),
+        ("--fp8-format hybrid", "precision", "fp8"),
+    ],
+)
+def test_flags_of_training_are_training(flags: str, key: str, value: Any) -> None:
+    assert getattr(resolve(read(flags)).training, key) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (
+            "--use-distributed-optimizer --num-distributed-optimizer-instances 2",
+            "optimizer_instances",
+            2,
+        ),
+        ("--overlap-grad-reduce --ddp-bucket-size 1000000", "bucket_size", 1_000_000),
+        ("--ddp-average-in-collective", "average_in_collective", True),
+        ("--no-gradient-accumulation-fusion", "gradient_accumulation_fusion", False),
+        ("--no-check-for-nan-in-loss-and-grad", "check_for_nan", False),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "cuda_graph", True),
+    ],
+)
+def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value: Any) -> None:
+    assert getattr(of_kind(read(flags).strategy, MegatronTable), key) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num-experts 8", "--num-experts: zsim does not simulate expert"),
+        ("--expert-model-parallel-size 4", "expert parallelism"),
+        ("--multi-latent-attention", "multi-latent attention"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "Megatron-FSDP"),
+        ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
+        ("--use-distributed-optimizer --use-precision-aware-optimizer", "precision_aware_optimizer"),
+        ("--fp8-format hybrid --fp8-param-gather", "gathered in fp8"),
+        ("--optimizer muon", "does not simulate 'muon'"),
+        ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
+        ("--cuda-graph-impl transformer_engine", "CUDA graphs of layers"),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--no-overlap-p2p-communication",
+            "strategy.overlap_p2p",
+        ),
+        ("--context-parallel-size 2 --cp-comm-type p2p a2a", "differs by layer"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> None:
+    with pytest.raises(NotSimulatedError, match=message):
+        resolve(read(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tensor-model-paralel-size 2", "no such flag; did you mean 'tensor-model-parallel-size'"),
+        ("--model-parallel-size 2", "no longer Megatron's; expected --tensor-model-parallel-size"),
+        ("--tensor-model-parallel-size two", "found 'two', expected a whole number of at least 1"),
+        ("--tensor-model-parallel-size $TP", "takes it from its environment: 'TP=... "),
+        ("--tensor-model-parallel-size", "expected a value after it"),
+        ("--overlap-grad-reduce=true", "takes no value, found 'true'"),
+        ("--fp16", "Megatron refuses it beside --bf16"),
+        ("--tp-comm-overlap", "refuses it without --sequence-parallel and --tensor-model-parallel-size"),
+        ("--recompute-granularity full", "--recompute-method: missing"),
+        ("--recompute-granularity full --recompute-method block", "--recompute-num-layers: missing"),
+        ("--recompute-activations --recompute-method block", "refuses it with .*selective"),
+        ("--recompute-granularity some", "expected one of full, selective"),
+        ("--context-parallel-size 2 --cp-comm-type ring", "expected one of p2p, a2a"),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
+            "found 3: 32 layers on 4 .*the nearest that does is 2",
+        ),
+        (
+            "--pipeline-model-parallel-size 5",
+            "but 5 does not divide 16 GPUs; the nearest number of GPUs is 15",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 4",
+            "28 layers are left for 3 stages",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et|t|tL",
+            "found 3 stages on 4 pipeline ranks, expected a multiple; the nearest is 4",
+        ),
+        ("--num-attention-heads 30", "does not divide --hidden-size 4096.*the nearest that does is 32"),
+        ("--seq-length 16384", "--max-position-embeddings: found 8192, which Megatron refuses below"),
+        ("--overlap-param-gather", "only with distributed_optimizer"),
+        ("--global-batch-size 40", "expected a multiple of micro-batch 1 x 16 GPUs"),
+        ("--main-params-dtype fp16", "without precision_aware_optimizer, which Megatron refuses"),
+    ],
+)
+def test_what_megatron_refuses_is_refused(flags: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve(read(flags))
+
+
+def test_kernels_that_are_not_fused_are_noted() -> None:
+    notes = read("--no-bias-gelu-fusion --no-rope-fusion --log-params-norm").notes
+    where = "strategy.config"
+    assert (
+        f"{where}: --no-bias-gelu-fusion, --no-rope-fusion: simulated as fused kernels all the same" in notes
+    )
+    assert f"{where}: --log-params-norm: a small cost that is left out" in notes
+
+
+def test_a_flag_takes_one_kind_of_value() -> None:
+    assert not SWITCHES & VALUES
+    assert not SWITCHES & LISTS
+    assert not VALUES & LISTS
+    assert len(FLAGS) == len(SWITCHES) + len(VALUES) + len(LISTS)
+
+
+def test_spellings_of_2022_are_understood() -> None:
+    file = read_megatron(
+        [
+            "--DDP-impl",
+            "local",
+            "--activations-checkpoint-method",
+            "uniform",
+            *NETWORK.split(),
+            *BATCH.split(),
+        ]
+    )
+    assert file.says["training.precision"] == "bf16"
+    assert any("--DDP-impl" in note for note in file.notes)
+
+
+def test_old_checkpointing_needs_no_granularity() -> None:
+    """Megatron-LM 2.6: the method alone asks for full recomputation, of one layer by default."""
+    job = resolve(read("--activations-checkpoint-method uniform"))
+    assert job.training.activation_checkpointing == "full"

@@ -1,0 +1,85 @@
+"""Launch scripts as shells read them: quotes, arrays, defaults, arithmetic, conditions; nothing is run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.specs.formats.megatron.shell import run_script
+
+# Scripts whose `show` must get the same words from zsim as from bash.
+SCRIPTS = {
+    "continued lines": "show --a 1 \\\n  --b 2 # words\n",
+    "an array": "A=(--x 1 # words\n  --y 'two words')\nshow ${A[@]}\n",
+    "an array in quotes": "A=(--x 'two words')\nshow \"${A[@]}\" --z\n",
+    "an array that grows": 'A=(--x)\nA+=(--y 2)\nA+=("--z 3")\nshow ${A[@]}\n',
+    "an array in one word": 'A=(a b)\nshow "${A[*]}" x${A[1]}y\n',
+    "a text that grows": 'A="--x 1"\nA+=" --y"\nshow $A\n',
+    "a long text": 'A=" \\\n --x 1 \\\n --y 2 \\\n"\nshow $A\n',
+    "defaults": "B=7\nshow ${A:-1} ${B:-1} ${C-2} ${B:+9} ${C:=4} $C\n",
+    "a default with blanks": 'show ${A:-x y} "${A:-x y}"\n',
+    "arithmetic": "N=8\nM=$((N*4))\nshow $(( ${N} * 2 + M / 3 - 1 ))\n",
+    "an empty variable": 'E=""\nshow a $E b "$E" c\n',
+    "quotes within words": "A='p q'\nshow --x=\"$A\"r 's'\"t\" u\\ v\n",
+    "a condition": 'T=fp8\nif [[ "$T" == "fp8" ]]; then A=(--fp8); else A=(--bf16); fi\nshow ${A[@]}\n',
+    "its other branch": "T=1\nif [ $T -gt 1 ]; then\n A=1\nelif [ $T = 2 ]; then A=2; else A=3; fi\nshow $A",
+    "both must hold": 'A=x\nif [[ -n "$A" && "$A" != "y" ]]; then show yes; else show no; fi\n',
+    "one may hold": 'A=x\nB=\nif [[ -z "$A" ]] || [[ -z "$B" ]]; then show yes; fi\n',
+    "nested conditions": "if [ 1 -eq 1 ]; then if [ 1 -eq 2 ]; then show a; else show b; fi; show c; fi\n",
+    "a case": "S=7b\ncase $S in\n 1b) L=1;;\n 7b|8b) L=32 ;;\n *) L=0 ;;\nesac\nshow $L\n",
+    "exported": "export A=1 B=2\nshow $A $B\n",
+    "a function that is not called": "f() {\n show no\n}\nshow yes\n",
+    "a here document": "cat > /dev/null <<EOF\n--x $A\nEOF\nshow a\n",
+    "redirected": "A=1\nshow $A 2>&1 > /dev/stdout\n",
+    "evaluated": 'C="show --x 1"\neval $C\n',
+    "a shell in a shell": "A='--x 1'\nbash -c \"show $A\"\n",
+}
+
+
+def words_of(script: str) -> list[list[str]]:
+    return [command[1:] for command in run_script(script).commands if command[0] == "show"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_words_are_those_of_bash(name: str) -> None:
+    """`show` prints every word in brackets; a shell that bash starts knows it too."""
+    shows = "show() { printf '<%s>' \"$@\"; echo; }\nexport -f show\n"
+    ran = subprocess.run(["bash", "-c", shows + SCRIPTS[name]], capture_output=True, text=True, check=True)
+    mine = ["".join(f"<{word}>" for word in words) for words in words_of(SCRIPTS[name])]
+    assert mine == ran.stdout.splitlines()
+
+
+def test_unset_variables_stand_for_themselves() -> None:
+    """bash would drop them, and the flag before would take the next one for its value."""
+    assert words_of("show --data-path $1 --save ${DIR}/x\n") == [["--data-path", "$1", "--save", "${DIR}/x"]]
+    assert words_of("A=$(hostname)\nshow $A\n") == [["$(hostname)"]]
+
+
+def test_what_is_not_followed_is_noted() -> None:
+    script = run_script("for i in 1 2; do show $i; done\nif [ -f x ]; then show y; fi\nsource env.sh\n")
+    assert script.commands == []
+    assert script.notes == [
+        "a loop is not followed: for",
+        "condition not followed: -f x",
+        "not read: env.sh, which the script sources",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("show 'a\n", "line 1: ' without its end"),
+        ("A=(\n --x 1\n", r"line 1: \( without its end"),
+        ("show ${A\n", "without its end"),
+        ("A=x\n" + "A=$A$A$A$A\n" * 20 + "show $A\n", "more than 100,000 characters"),
+        ("show a\n" * 3000, "more than 2,000 commands"),
+        ('X=\'eval "$X"\'\neval "$X"\n', "nested too deep"),
+    ],
+)
+def test_texts_that_are_no_scripts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run_script(text)

@@ -1,0 +1,1 @@
+"""Reader and writer of Megatron's command lines and of the recipes of Megatron-Bridge and NeMo."""

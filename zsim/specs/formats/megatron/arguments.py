@@ -1,0 +1,271 @@
+"""The words of a command line -> Megatron's arguments, as its parser would take them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
+from zsim.reading import read_text, whole_number
+from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES
+from zsim.specs.formats.megatron.shell import run_script
+
+# Flags that Megatron's parser still has in order to name their successors.
+_GONE = {
+    "batch-size": "micro-batch-size",
+    "warmup": "lr-warmup-fraction",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "checkpoint-activations": "recompute-activations",
+}
+# Of 2020 to 2022 -> the name since.
+_RENAMED = {
+    "activations-checkpoint-method": "recompute-method",
+    "activations-checkpoint-num-layers": "recompute-num-layers",
+    "layernorm-epsilon": "norm-epsilon",
+    "use-custom-fsdp": "use-megatron-fsdp",
+    "use-rotary-position-embeddings": "position-embedding-type=rope",
+    "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+    "distribute-checkpointed-activations": "distribute-saved-activations",
+}
+_LAUNCHER = {
+    "nproc_per_node": "per_node", "nproc-per-node": "per_node", "nnodes": "nodes", "num_gpus": "per_node",
+    "num_nodes": "nodes", "ntasks-per-node": "per_node", "nodes": "nodes",
+}  # fmt: skip
+_SHORT = {"-N": "nodes", "-n": "tasks"}
+_EXACT, _MAX_LIST = 3, 10_000
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+
+
+@dataclass
+class Arguments:
+    """Megatron's arguments: {flag: True, its value, or the list of its values}. `where` names their file.
+
+    `environment`: variables that the script exports. `gpus`, `nodes`: as the launcher is told. `asked`: flags
+    that were looked up, the rest has no effect.
+    """
+
+    where: str
+    values: dict[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nodes: int | None = None
+    gpus: int | None = None
+    notes: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+    def has(self, *flags: str) -> bool:
+        """Whether one of the flags is given."""
+        self.asked.update(flags)
+        return any(flag in self.values for flag in flags)
+
+    def text(self, flag: str, default: str | None = None, options: Sequence[str] = ()) -> str | None:
+        """A flag's text, one of `options` if there are any."""
+        self.asked.add(flag)
+        value = self.values.get(flag, default)
+        if value is None:
+            return None
+        if options and str(value) not in options:
+            raise InputError(
+                f"{self.where}: --{flag}: found '{value}', expected one of {', '.join(options)}"
+                f"{did_you_mean(str(value), options)}"
+            )
+        return str(value)
+
+    def integer(self, flag: str, default: int | None = None, *, minimum: int = 1) -> int | None:
+        """A flag's whole number; None without the flag and a default."""
+        self.asked.add(flag)
+        value = self.values.get(flag)
+        if value is None:
+            return default
+        number = whole_number(str(value))
+        if number is None or number < minimum:
+            raise InputError(
+                f"{self.where}: --{flag}: found '{value}', expected a whole number of at least {minimum}"
+                f"{_how_to_set(str(value), self.where)}"
+            )
+        return number
+
+    def count(self, flag: str, default: int = 1) -> int:
+        """A flag's whole number of at least 1."""
+        found = self.integer(flag, default)
+        assert found is not None
+        return found
+
+    def number(self, flag: str, default: float) -> float:
+        """A flag's number of at least 0."""
+        self.asked.add(flag)
+        value = self.values.get(flag, default)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and number >= 0):
+            raise InputError(f"{self.where}: --{flag}: found '{value}', expected a number of at least 0")
+        return number
+
+    def texts(self, flag: str) -> list[str]:
+        """The texts of a flag that takes several."""
+        self.asked.add(flag)
+        value = self.values.get(flag, [])
+        return [str(one) for one in value] if isinstance(value, list) else str(value).split()
+
+
+def _how_to_set(value: str, where: str) -> str:
+    if not value.startswith("$"):
+        return ""
+    name = value.strip("${}")
+    return f"; the script takes it from its environment: '{name}=... {where}' gives it"
+
+
+def is_command_line(words: Sequence[str]) -> bool:
+    """Whether the words start Megatron: they name a `pretrain_*.py`, or are mostly its flags."""
+    if any(Path(word).name.startswith("pretrain_") and word.endswith(".py") for word in words):
+        return True
+    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    known = sum(flag in FLAGS for flag in flags)
+    return known > 0 and 2 * known >= len(flags)
+
+
+def names_script(words: Sequence[str]) -> bool:
+    """Whether the last of the words is a shell script, with variables for it before."""
+    return bool(words) and Path(words[-1]).suffix in _SCRIPTS and all("=" in word for word in words[:-1])
+
+
+def read_arguments(config: str | Sequence[str]) -> Arguments:
+    """The arguments in a shell script (with `NAME=value` before it), a command line or a list of arguments.
+
+    Raises InputError for flags and numbers of values that Megatron's parser refuses.
+    """
+    if not isinstance(config, str):
+        return _parsed([str(word) for word in config], "strategy.config")
+    words = _words(config)
+    if not names_script(words):
+        return _parsed(words, "command line")
+    path = words[-1]
+    environment = dict(word.partition("=")[::2] for word in words[:-1])
+    try:
+        text = read_text(Path(path))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a script that starts Megatron") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    try:
+        script = run_script(text, environment)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    starts = [command for command in script.commands if is_command_line(command)]
+    words = starts[-1] if starts else _words_of_variables(script.variables.values)
+    if not words:
+        raise InputError(
+            f"{path}: starts no Megatron: expected pretrain_gpt.py with --num-layers and the like"
+        )
+    found = _parsed(words, path)
+    variables = script.variables.values
+    found.environment = {name: values[0] for name, values in variables.items() if values}
+    found.notes = list(dict.fromkeys(script.notes))
+    if len(starts) > 1:
+        found.notes.append(f"{len(starts)} commands start Megatron; the last one is simulated")
+    return found
+
+
+def _words(config: str) -> list[str]:
+    path = Path(config)
+    if path.suffix in _SCRIPTS and len(config) < 4096 and path.exists():
+        return [config]
+    try:
+        return shlex.split(config)
+    except ValueError as error:
+        raise InputError(f"'{config[:60]}': cannot be read as a command line: {error}") from None
+
+
+def _words_of_variables(variables: Mapping[str, list[str]]) -> list[str]:
+    """The flags in all variables of a script that starts nothing itself, each variable once."""
+    parts: list[list[str]] = []
+    for values in variables.values():
+        words = [one for value in values for one in value.split()]
+        if any(word[2:].partition("=")[0] in FLAGS for word in words if word.startswith("--")):
+            parts = [part for part in parts if not _holds(words, part)]
+            if not any(_holds(part, words) for part in parts):
+                parts.append(words)
+    return [word for part in parts for word in part]
+
+
+def _holds(whole: list[str], part: list[str]) -> bool:
+    return any(whole[at : at + len(part)] == part for at in range(len(whole) - len(part) + 1))
+
+
+def _parsed(words: Sequence[str], where: str) -> Arguments:
+    found = Arguments(where)
+    at = next((number for number, word in enumerate(words) if word.endswith(".py")), -1)
+    launcher = _launcher(words[: at + 1] if at >= 0 else words)
+    _set_shape(found, launcher)
+    rest = list(words[at + 1 :])
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            if at >= 0 and not word.startswith("$"):
+                raise InputError(f"{where}: found '{word}' where a flag is expected, such as --num-layers 32")
+            continue
+        flag, equals, value = word[2:].partition("=")
+        if at < 0 and flag in _LAUNCHER:
+            continue
+        if flag not in FLAGS:
+            raise InputError(f"{where}: --{flag}: Megatron has no such flag{did_you_mean(flag, FLAGS)}")
+        if flag in _GONE:
+            raise InputError(f"{where}: --{flag}: is no longer Megatron's; expected --{_GONE[flag]}")
+        values = [value] if equals else []
+        while rest and not _is_flag(rest[0]) and not equals and flag not in SWITCHES:
+            values.append(rest.pop(0))
+            if flag not in LISTS or len(values) >= _MAX_LIST:
+                break
+        _put(found, flag, values)
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("--") and len(word) > _EXACT - 1
+
+
+def _put(found: Arguments, flag: str, values: list[str]) -> None:
+    if flag in SWITCHES:
+        if values:
+            raise InputError(f"{found.where}: --{flag}: takes no value, found '{values[0]}'")
+    elif not values and flag not in LISTS:
+        raise InputError(f"{found.where}: --{flag}: expected a value after it")
+    if flag == "activations-checkpoint-method":  # of whole layers, one by one unless a number is given
+        found.values["recompute-granularity"] = "full"
+        found.values.setdefault("recompute-num-layers", "1")
+    new, _, fixed = _RENAMED.get(flag, flag).partition("=")
+    if fixed:
+        found.values[new] = fixed
+    elif flag in SWITCHES:
+        found.values[new] = True
+    else:
+        found.values[new] = values if flag in LISTS else values[0]
+
+
+def _launcher(words: Sequence[str]) -> dict[str, str]:
+    """The options of torchrun, srun and their kin that give numbers of nodes and GPUs."""
+    found: dict[str, str] = {}
+    for number, word in enumerate(words):
+        flag, equals, value = word.removeprefix("--").partition("=")
+        key = _LAUNCHER.get(flag) if word.startswith("--") else _SHORT.get(word)
+        if key is not None:
+            found[key] = value if equals else (words[number + 1] if number + 1 < len(words) else "")
+    return found
+
+
+def _set_shape(found: Arguments, launcher: Mapping[str, str]) -> None:
+    nodes, per_node = whole_number(launcher.get("nodes", "1")), whole_number(launcher.get("per_node", ""))
+    if nodes and per_node:
+        found.nodes, found.gpus = nodes, nodes * per_node
+
+
+def refuse(found: Arguments, flag: str, what: str) -> None:
+    """Raises NotSimulatedError for a flag that is given, and neither 0 nor "none"."""
+    if found.has(flag) and str(found.values[flag]).lower() not in ("0", "none"):
+        raise NotSimulatedError(f"{found.where}: --{flag}: zsim does not simulate {what} yet")

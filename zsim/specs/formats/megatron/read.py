@@ -1,0 +1,237 @@
+"""Megatron's command line, as a script or a list, and its recipes -> settings of an experiment.
+
+Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.formats.megatron.architecture import read_architecture
+from zsim.specs.formats.megatron.arguments import Arguments, read_arguments, refuse
+from zsim.specs.formats.megatron.degrees import read_degrees
+from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
+from zsim.specs.formats.training_file import TrainingFile
+
+_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+_FP8_DETAILS = (
+    "fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-compute-algo", "tp-only-amax-red",
+)  # fmt: skip
+_CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def read_megatron(config: str | Sequence[str]) -> TrainingFile:
+    """The settings in a command line of Megatron.
+
+    Raises InputError for flags and values that Megatron refuses, NotSimulatedError for what changes a step in
+    a way that zsim does not simulate.
+    """
+    return settings_of(read_arguments(config))
+
+
+def settings_of(found: Arguments) -> TrainingFile:
+    """The settings of arguments that are already parsed."""
+    file = TrainingFile(found.where, program="megatron")
+    for flag, what in NOT_SIMULATED.items():
+        refuse(found, flag, what)
+    model = read_architecture(found)
+    if model is not None:
+        file.assumes["model"] = model
+    if found.gpus is not None:
+        file.says |= {"nodes": found.nodes, "gpus": found.gpus}
+    file.says["strategy.kind"] = "megatron"
+    for key, value in read_degrees(found).items():
+        file.says[f"parallelism.{key}"] = value
+    _read_batch(found, file)
+    _read_precision(found, file)
+    _read_recomputation(found, file)
+    _read_kernels(found, file)
+    _read_data_parallelism(found, file)
+    _read_environment(found, file)
+    _note_the_rest(found, file)
+    return file
+
+
+def _read_batch(found: Arguments, file: TrainingFile) -> None:
+    length, micro = found.integer("seq-length"), found.integer("micro-batch-size")
+    if length is not None:
+        file.says["training.sequence_length"] = length
+    if micro is None and found.has("num-layers"):
+        raise InputError(f"{found.where}: --micro-batch-size: missing, as Megatron asks for it")
+    if micro is not None:
+        file.says["training.micro_batch_size"] = micro
+    file.global_batch_size = found.integer("global-batch-size")
+    if found.has("rampup-batch-size"):
+        file.note("--rampup-batch-size: the batch after it is simulated")
+    clipping = found.number("clip-grad", 1.0)
+    (file.says if found.has("clip-grad") else file.assumes)["training.gradient_clipping"] = clipping
+    optimizer = found.text("optimizer", "adam", ("adam", "sgd", "muon", "dist_muon", "lion"))
+    if optimizer not in ("adam", "sgd"):
+        raise NotSimulatedError(f"{found.where}: --optimizer: zsim does not simulate '{optimizer}' yet")
+    has_momentum = found.number("sgd-momentum", 0.9) > 0
+    sgd = "sgd_momentum" if has_momentum else "sgd"
+    file.says["training.optimizer"] = "adamw" if optimizer == "adam" else sgd
+
+
+def _read_precision(found: Arguments, file: TrainingFile) -> None:
+    is_bf16, is_fp16 = found.has("bf16"), found.has("fp16")
+    if is_bf16 and is_fp16:
+        raise InputError(f"{found.where}: --fp16: Megatron refuses it beside --bf16; give one of them")
+    low = "bf16" if is_bf16 else "fp16" if is_fp16 else "fp32"
+    fp8 = found.text("fp8-format", None, ("e4m3", "hybrid"))
+    if fp8 is not None and low != "bf16":
+        raise NotSimulatedError(
+            f"{found.where}: --fp8-format: zsim simulates fp8 beside bf16 only; expected --bf16"
+        )
+    file.says["training.precision"] = "fp8" if fp8 is not None else low
+    if fp8 is not None:
+        found.has(*_FP8_DETAILS)
+    if fp8 is None:
+        return
+    recipe = found.text("fp8-recipe", "delayed")
+    file.note(f"--fp8-recipe {recipe}: simulated at the rates of the GPU's fp8 products")
+    for flag, what in (
+        ("fp8-param-gather", "parameters that are gathered in fp8"),
+        ("first-last-layers-bf16", "first and last layers in bf16"),
+        ("no-fp8-wgrad", "weight gradients in bf16 beside fp8"),
+        ("disable-fp8-wgrad", "weight gradients in bf16 beside fp8"),
+    ):
+        refuse(found, flag, what)
+
+
+def _read_recomputation(found: Arguments, file: TrainingFile) -> None:
+    kind = found.text("recompute-granularity", None, ("full", "selective"))
+    if found.has("recompute-activations"):
+        kind = "selective"
+    method = found.text("recompute-method", None, ("uniform", "block"))
+    layers, modules = found.integer("recompute-num-layers"), found.texts("recompute-modules")
+    if kind is None:
+        return
+    file.says["training.activation_checkpointing"] = kind
+    if kind == "selective":
+        for flag, value in (("recompute-method", method), ("recompute-num-layers", layers)):
+            if value is not None:
+                raise InputError(
+                    f"{found.where}: --{flag}: Megatron refuses it with --recompute-granularity selective; "
+                    "expected full, or --recompute-modules"
+                )
+        if modules:
+            file.says["training.recompute_modules"] = modules
+        return
+    if method is None or layers is None:
+        flag = "recompute-method" if method is None else "recompute-num-layers"
+        example = "uniform" if method is None else "1"
+        raise InputError(
+            f"{found.where}: --{flag}: missing, as Megatron asks for it with --recompute-granularity full; "
+            f"expected, for every layer, --{flag} {example}"
+        )
+    file.says |= {"training.recompute_method": method, "training.recompute_layers": layers}
+
+
+def _read_kernels(found: Arguments, file: TrainingFile) -> None:
+    backend = found.text("attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto"))
+    implementation = found.text("transformer-impl", "transformer_engine")
+    if backend in ("flash", "fused") or found.has("use-flash-attn"):
+        file.says["training.attention"] = "flash"
+    elif backend in ("unfused", "local") or implementation == "local":
+        file.says["training.attention"] = "math"
+    if found.has("cross-entropy-loss-fusion"):
+        found.text("cross-entropy-fusion-impl", "native", ("native", "te"))
+        file.says["training.cross_entropy"] = "fused"
+    found.asked.add("cross-entropy-fusion-impl")
+    graphs, scope = found.text("cuda-graph-impl", "none"), found.texts("cuda-graph-scope")
+    found.asked.add("cuda-graph-warmup-steps")
+    if graphs == "local" and scope == ["full_iteration"]:
+        file.says["strategy.cuda_graph"] = True
+    elif graphs != "none" or found.has("enable-cuda-graph", "external-cuda-graph"):
+        raise NotSimulatedError(
+            f"{found.where}: --cuda-graph-impl: zsim does not simulate CUDA graphs of layers yet, only "
+            "'local' with --cuda-graph-scope full_iteration"
+        )
+
+
+def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
+    says = file.says
+    for flag, key in (
+        ("use-distributed-optimizer", "distributed_optimizer"),
+        ("overlap-grad-reduce", "overlap_grad_reduce"),
+        ("overlap-param-gather", "overlap_param_gather"),
+        ("ddp-average-in-collective", "average_in_collective"),
+        ("use-precision-aware-optimizer", "precision_aware_optimizer"),
+    ):
+        if found.has(flag):
+            says[f"strategy.{key}"] = True
+    for flag, key in (
+        ("no-gradient-accumulation-fusion", "gradient_accumulation_fusion"),
+        ("no-check-for-nan-in-loss-and-grad", "check_for_nan"),
+        ("no-overlap-p2p-communication", "overlap_p2p"),
+        ("no-align-grad-reduce", "align_grad_reduce"),
+        ("no-align-param-gather", "align_param_gather"),
+    ):
+        is_of_stages = key in ("overlap_p2p", "align_grad_reduce", "align_param_gather")
+        if found.has(flag) and not (is_of_stages and says.get("parallelism.virtual_stages", 1) == 1):
+            says[f"strategy.{key}"] = False
+    if found.has("use-megatron-fsdp"):
+        options = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+        says["strategy.fsdp_sharding"] = found.text("data-parallel-sharding-strategy", "no_shard", options)
+    found.asked.add("data-parallel-sharding-strategy")
+    bucket, instances = found.integer("ddp-bucket-size"), found.integer("num-distributed-optimizer-instances")
+    if bucket is not None:
+        says["strategy.bucket_size"] = bucket
+    if instances not in (None, 1):
+        says["strategy.optimizer_instances"] = instances
+    multiple = found.integer("make-vocab-size-divisible-by", 1 if found.has("padded-vocab-size") else None)
+    if multiple is not None:
+        says["strategy.vocabulary_multiple"] = multiple
+    for flag in ("main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"):
+        dtype = found.text(flag, None, _DTYPES)
+        if dtype not in (None, "fp32"):
+            says[f"strategy.{flag.replace('-', '_')}"] = dtype
+    is_said = found.has("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype")
+    gradients = _gradients(found, says["training.precision"])
+    (says if is_said else file.assumes)["strategy.grad_reduce_dtype"] = gradients
+
+
+def _gradients(found: Arguments, precision: str) -> str:
+    """The type in which gradients are summed up and reduced: with bf16, fp32 unless a flag says otherwise."""
+    in_fp32, in_bf16 = found.has("accumulate-allreduce-grads-in-fp32"), found.has("grad-reduce-in-bf16")
+    main = found.text("main-grads-dtype", "fp32")
+    if precision in ("bf16", "fp8"):
+        if in_fp32 and main != "fp32":
+            raise InputError(
+                f"{found.where}: --main-grads-dtype: found '{main}', which Megatron refuses with "
+                "--accumulate-allreduce-grads-in-fp32; expected fp32"
+            )
+        return "bf16" if in_bf16 or (main != "fp32" and not in_fp32) else "fp32"
+    return "fp16" if precision == "fp16" and not in_fp32 else "fp32"
+
+
+def _read_environment(found: Arguments, file: TrainingFile) -> None:
+    connections = found.environment.get(_CONNECTIONS, "")
+    if connections.isdecimal() and 1 <= int(connections) <= 32:
+        file.says["training.device_max_connections"] = int(connections)
+    if "expandable_segments:True" in found.environment.get(_ALLOCATOR, ""):
+        file.says["training.expandable_segments"] = True
+
+
+def _note_the_rest(found: Arguments, file: TrainingFile) -> None:
+    """One note for flags whose small cost is left out, one for those without effect on a step."""
+    for note in found.notes:
+        file.note(note)
+    left_out = {flag: what for flag, what in LEFT_OUT.items() if found.has(flag)}
+    by_reason: dict[str, list[str]] = {}
+    for flag, what in left_out.items():
+        by_reason.setdefault(what, []).append(f"--{flag}")
+    for what, flags in by_reason.items():
+        file.note(f"{', '.join(flags)}: {what}")
+    rest = [flag for flag in found.values if flag not in found.asked]
+    experts = [flag for flag in rest if flag.startswith(IDLE_WITHOUT_EXPERTS)]
+    if experts:
+        file.note(f"no effect without experts: {', '.join(f'--{flag}' for flag in experts)}")
+    idle = [f"--{flag}" for flag in rest if flag not in experts]
+    if idle:
+        file.note(f"read, no effect on a step: {', '.join(idle)}")
+    is_flash = file.says.get("training.attention") != "math"
+    if is_flash and file.says.get("training.activation_checkpointing") == "selective":
+        file.note("--recompute-granularity selective: runs a fused core of attention twice, and frees little")

@@ -1,0 +1,120 @@
+"""Megatron-Core's GPT as its flags describe it: any of its norms, positions, activations and biases.
+
+Shapes and names as in Megatron-Core 0.16.1 (`core/models/gpt/gpt_model.py`, `core/transformer/attention.py`,
+`mlp.py`, `training/arguments.py`). Projections of one input stand apart, as in every family here; what
+Megatron runs as one product is joined by the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.parts import (
+    activation,
+    attention,
+    embedding,
+    language_model,
+    layer_norm,
+    linear,
+    residual,
+    rms_norm,
+    two_part_block,
+)
+from zsim.specs.model.spec import ModelSpec, Module, Norm, Parameter
+
+_NORMS = ("LayerNorm", "RMSNorm")
+_POSITIONS = ("learned_absolute", "rope", "none")
+
+
+def megatron(config: ConfigReader) -> ModelSpec:
+    """`normalization`, `position_embedding_type`, `activation`, `gated`, `bias`, `qkv_bias` and
+    `qk_layernorm` besides the sizes."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    config.check_kv_heads(heads, kv_heads)
+    head_dim = config.optional_integer("head_dim") or config.head_dim(hidden, heads)
+    norm = _norm(config)
+    dropout, of_scores = config.fraction("hidden_dropout", 0.1), config.fraction("attention_dropout", 0.1)
+    positions = _one_of(config, "position_embedding_type", _POSITIONS)
+    has_bias, qkv_bias = config.boolean("bias", True), config.boolean("qkv_bias", False)
+    attend = _projections(config, hidden, heads, kv_heads, head_dim, bias=has_bias or qkv_bias)
+    core = attention(
+        "self_attention.core_attention", heads, kv_heads, head_dim, rotary=positions == "rope",
+        dropout=of_scores, window=config.optional_integer("sliding_window"),
+    )  # fmt: skip
+    attend += [core, linear("self_attention.linear_proj", heads * head_dim, hidden, bias=has_bias)]
+    block = two_part_block(
+        "TransformerLayer",
+        (norm("input_layernorm", hidden), norm("pre_mlp_layernorm", hidden)),
+        attend,
+        _mlp(config, hidden, bias=has_bias),
+        (residual("self_attn_bda", hidden, dropout), residual("mlp_bda", hidden, dropout)),
+    )
+    longest = config.integer("max_position_embeddings")
+    before = [embedding("embedding.word_embeddings", config.integer("vocab_size"), hidden)]
+    if positions == "learned_absolute":
+        before.append(embedding("embedding.position_embeddings", longest, hidden))
+        before.append(residual("embedding.embedding_dropout", hidden, dropout))
+    elif dropout:
+        before.append(residual("embedding.embedding_dropout", hidden, dropout))
+    return language_model(
+        config,
+        hidden,
+        before,
+        [block] * config.num_blocks("num_hidden_layers"),
+        longest,
+        root="decoder.layers",
+        final=[norm("decoder.final_layernorm", hidden)],
+        is_tied=True,
+    )
+
+
+def _one_of(config: ConfigReader, key: str, options: tuple[str, ...]) -> str:
+    value = config.string(key, options[0])
+    if value not in options:
+        raise config.error(f"'{key}' is '{value}'; expected {', '.join(options)}")
+    return value
+
+
+def _norm(config: ConfigReader) -> Callable[[str, int], Module]:
+    return layer_norm if _one_of(config, "normalization", _NORMS) == "LayerNorm" else rms_norm
+
+
+def _projections(
+    config: ConfigReader, hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool
+) -> list[Module]:
+    """Queries, keys and values, each with its norm if the heads have one."""
+    is_layer, modules = _one_of(config, "normalization", _NORMS) == "LayerNorm", []
+    has_norms = config.boolean("qk_layernorm", False)
+    for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        of_query = name == "q"
+        modules.append(
+            linear(
+                f"self_attention.linear_{name}",
+                hidden,
+                count * head_dim,
+                bias=bias,
+                shares_input=not of_query,
+            )
+        )
+        if has_norms and name != "v":
+            names = ("weight", "bias") if is_layer else ("weight",)
+            parameters = tuple(Parameter(one, (head_dim,)) for one in names)
+            work = Norm(count * head_dim, "layer" if is_layer else "rms")
+            modules.append(Module(f"self_attention.{name}_layernorm", work, parameters))
+    return modules
+
+
+def _mlp(config: ConfigReader, hidden: int, *, bias: bool) -> list[Module]:
+    """One product before the activation, or gate and up where it is gated."""
+    inner, is_gated = config.integer("intermediate_size"), config.boolean("gated", False)
+    act = config.string("activation", "silu" if is_gated else "gelu")
+    products = [linear("mlp.linear_gate" if is_gated else "mlp.linear_fc1", hidden, inner, bias=bias)]
+    if is_gated:
+        products.append(linear("mlp.linear_up", hidden, inner, bias=bias, shares_input=True))
+    return [
+        *products,
+        activation("mlp.activation_func", inner, act, gated=is_gated),
+        linear("mlp.linear_fc2", inner, hidden, bias=bias),
+    ]
