@@ -15,8 +15,9 @@ Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 
@@ -25,14 +26,20 @@ from zsim.plan.memory.tensors import TensorChange
 
 
 class Changes:
-    """Tensors allocated and freed, `by_op` just before which that happens; `asking`: the ops before which
-    tensors are allocated, where it matters which uses have ended."""
+    """Tensors allocated and freed, `ordered` by the op just before which that happens."""
 
-    def __init__(self, ordered: Sequence[TensorChange]) -> None:
-        self.by_op: dict[int, list[TensorChange]] = {}
-        for op, changes in groupby(ordered, key=itemgetter(0)):
-            self.by_op.setdefault(op, []).extend(changes)
-        self.asking = frozenset(change.op for change in ordered if change.bytes)
+    def __init__(self, changes: Iterable[TensorChange]) -> None:
+        self.ordered = sorted(changes, key=itemgetter(0))
+
+    @cached_property
+    def by_op(self) -> dict[int, list[TensorChange]]:
+        """The changes just before each op that has any."""
+        return {op: list(changes) for op, changes in groupby(self.ordered, key=itemgetter(0))}
+
+    @cached_property
+    def asking(self) -> frozenset[int]:
+        """The ops before which tensors are allocated, where it matters which uses have ended."""
+        return frozenset(change.op for change in self.ordered if change.bytes)
 
 
 @dataclass

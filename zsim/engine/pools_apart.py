@@ -66,19 +66,22 @@ class ChangesApart:
 
 def changes_apart(changes: Changes) -> ChangesApart:
     """The changes of one run, split into pools with protected blocks and other pools."""
-    ordered = [change for op in sorted(changes.by_op) for change in changes.by_op[op]]
-    numbers, tensors, counts, streams, untils = zip(*ordered, strict=True) if ordered else ((),) * 5
-    ops, until = np.array(numbers, dtype=np.int64), np.array(untils, dtype=np.int64)
+    ordered = changes.ordered
+    numbers, names, counts, streams, untils = zip(*ordered, strict=True) if ordered else ((),) * 5
+    ops, tensors, until = (np.array(column, dtype=np.int64) for column in (numbers, names, untils))
     asking = np.array(counts, dtype=np.int64) > 0
     requests = list(zip(counts, streams, strict=True))
     pool_of = {request: CachingAllocator.pool_of(*request) for request in set(requests) if request[0]}
-    pool_of_tensor = {
-        tensor: pool_of[request] for tensor, request in zip(tensors, requests, strict=True) if request[0]
-    }
-    pools = [pool_of_tensor[tensor] for tensor in tensors]
+    pools = list(dict.fromkeys(pool_of.values()))
+    place_of = {request: pools.index(pool) for request, pool in pool_of.items()}
+    asked = np.array([place_of.get(request, -1) for request in requests], dtype=np.int64)
+    tensors -= tensors.min(initial=0)  # which is below 0 where the first update makes tensors
+    of_tensor = np.zeros(tensors.max(initial=0) + 1, dtype=np.int64)
+    of_tensor[tensors[asking]] = asked[asking]
+    pool = of_tensor[tensors]
     is_protected = ~asking & (until >= 0)
-    timed_pools = frozenset(pools[place] for place in np.flatnonzero(is_protected).tolist())
-    is_timed = np.array([pool in timed_pools for pool in pools], dtype=bool)
+    timed_places = np.unique(pool[is_protected])
+    is_timed = np.isin(pool, timed_places)
     timed, others = (
         PoolsPart([ordered[place] for place in places.tolist()], 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
@@ -87,7 +90,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
     return ChangesApart(
         timed,
         others,
-        timed_pools,
+        frozenset(pools[place] for place in timed_places.tolist()),
         ops,
         2 * np.flatnonzero(asking),
         ops[asking],
