@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import unit_names
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
@@ -109,14 +110,14 @@ def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[i
 def _distances(
     parameters: Sequence[ZeroParameter], steps: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    traversed = [0]
-    for step in steps:
-        traversed.append(traversed[-1] + sum(parameters[number].numel for number in step))
+    numels = [parameter.numel for parameter in parameters]
+    traversed = accumulate((sum([numels[number] for number in step]) for step in steps), initial=0)
     following: dict[int, int] = {}
-    next_use: list[tuple[int, ...]] = []
+    next_use: list[tuple[int, ...]] = [()] * len(steps)
     never = len(steps)
     for index in range(len(steps) - 1, -1, -1):
-        next_use.append(tuple(following.get(number, never) for number in steps[index]))
-        for number in steps[index]:
-            following[number] = index
-    return tuple(traversed), tuple(reversed(next_use))
+        step = steps[index]
+        if step:
+            next_use[index] = tuple([following.get(number, never) for number in step])
+            following.update(dict.fromkeys(step, index))
+    return tuple(traversed), tuple(next_use)

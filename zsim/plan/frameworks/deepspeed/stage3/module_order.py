@@ -121,7 +121,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     units = set(unit_of.values())
     by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
     names = [name for called in by_segment.values() for name in called]
-    chains = {name: _chain(name, never, units) for name in names}
+    chains = _chains(names, never, units)
     rotary = _rotary(workload)
     backward = [name for name in reversed(names) if name != rotary]
     trailing = {}
@@ -185,16 +185,23 @@ def _rotary(workload: Workload) -> str | None:
     return f"{parent}.rotary_emb" if parent else "rotary_emb"
 
 
-def _chain(name: str, never: set[str], units: set[str]) -> tuple[str, ...]:
-    """The hooked modules from the model down to module `name`; there are none below a leaf module."""
-    parts = name.split(".")
-    chain = []
-    for module in (ROOT, *(".".join(parts[:count]) for count in range(1, len(parts) + 1))):
-        if module not in never:
-            chain.append(module)
-        if module in units:
-            break
-    return tuple(chain)
+def _chains(names: Iterable[str], never: set[str], units: set[str]) -> dict[str, tuple[str, ...]]:
+    """The hooked modules from the model down to each module, for `names` and their parents; there are none
+    below a leaf module."""
+    chains: dict[str, tuple[str, ...]] = {ROOT: (ROOT,)}
+    in_units = units & {ROOT}  # leaf modules, and modules in them
+    for name in names:
+        parent, end = ROOT, 0
+        while end >= 0:
+            end = name.find(".", end + 1)
+            module = name if end < 0 else name[:end]
+            if module not in chains:
+                is_hooked = parent not in in_units and module not in never
+                chains[module] = (*chains[parent], module) if is_hooked else chains[parent]
+                if parent in in_units or module in units:
+                    in_units.add(module)
+            parent = module
+    return chains
 
 
 def _entered(
