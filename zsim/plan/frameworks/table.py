@@ -1,4 +1,5 @@
-"""The table of frameworks: by type of strategy, the constructor of a stage's hooks."""
+"""The table of frameworks: by type of strategy, the constructor of a stage's hooks, imported when it is
+called: a run needs one framework."""
 
 from __future__ import annotations
 
@@ -6,15 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.plan.frameworks.ddp import DdpSchedule
-from zsim.plan.frameworks.deepspeed.stage0 import Zero0Schedule
-from zsim.plan.frameworks.deepspeed.stage3.mics import MicsSchedule
-from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
-from zsim.plan.frameworks.deepspeed.stage12.schedule import Zero12Schedule
-from zsim.plan.frameworks.fsdp1.schedule import Fsdp1Schedule
-from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
-from zsim.plan.frameworks.megatron.schedule import MegatronSchedule
-from zsim.plan.frameworks.reference.schedule import ReferenceSchedule
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -34,18 +26,52 @@ class Framework:
     is_offloaded: Callable[[Strategy], bool]
 
 
-_DEEPSPEED: Mapping[str, Callable[[Stage, DeepSpeedConfig], Hooks]] = {
-    "none": Zero0Schedule,
-    "fp16_optimizer": Zero0Schedule,
-    "bf16_optimizer": Zero0Schedule,
-    "zero12": Zero12Schedule,
-    "zero3": Zero3Schedule,
-    "mics": MicsSchedule,
-}
+def _ddp(stage: Stage, strategy: Ddp) -> Hooks:
+    from zsim.plan.frameworks.ddp import DdpSchedule
+
+    return DdpSchedule(stage, strategy)
+
+
+def _fsdp1(stage: Stage, strategy: Fsdp1) -> Hooks:
+    from zsim.plan.frameworks.fsdp1.schedule import Fsdp1Schedule
+
+    return Fsdp1Schedule(stage, strategy)
+
+
+def _fsdp2(stage: Stage, strategy: Fsdp2) -> Hooks:
+    from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
+
+    return Fsdp2Schedule(stage, strategy)
+
+
+def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
+    from zsim.plan.frameworks.megatron.schedule import MegatronSchedule
+
+    return MegatronSchedule(stage, strategy)
+
+
+def _reference(stage: Stage, strategy: Reference) -> Hooks:
+    from zsim.plan.frameworks.reference.schedule import ReferenceSchedule
+
+    return ReferenceSchedule(stage, strategy)
 
 
 def _deepspeed(stage: Stage, config: DeepSpeedConfig) -> Hooks:
-    return _DEEPSPEED["mics" if config.zero.is_mics else config.optimizer_wrapper](stage, config)
+    if config.zero.is_mics:
+        from zsim.plan.frameworks.deepspeed.stage3.mics import MicsSchedule
+
+        return MicsSchedule(stage, config)
+    if config.optimizer_wrapper == "zero3":
+        from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
+
+        return Zero3Schedule(stage, config)
+    if config.optimizer_wrapper == "zero12":
+        from zsim.plan.frameworks.deepspeed.stage12.schedule import Zero12Schedule
+
+        return Zero12Schedule(stage, config)
+    from zsim.plan.frameworks.deepspeed.stage0 import Zero0Schedule
+
+    return Zero0Schedule(stage, config)
 
 
 def _deepspeed_offloads(config: DeepSpeedConfig) -> bool:
@@ -59,10 +85,10 @@ def _reference_offloads(strategy: Reference) -> bool:
 
 
 FRAMEWORKS: Mapping[type, Framework] = {
-    Ddp: Framework("ddp", DdpSchedule, lambda _: False),
-    Fsdp1: Framework("fsdp1", Fsdp1Schedule, lambda strategy: strategy.cpu_offload),
-    Fsdp2: Framework("fsdp2", Fsdp2Schedule, lambda strategy: strategy.cpu_offload),
-    Megatron: Framework("megatron", MegatronSchedule, lambda _: False),
-    Reference: Framework("reference", ReferenceSchedule, _reference_offloads),
+    Ddp: Framework("ddp", _ddp, lambda _: False),
+    Fsdp1: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload),
+    Fsdp2: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload),
+    Megatron: Framework("megatron", _megatron, lambda _: False),
+    Reference: Framework("reference", _reference, _reference_offloads),
     DeepSpeedConfig: Framework("deepspeed", _deepspeed, _deepspeed_offloads),
 }
