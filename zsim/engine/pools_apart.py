@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 
@@ -80,8 +81,9 @@ def changes_apart(changes: Changes) -> ChangesApart:
     of_tensor[tensors[asking]] = asked[asking]
     pool = of_tensor[tensors]
     is_protected = ~asking & (until >= 0)
-    timed_places = np.unique(pool[is_protected])
-    is_timed = np.isin(pool, timed_places)
+    is_timed_pool = np.zeros(len(pools), dtype=bool)
+    is_timed_pool[pool[is_protected]] = True
+    is_timed = is_timed_pool[pool]
     timed, others = (
         PoolsPart([ordered[place] for place in places.tolist()], 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
@@ -90,7 +92,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
     return ChangesApart(
         timed,
         others,
-        frozenset(pools[place] for place in timed_places.tolist()),
+        frozenset(compress(pools, is_timed_pool.tolist())),
         ops,
         2 * np.flatnonzero(asking),
         ops[asking],
