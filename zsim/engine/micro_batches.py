@@ -5,6 +5,12 @@ The first micro-batch of a step starts on an idle machine, and the last reduces 
 repeat. So a step of n micro-batches takes the time of a step of three, plus n - 3 times the difference
 between steps of three and of two; a smaller last micro-batch adds the difference for its size. The memory
 peak is the peak of three. If torch's allocator runs short, micro-batches differ from each other.
+
+# [Note: a full pipeline repeats]
+A pipeline of p ranks is full after at most 2 p micro-batches, whether interleaved or not (warm-up:
+2 (p - 1) + (v - 1) p of its v p forwards), and from then on one more takes as long as one before. So a step of n takes the time of 3 p,
+plus (n - 3 p) / p times the difference between 3 p and 2 p; interleaved schedules run in groups of p, so that n
+has to be a multiple. Schedules that hold all micro-batches at once (GPipe, looped BFS) are simulated whole.
 """
 
 from __future__ import annotations
@@ -81,9 +87,8 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
     """
     run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
-    is_filled_once = job.parallelism.pipeline > 1  # and drained once: a few micro-batches tell of no more
-    is_plain = job.sequences is None and (job.simulation.every_micro_batch or steps <= FEW or is_filled_once)
-    if is_plain:
+    is_plain = job.simulation.every_micro_batch or steps <= few_of(job)[0]
+    if is_plain and job.sequences is None:
         return _simulated(job, steps, run)
     if job.others or job.jitter is not None:
         what = (
@@ -113,9 +118,23 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
     return replace(step, job=job)
 
 
-def longer(few: float, less: float, more: int) -> float:
-    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds."""
+def longer(few: float, less: float, more: float) -> float:
+    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds; of a
+    pipeline, in groups of as many micro-batches as ranks."""
     return few + more * (few - less)
+
+
+def few_of(job: Job) -> tuple[int, int]:
+    """Two numbers of micro-batches, from whose steps that of any larger number follows; where none does, the
+    number of the job itself, twice. See [Note: a full pipeline repeats]."""
+    split, steps = job.parallelism, job.training.gradient_accumulation_steps
+    ranks = split.pipeline
+    if ranks == 1:
+        return FEW, FEW - 1
+    holds_all = split.schedule in ("gpipe", "looped-bfs") or split.schedule_csv or split.passes > 1
+    if holds_all or (split.virtual_stages > 1 and steps % ranks):
+        return steps, steps
+    return FEW * ranks, (FEW - 1) * ranks
 
 
 def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
@@ -123,18 +142,19 @@ def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
     is `steps` times the mean of the first `_FEW_SHORT`."""
     if job.simulation.every_micro_batch:
         return _simulated(job, steps, run)
-    few = _simulated(job, min(steps, FEW), run)
-    if steps <= FEW:
+    most, fewer = few_of(job)
+    few = _simulated(job, min(steps, most), run)
+    if steps <= most:
         return few
     if few.retries_per_micro_batch:
-        count = min(steps, _FEW_SHORT)
+        count = min(steps, max(_FEW_SHORT, most))
         some = _simulated(job, count, run)
         seconds = some.seconds * steps / count
         return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
-    less = _simulated(job, FEW - 1, run)
-    more = steps - FEW
+    less = _simulated(job, fewer, run)
+    more = (steps - most) / (most - fewer)
     seconds = longer(few.seconds, less.seconds, more)
-    return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-float(more), less.outcome)))
+    return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-more, less.outcome)))
 
 
 def _simulated(job: Job, steps: int, run: Simulate) -> SimulatedStep:
