@@ -13,6 +13,7 @@ from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.model.spec import Attention
 
 HIDDEN, HEADS, LENGTH, BATCH = 1024, 16, 1024, 2
 GPT = {
@@ -158,7 +159,7 @@ def test_a_rank_with_fewer_key_value_heads_than_ranks_keeps_one() -> None:
     job = job_of(model, {"tensor": 4})
     (local,) = stages_of(job.model, job.parallelism)
     core = next(module.work for module in local.blocks[0].modules if module.name == "self_attn.core")
-    assert isinstance(core, zsim.specs.model.spec.Attention)
+    assert isinstance(core, Attention)
     assert (core.num_heads, core.num_kv_heads) == (4, 1)
 
 

@@ -41,6 +41,10 @@ def tune(
     quantised: Annotated[
         bool, typer.Option("--quantised", help="ZeRO++'s int8 gathers and int4 reductions too.")
     ] = False,
+    parallelism: Annotated[
+        bool,
+        typer.Option("--parallelism", help="Tensor, pipeline and context degrees too, with megatron, fsdp2."),
+    ] = False,
     headroom: Annotated[float, typer.Option(help="Fraction of GPU memory to leave free.")] = 0.0,
     top: Annotated[int, typer.Option(min=1, help="How many to show and write.")] = 5,
     jobs: Jobs = None,
@@ -64,7 +68,8 @@ def tune(
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
     with Counts("checked", "simulated") as progress:
         tuned = find_best(
-            experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
+            experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised,
+            searches_parallelism=parallelism, headroom=headroom,
             count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
         )  # fmt: skip
     answer(tuned_lines(tuned), lambda: tuned_to_dict(tuned), json_)

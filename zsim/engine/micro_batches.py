@@ -8,9 +8,10 @@ peak is the peak of three. If torch's allocator runs short, micro-batches differ
 
 # [Note: a full pipeline repeats]
 A pipeline of p ranks is full after at most 2 p micro-batches, whether interleaved or not (warm-up:
-2 (p - 1) + (v - 1) p of its v p forwards), and from then on one more takes as long as one before. So a step of n takes the time of 3 p,
-plus (n - 3 p) / p times the difference between 3 p and 2 p; interleaved schedules run in groups of p, so that n
-has to be a multiple. Schedules that hold all micro-batches at once (GPipe, looped BFS) are simulated whole.
+2 (p - 1) + (v - 1) p of its v p forwards), and from then on one more takes as long as one before. So a step
+of n takes the time of 3 p, plus (n - 3 p) / p times the difference between 3 p and 2 p; interleaved schedules
+run in groups of p, so that n has to be a multiple. Schedules that hold all micro-batches at once (GPipe,
+looped BFS) are simulated whole.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
 
 
 def longer(few: float, less: float, more: float) -> float:
-    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds; of a
-    pipeline, in groups of as many micro-batches as ranks."""
+    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds; of
+    a pipeline, in groups of as many micro-batches as ranks."""
     return few + more * (few - less)
 
 

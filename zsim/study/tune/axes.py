@@ -14,6 +14,7 @@ from typing import Any
 from zsim.specs.experiment.programs import telling
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.study.tune.base import Base, value_of
+from zsim.study.tune.degrees import data_ranks, degrees, replicas_of
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"
@@ -167,7 +168,7 @@ def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Reshard to all ranks, to the node, or not at all."""
     key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
     found = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
-    shard = base.world_size // chosen.get("strategy.replicate", 1)
+    shard = data_ranks(base, chosen) // chosen.get("strategy.replicate", 1)
     if 1 < per_node < shard and shard % per_node == 0:
         found.append(AxisChoice(f"reshard to {per_node}", {key: per_node}))
     return found
@@ -183,6 +184,8 @@ def replica_counts(base: Base) -> list[int]:
 def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     key = "strategy.replicate"
     for count in replica_counts(base):
+        if data_ranks(base, chosen) % count:
+            continue
         yield AxisChoice("" if count == 1 else f"{count} replicas", {key: count})
 
 
@@ -222,9 +225,10 @@ def divisors(count: int) -> list[int]:
 
 
 def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Every division of a rank's sequences into equal micro-batches."""
-    for size in divisors(base.sequences):
-        steps = base.sequences // size
+    """Every division of a replica's sequences into equal micro-batches."""
+    sequences = base.batch_sequences // replicas_of(base, chosen)
+    for size in divisors(sequences):
+        steps = sequences // size
         if steps <= _MAX_MICRO_BATCHES:
             more = f" x {steps}" if steps > 1 else ""
             yield AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
@@ -256,9 +260,17 @@ def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     return [AxisChoice("", {key: False}), AxisChoice("no_sync", {key: True})]
 
 
+def _degrees(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Degrees of the experiments that have a `[parallelism]` table, or are asked to search it."""
+    found = degrees(base) if "parallelism" in base.data else []
+    return [AxisChoice(label, overrides) for label, overrides in found]
+
+
+PARALLELISM = TunedAxis("parallelism", _degrees, ("megatron", "fsdp2"))
 FSDP = ("fsdp1", "fsdp2")
 LOSSES = TunedAxis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP))
 STRUCTURE: tuple[TunedAxis, ...] = (
+    PARALLELISM,
     TunedAxis("stage", _stages, ("deepspeed",)),
     TunedAxis("offload", _offloads, ("deepspeed",)),
     TunedAxis("hpZ", _zero_plus_plus, ("deepspeed",)),

@@ -152,6 +152,8 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     job = base.job
     if parents[:1] == ["training"]:
         return getattr(job.training, last)
+    if parents[:1] == ["parallelism"]:
+        return getattr(job.experiment.parallelism, last)
     if parents[-1:] == ["zero_optimization"]:
         name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
         return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]

@@ -25,6 +25,7 @@ from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import Training
+from zsim.study.tune.stage_bounds import StageBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,13 @@ class Bounds:
     def __init__(self) -> None:
         self._of_one: dict[tuple[str, str, Training], Bound] = {}
         self._pricers: dict[str, KernelPricer] = {}
+        self._staged = StageBounds()
 
     def of(self, job: Job) -> Bound:
         """The bound on the job's step."""
+        if not job.parallelism.is_trivial:
+            context = job.cluster.framework_memory.context
+            return Bound(self._staged.seconds(job), self._staged.gpu_bytes(job) + context)
         one = replace(job.training, gradient_accumulation_steps=1)
         key = (job.model.name + job.model.source, job.cluster.gpu.name, one)
         if key not in self._of_one:

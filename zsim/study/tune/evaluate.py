@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.micro_batches import FEW, longer
+from zsim.engine.micro_batches import few_of, longer
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import (
@@ -106,13 +106,14 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     simulator = simulator or Simulator()
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
-        job = simulator.job(few_micro_batches(experiment))
+        most, fewer = few_of(simulator.job(experiment))
+        job = simulator.job(few_micro_batches(experiment, most))
         plan = simulator.plan(job)
         seconds = plan_seconds(job, plan)
-        if steps > FEW:
-            less = simulator.job(few_micro_batches(experiment, FEW - 1))
-            shorter = plan_seconds(less, simulator.plan(less))
-            seconds = {name: longer(busy, shorter[name], steps - FEW) for name, busy in seconds.items()}
+        if steps > most:
+            less = simulator.job(few_micro_batches(experiment, fewer))
+            shorter, more = plan_seconds(less, simulator.plan(less)), (steps - most) / (most - fewer)
+            seconds = {name: longer(busy, shorter[name], more) for name, busy in seconds.items()}
         if exceeds_pinned_limit(job, plan):
             return "more host memory would be page-locked than the host allows"
         capacity = node_capacity_bytes(job.cluster)
@@ -126,8 +127,9 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     return MemoryBounds(peaks, limits, resident, max(seconds.values()))
 
 
-def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
-    """The experiment with at most `most` micro-batches. From two on, the number does not change memory."""
+def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
+    """The experiment with at most `most` micro-batches: of those of `few_of` the number does not change
+    memory."""
     training = experiment.training
     if (training.gradient_accumulation_steps or 1) <= most:
         return experiment
@@ -262,7 +264,7 @@ class Evaluator:
         """The candidate with every micro-batch simulated, if it has no more than `most`. If this shows that
         it may run out of memory, the result is kept: `simulate` returns it from then on."""
         job = self._job(measured.candidate)
-        if isinstance(job, str) or not FEW + 1 < job.training.gradient_accumulation_steps <= most:
+        if isinstance(job, str) or not _whole(job) < job.training.gradient_accumulation_steps <= most:
             return measured
         task = Task(self._identities.of(job.experiment), job.experiment)
         self._run([task] if task.identity not in self._records else [])
@@ -279,7 +281,9 @@ class Evaluator:
         if isinstance(job, str):
             return []
         experiment = job.experiment
-        sizes = [FEW - 1, FEW] if job.training.gradient_accumulation_steps > FEW + 1 else [FEW + 1]
+        enough, fewer = few_of(job)
+        whole = _whole(job)
+        sizes = [fewer, enough] if job.training.gradient_accumulation_steps > whole else [whole]
         found = (few_micro_batches(experiment, size) for size in sizes)
         return [Task(self._identities.of(few), few) for few in found]
 
@@ -318,7 +322,8 @@ class Evaluator:
         row = dict(records[-1]["row"])
         steps = job.training.gradient_accumulation_steps
         if len(records) == 2:
-            row |= _longer(records[0]["row"], row, steps - FEW)
+            most, fewer = few_of(job)
+            row |= _longer(records[0]["row"], row, (steps - most) / (most - fewer))
             row[_KEY] = steps
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
@@ -326,8 +331,14 @@ class Evaluator:
         return Measured(candidate, row, least)
 
 
-def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[str, Any]:
-    """The row extrapolated by `more` micro-batches, each adding the difference between `row` and `less`."""
+def _whole(job: Job) -> int:
+    """Up to how many micro-batches a step is simulated whole: of a pipeline as many as `few_of` says, else
+    one more, which costs less than a second simulation."""
+    return few_of(job)[0] + (job.parallelism.pipeline == 1)
+
+
+def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: float) -> dict[str, Any]:
+    """The row extrapolated by `more` times the difference between `row` and `less`."""
     found: dict[str, Any] = {}
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
         if row.get(key) is not None and less.get(key) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
@@ -22,11 +22,7 @@ from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
 
-PARALLELISMS = {
-    "tp": "tensor parallelism", "tensor": "tensor parallelism", "pp": "pipeline parallelism",
-    "pipeline": "pipeline parallelism", "3d": "tensor and pipeline parallelism",
-    "megatron": "tensor and pipeline parallelism", "cp": "context parallelism", "ep": "expert parallelism",
-}  # fmt: skip
+_PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
 
 @dataclass(frozen=True)
@@ -56,13 +52,15 @@ def tune(
     kinds: Sequence[str] = (),
     keep: Sequence[str] = (),
     allows_quantised: bool = False,
+    searches_parallelism: bool = False,
     headroom: float = 0.0,
     count: int = 5,
     jobs: int = 1,
     cache: Path | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> Tuned:
-    """Search sharding, offloading and the cutting of the batch, then sizes and switches.
+    """Search sharding, offloading and the cutting of the batch, then sizes and switches; with a [parallelism]
+    table, or if `searches_parallelism`, its degrees too.
 
     The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
     experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
@@ -73,6 +71,8 @@ def tune(
         check_folder(cache)
     keep = _kept(goal, keep)
     base = base_of(experiment)
+    if searches_parallelism:
+        base = replace(base, data={"parallelism": {}, **base.data})
     evaluator = Evaluator(jobs, cache, on_done, headroom)
     more = [QUANTISED] if allows_quantised else []
     question = Question(base, tuple(kinds) or (base.kind,), keep, more, evaluator)
@@ -98,11 +98,13 @@ def tune(
 
 def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
     for kind in kinds:
-        if kind.lower() in PARALLELISMS:
-            what = PARALLELISMS[kind.lower()]
-            raise NotSimulatedError(
-                f"--kind {kind}: zsim does not simulate {what} yet; expected {', '.join(STRATEGIES)}"
+        if kind.lower() in _PARALLELISMS:
+            raise InputError(
+                f"--kind {kind}: is no strategy; --parallelism searches the degrees of --kind megatron or "
+                "fsdp2"
             )
+        if kind.lower() == "ep":
+            raise NotSimulatedError("--kind ep: zsim does not simulate expert parallelism yet")
     axes = {axis.name for axis in (*STRUCTURE, *DETAILS)}
     for name, options in (
         (goal, GOALS),

@@ -1,0 +1,89 @@
+"""The axis of model parallelism: degrees of tensor, pipeline and context parallelism, and virtual stages.
+
+Degrees are powers of two (frameworks refuse others for nearly all models): tensor parallelism inside a node,
+pipeline and context parallelism up to the number of nodes. A split of the layers that the framework refuses
+is refused like any other contradiction; Megatron's stages may count the embedding and the loss as a layer
+each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from zsim.study.tune.base import Base
+
+TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
+VIRTUAL, SCHEDULE = "parallelism.virtual_stages", "parallelism.schedule"
+SPLIT = "parallelism.sequence_parallel"
+FIRST, LAST = "parallelism.first_stage_less_layers", "parallelism.last_stage_less_layers"
+_LONG = 32_768  # tokens of a sequence from which on it is shared
+_MAX_VIRTUAL = 8
+
+Overrides = dict[str, Any]
+
+
+def degrees(base: Base) -> Iterable[tuple[str, Overrides]]:
+    """Labels and overrides of all combinations that divide the GPUs, the heads, the layers and the batch."""
+    gpus, sequences = base.world_size, base.batch_sequences
+    for tensor in _powers(base.job.gpus_per_node):
+        for context in _powers(gpus // base.job.gpus_per_node if _is_long(base) else 1):
+            for pipeline in _powers(base.job.num_nodes * base.job.gpus_per_node // tensor):
+                replicas, rest = divmod(gpus, tensor * context * pipeline)
+                if rest or replicas == 0 or sequences % replicas:
+                    continue
+                for layers in _splits(base, pipeline):
+                    yield _choice(tensor, context, layers)
+
+
+def data_ranks(base: Base, chosen: Mapping[str, Any]) -> int:
+    """Ranks over which data parallelism shards states, under the chosen degrees."""
+    split = base.job.parallelism
+    own: int = chosen.get(TENSOR, split.tensor) * chosen.get(PIPELINE, split.pipeline)
+    return base.world_size // own
+
+
+def replicas_of(base: Base, chosen: Mapping[str, Any]) -> int:
+    """Replicas of the model under the chosen degrees."""
+    context: int = chosen.get(CONTEXT, base.job.parallelism.context)
+    return data_ranks(base, chosen) // context
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+
+
+def _is_long(base: Base) -> bool:
+    return base.job.training.sequence_length >= _LONG
+
+
+def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
+    """Virtual stages and the split of the layers on `pipeline` ranks; Megatron wants stages of equal layers,
+    embedding and loss counted as a layer each if that makes them so."""
+    layers = len(base.job.model.blocks)
+    if pipeline == 1:
+        yield {PIPELINE: 1, VIRTUAL: None, FIRST: None, LAST: None, SCHEDULE: None}
+        return
+    for virtual in _powers(_MAX_VIRTUAL):
+        stages = pipeline * virtual
+        for ends in (0, 1):
+            if (layers + 2 * ends) % stages == 0 and (layers + 2 * ends) // stages > ends:
+                schedule = "1f1b" if virtual == 1 else "interleaved-1f1b"
+                yield {
+                    PIPELINE: pipeline,
+                    VIRTUAL: virtual,
+                    SCHEDULE: schedule,
+                    FIRST: ends,
+                    LAST: ends,
+                }
+                break
+
+
+def _choice(tensor: int, context: int, layers: Overrides) -> tuple[str, Overrides]:
+    found = {TENSOR: tensor, SPLIT: True if tensor > 1 else None, CONTEXT: context, **layers}
+    parts = [f"TP {tensor}"] if tensor > 1 else []
+    parts += [f"CP {context}"] if context > 1 else []
+    if layers[PIPELINE] > 1:
+        virtual = layers[VIRTUAL]
+        parts.append(f"PP {layers[PIPELINE]}" + (f" x {virtual} stages" if virtual > 1 else ""))
+    return " ".join(parts) or "data parallel", found

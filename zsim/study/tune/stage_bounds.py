@@ -1,0 +1,208 @@
+"""Lower bounds on a step with tensor, pipeline and context parallelism, without a plan.
+
+# [Note: a pipeline is never faster]
+A pipeline rank can begin only after the stages before it have had one forward, must run forward and backward
+of all micro-batches of its own stages, and after its last backward the stages before it still have theirs. So
+a step takes at least lead-in + own work + drain of every rank (Narayanan et al. 2021, arXiv 2104.04473,
+section 2.2, for unequal stages). Where backward is split (zero bubble) the drain is left out. Collectives
+between a layer's products that nothing overlaps count at the full rate of the links.
+
+Memory: parameters, gradients and optimizer states of the rank's stages, and the activations of the
+micro-batches that its schedule has in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zsim.cost.kernels.update import OPTIMIZER_STATES
+from zsim.cost.rates.gpu import KernelPricer
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE
+from zsim.plan.make import stages_of
+from zsim.plan.ops import Collective
+from zsim.plan.pipeline.placement import ranks_of_stages
+from zsim.plan.workload.issued import Issued, kernels_of
+from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
+from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import Training
+
+_SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Seconds and bytes of a segment: forward, backward with recomputation, kept activations, parameters."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    kept_bytes: int = 0
+    numel: int = 0
+
+    def __add__(self, other: _Piece) -> _Piece:
+        return _Piece(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.kept_bytes + other.kept_bytes,
+            self.numel + other.numel,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """A model's pieces: before the blocks, every block, after them."""
+
+    before: _Piece
+    blocks: tuple[_Piece, ...]
+    after: _Piece
+
+
+Key = tuple[str, str, Training, Parallelism]
+
+
+class StageBounds:
+    """Bounds of jobs with model parallelism; each way of cutting a layer is evaluated once."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Key, _Pieces] = {}
+        self._pricers: dict[str, KernelPricer] = {}
+
+    def seconds(self, job: Job) -> float:
+        """Seconds that the step takes at least: see [Note: a pipeline is never faster]."""
+        stages, split = self._stages(job), job.parallelism
+        ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
+        steps = job.training.gradient_accumulation_steps
+        drains = split.schedule not in _SPLIT_BACKWARD
+        least = 0.0
+        for rank in range(split.pipeline):
+            own = [number for number, holder in enumerate(ranks) if holder == rank]
+            ahead = stages[: own[0]]
+            busy = sum(stages[number].forward + stages[number].backward for number in own)
+            outside = sum(stage.forward + (stage.backward if drains else 0.0) for stage in ahead)
+            least = max(least, outside + steps * busy)
+        return least * slowest_of(job)
+
+    def gpu_bytes(self, job: Job) -> int:
+        """Bytes that the fullest rank needs at least."""
+        stages, split = self._stages(job), job.parallelism
+        ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
+        most = 0
+        for rank in range(split.pipeline):
+            own = [stages[number] for number, holder in enumerate(ranks) if holder == rank]
+            resident = sum(stage.numel for stage in own) * _bytes_per_parameter(job)
+            kept = min(stage.kept_bytes for stage in own) * _in_flight(job, rank)
+            most = max(most, int(resident) + kept)
+        return most
+
+    def _stages(self, job: Job) -> list[_Piece]:
+        """The virtual stages in model order."""
+        pieces, layers = self._of(job), job.parallelism.layers_per_stage
+        if not layers:
+            return [sum(pieces.blocks, pieces.before) + pieces.after]
+        found, first = [], 0
+        for number, count in enumerate(layers):
+            stage = sum(pieces.blocks[first : first + count], _Piece())
+            stage = stage + pieces.before if number == 0 else stage
+            found.append(stage + pieces.after if number == len(layers) - 1 else stage)
+            first += count
+        return found
+
+    def _of(self, job: Job) -> _Pieces:
+        whole = replace(
+            job.parallelism, pipeline=1, virtual_stages=1, layers_per_stage=(), schedule="1f1b", passes=1
+        )
+        training = replace(job.training, gradient_accumulation_steps=1)
+        key = (job.model.name + job.model.source, job.cluster.gpu.name, training, whole)
+        if key not in self._pieces:
+            self._pieces[key] = self._derived(job, whole, training)
+        return self._pieces[key]
+
+    def _derived(self, job: Job, whole: Parallelism, training: Training) -> _Pieces:
+        split = replace(whole, style=job.parallelism.style)
+        (model,) = stages_of(job.model, split) if not split.is_trivial else (job.model,)
+        distinct = _one_of_each(model, training)
+        before, *blocks, after = make_workload(*distinct).segments
+        pieces = {
+            name: self._piece(job, segment)
+            for name, segment in zip(_kinds(model, training), blocks, strict=True)
+        }
+        order = [pieces[kind] for kind in _kind_of_each(model, training)]
+        return _Pieces(self._piece(job, before), tuple(order), self._piece(job, after))
+
+    def _piece(self, job: Job, segment: Segment) -> _Piece:
+        forward = sum(self._seconds(job, call.work.forward) for call in segment.calls)
+        backward = sum(self._seconds(job, call.work.backward) for call in segment.calls)
+        backward += sum(self._seconds(job, call.work.forward) for call in segment.recomputed)
+        backward += sum(self._again(job, call) for call in segment.calls)
+        saved = sum(call.work.saved_bytes for call in segment.calls)
+        kept = segment.checkpoint_bytes if segment.is_checkpointed else saved
+        return _Piece(forward, backward, kept, segment.numel)
+
+    def _again(self, job: Job, call: ModuleCall) -> float:
+        return self._seconds(job, call.work.recompute) if call.work.recompute is not None else 0.0
+
+    def _seconds(self, job: Job, issued: Issued) -> float:
+        """Kernels, and the collectives that run in line with them."""
+        pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
+        total: float = sum(pricer.seconds(kernel) for kernel in kernels_of(issued).kernels)
+        if not isinstance(issued, tuple):
+            return total
+        cluster = job.cluster
+        rate = max(cluster.node_link.bandwidth, cluster.pcie.bandwidth, cluster.nic.bandwidth)
+        for part in issued:
+            if isinstance(part.work, Collective) and part.stream == COMPUTE:
+                ranks = job.mesh.size(part.work.group)
+                total += part.work.bytes * (ranks - 1) / ranks / rate
+        return total
+
+
+def _in_flight(job: Job, rank: int) -> int:
+    """Forwards of a stage whose backward has not begun, at most at a time, on a pipeline rank."""
+    split, steps = job.parallelism, job.training.gradient_accumulation_steps // job.parallelism.passes
+    ranks, virtual = split.pipeline, split.virtual_stages
+    if ranks == 1:
+        return 1
+    if split.schedule in ("gpipe", "looped-bfs"):
+        return steps * virtual
+    if split.schedule == "1f1b":
+        return min(steps, ranks - rank)
+    if split.schedule == "interleaved-1f1b":
+        return min(steps * virtual, 2 * (ranks - 1 - rank) + (virtual - 1) * ranks + 1)
+    return min(steps * virtual, virtual)
+
+
+def _bytes_per_parameter(job: Job) -> float:
+    """Resident bytes of a rank for each parameter of its stages, at least."""
+    strategy, moments = job.strategy, OPTIMIZER_STATES[job.training.optimizer]
+    ranks = job.data_parallel_size * job.parallelism.context
+    if isinstance(strategy, Megatron):
+        master = 0 if strategy.param_dtype == "fp32" else 4
+        states = (master + 4 * moments) / (ranks if strategy.distributed_optimizer else 1)
+        return DTYPE_BYTES[strategy.param_dtype] + DTYPE_BYTES[strategy.grad_dtype] + states
+    if isinstance(strategy, Fsdp2) and not strategy.cpu_offload:
+        return 4 * (1 + moments) * strategy.replicate / ranks
+    return 0.0
+
+
+def _kind_of_each(model: ModelSpec, training: Training) -> list[tuple[int, str]]:
+    """By block, what its work depends on: its shape and its checkpointing."""
+    numbered = enumerate(model.blocks, model.first_block)
+    return [(id(block), training.checkpointing_of(number)) for number, block in numbered]
+
+
+def _kinds(model: ModelSpec, training: Training) -> list[tuple[int, str]]:
+    return list(dict.fromkeys(_kind_of_each(model, training)))
+
+
+def _one_of_each(model: ModelSpec, training: Training) -> tuple[ModelSpec, Training]:
+    """The model with one block of each kind, and the training with their policies."""
+    kinds = _kind_of_each(model, training)
+    places = [kinds.index(kind) for kind in _kinds(model, training)]
+    blocks = tuple(model.blocks[place] for place in places)
+    policies: Sequence[str] = [kinds[place][1] for place in places]
+    return replace(model, blocks=blocks), replace(training, block_checkpointing=tuple(policies))  # type: ignore[arg-type]
