@@ -1,9 +1,10 @@
 """Programs of pipeline ranks played on streams without time: who waits for whom, and whether all end.
 
-A rank has a host that issues, a compute stream, a stream for batches on the group's communicator and one for
-each pair's. A message begins when all before it on its stream are done and the compute stream has come to
-where it was posted; it ends when the other side has begun its own. As NCCL has it, the n-th send to a rank on
-a communicator meets that rank's n-th receive, whatever they carry.
+A rank has a host that issues (and waits, where shapes go ahead, for the whole message), a compute stream, a
+stream for batches on the group's communicator and one for each pair's. A message begins when all before it on
+its stream are done and the compute stream has come to where it was posted; it ends when the other side has
+begun its own. As NCCL has it, the n-th send to a rank on a communicator meets that rank's n-th receive,
+whatever they carry.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Playing:
             return
         rank.compute.append(("wait", posted))
         rank.waited |= set(call.messages)
-        if call.waits == "host":
+        if call.waits == "host" or call.shapes:
             rank.blocked, rank.is_blocked = posted, True
 
     def _stream(self, rank: Rank, call: MessageCall, message: Action) -> Any:

@@ -48,6 +48,7 @@ def test_counts_are_refused(counts: tuple[Any, ...], message: str) -> None:
             r"parallelism\.pipeline: found 2, .* expected 3 or",
         ),
         (4, 8, MegatronPipeline(group_size=3), r"parallelism\.pipeline: found 4 .* = 3; .* ranks: 4"),
+        (4, 8, MegatronPipeline(flushes_ahead=True, overlaps_p2p=False), "warmup_flush: found true without"),
         (4, 7, MegatronPipeline(group_size=6), f"{STEPS} 7, .* a group of 6, .*; the nearest is 6"),
     ],
 )

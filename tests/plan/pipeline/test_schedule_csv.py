@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from tests.plan.pipeline.test_against_torch_schedules import settled, told
 from tests.plan.pipeline.torch_schedules import FakeStage, Log, run_schedule, torch_schedule
 from zsim.errors import InputError
-from zsim.plan.pipeline.lowering import orders_of, stages_of_ranks, steps_of
+from zsim.plan.pipeline.lowering import orders_of, ranks_of, steps_of
 
 RANKS, VIRTUAL, MICRO_BATCHES = 3, 2, 6
 ZERO_BUBBLE = "0F0,0F1,,0I0,0W0,0B1\n1F0,1I0,1F1,1W0,1B1\n"  # 2 ranks, one stage each, 2 micro-batches
@@ -25,18 +25,22 @@ def test_a_file_runs_as_in_torch(
     """Torch writes one of its schedules and reads it back; both formats give the schedule's own steps."""
     file = tmp_path / "schedule.csv"
     torch_schedule(name, RANKS, VIRTUAL, MICRO_BATCHES)._dump_csv(str(file), kind)
-    held = stages_of_ranks(name, RANKS, VIRTUAL)
+    rank_of = ranks_of(name, RANKS, VIRTUAL, MICRO_BATCHES)
     programs = steps_of(
         "torch", "interleaved-1f1b", RANKS, VIRTUAL, MICRO_BATCHES, csv=file.read_text(), is_fsdp=True
     )
     for rank, steps in enumerate(programs):
         log: Log = []
-        stages: Any = [FakeStage(log, stage, RANKS * VIRTUAL, rank, RANKS) for stage in held[rank]]
+        stages: Any = [
+            FakeStage(log, stage, RANKS * VIRTUAL, rank, RANKS)
+            for stage, home in enumerate(rank_of)
+            if home == rank
+        ]
         schedule = _PipelineScheduleRuntime(stages, MICRO_BATCHES)
         schedule._load_csv(str(file), kind)
         run_schedule(schedule, MICRO_BATCHES, log)
         assert settled(told(steps)) == settled(log), rank
-    assert stages_of_ranks("1f1b", RANKS, VIRTUAL, file.read_text(), MICRO_BATCHES) == held
+    assert ranks_of("1f1b", RANKS, VIRTUAL, MICRO_BATCHES, file.read_text()) == rank_of
 
 
 def test_overlaps_are_read(tmp_path: Path) -> None:
@@ -63,6 +67,8 @@ def test_steps_that_wait_and_empty_cells_are_passed_over() -> None:
         (("1F0,1I0,1F1,1W0", "2F0,2I0,1F1,2W0"), "found 3 stages, numbered up to 2; expected 2, 0 to 1"),
         ((",1B1", ""), "stage 1 has 2 forwards and 1 backwards; expected one of each for each of the 2"),
         (("0W0", "0B0"), "stage 0 has 2 forwards and 3 backwards"),
+        (("0W0", "0W0,0B0"), "stage 0 has 2 forwards and 3 backwards"),
+        (("0W0,", ""), "a backward whole (B) or in two (I and W)"),
         (("0F0,0F1,,0I0", "0F0,0I0,,0F1"), "these wait for inputs that come after them: 0I0 on rank 0"),
         (("\n1F0", ",1F0"), "found 1 rows, one per pipeline rank; expected 2, as parallelism.pipeline"),
     ],

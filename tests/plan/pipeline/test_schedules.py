@@ -11,7 +11,7 @@ import pytest
 
 from tests.plan.pipeline.streams import Playing
 from zsim.errors import InputError
-from zsim.plan.pipeline.lowering import orders_of, stages_of_ranks, steps_of
+from zsim.plan.pipeline.lowering import orders_of, ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.pipeline_checks import OFFERED
 from zsim.plan.pipeline.placement import rank_of_stage, ranks_of_stages, stage_of
@@ -171,7 +171,7 @@ def test_a_group_s_micro_batches_and_a_shorter_last_group() -> None:
 def test_stages_lie_in_loops_and_in_a_v() -> None:
     assert ranks_of_stages("interleaved-1f1b", 3, 2) == [0, 1, 2, 0, 1, 2]
     assert ranks_of_stages("zbv-zero-bubble", 3, 2) == [0, 1, 2, 2, 1, 0]
-    assert stages_of_ranks("dualpipe-v", 3, 2) == [[0, 5], [1, 4], [2, 3]]
+    assert ranks_of("dualpipe-v", 3, 2, 6) == [0, 1, 2, 2, 1, 0]
     for schedule, ranks, chunk in product(("1f1b", "dualpipe-v"), (2, 3), (0, 1)):
         for rank in range(ranks):
             assert rank_of_stage(schedule, ranks, stage_of(schedule, ranks, rank, chunk)) == rank

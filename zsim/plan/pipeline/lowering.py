@@ -49,10 +49,7 @@ def steps_of(
             f"parallelism.schedule_csv: {NAMES[style]} reads no schedule; expected a torch strategy"
         )
     if not csv:
-        check_counts(
-            style, schedule, ranks, virtual, micro_batches, passes,
-            group_size=settings.group_size, overlaps_p2p=settings.overlaps_p2p,
-        )  # fmt: skip
+        check_counts(style, schedule, ranks, virtual, micro_batches, passes, settings)
     if style == "torch":
         once = _torch(schedule, ranks, virtual, micro_batches, csv, is_fsdp=is_fsdp)
     elif style == "megatron":
@@ -106,19 +103,14 @@ def orders_of(
     return single[schedule](ranks, micro_batches)
 
 
-def stages_of_ranks(
-    schedule: str, ranks: int, virtual: int, csv: str = "", micro_batches: int = 0
-) -> list[list[int]]:
-    """The stages of every pipeline rank, in model order; those of a CSV schedule are where its actions are.
+def ranks_of(schedule: str, ranks: int, virtual: int, micro_batches: int, csv: str = "") -> list[int]:
+    """The pipeline rank of every stage, in model order: in a CSV schedule it is where its actions are.
 
     Raises InputError for a CSV schedule that does not fit.
     """
-    rank_of = (
-        read_csv(csv, ranks, virtual, micro_batches).rank_of
-        if csv
-        else ranks_of_stages(schedule, ranks, virtual)
-    )
-    return [[stage for stage, home in enumerate(rank_of) if home == rank] for rank in range(ranks)]
+    if csv:
+        return read_csv(csv, ranks, virtual, micro_batches).rank_of
+    return ranks_of_stages(schedule, ranks, virtual)
 
 
 def _torch(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from zsim.errors import InputError, did_you_mean
+from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.placement import V_SHAPED
 
 OFFERED: Mapping[str, tuple[str, ...]] = {
@@ -28,9 +29,7 @@ def check_counts(
     virtual: int,
     micro_batches: int,
     passes: int,
-    *,
-    group_size: int | None,
-    overlaps_p2p: bool,
+    settings: MegatronPipeline,
 ) -> None:
     """Raises InputError for what the framework's own code refuses: torch 2.13 `pipelining/schedules.py`,
     Megatron-Core 0.16.1 `schedules.py` and `training/arguments.py`, nanotron's `pipeline_parallel/engine.py`
@@ -47,7 +46,7 @@ def check_counts(
         )
     _check_virtual(style, schedule, virtual)
     if style == "megatron" and schedule == "interleaved-1f1b":
-        _check_megatron(ranks, micro_batches, group_size or ranks, overlaps_p2p=overlaps_p2p)
+        _check_megatron(ranks, micro_batches, settings)
     elif rule := _rule(style, schedule, ranks):
         expected, is_right = rule
         _check_micro_batches(f"{name}'s '{schedule}'", micro_batches, passes, expected, is_right)
@@ -107,8 +106,14 @@ def _nearest(found: int, is_right: Callable[[int], bool]) -> int:
     )
 
 
-def _check_megatron(ranks: int, micro_batches: int, group: int, *, overlaps_p2p: bool) -> None:
-    if ranks == 2 and not overlaps_p2p:
+def _check_megatron(ranks: int, micro_batches: int, settings: MegatronPipeline) -> None:
+    group = settings.group_size or ranks
+    if settings.flushes_ahead and not settings.overlaps_p2p:
+        raise InputError(
+            "overlap_p2p_comm_warmup_flush: found true without overlap_p2p_comm, which Megatron refuses; "
+            "expected both, or neither"
+        )
+    if ranks == 2 and not settings.overlaps_p2p:
         raise InputError(
             "parallelism.pipeline: found 2, but Megatron's interleaved schedule without overlapped p2p takes "
             "more than 2; expected 3 or more, or the overlap"
