@@ -53,8 +53,7 @@ def _with_gathers(order: Order) -> Order:
     were gathered; torch's order is that of a set."""
     active: dict[int, None] = {}
     result: Order = []
-    for position, item in enumerate(order):
-        coming = _coming(order[position:])
+    for item, coming in zip(order, _coming(order), strict=True):
         for stage in [stage for stage in active if stage not in coming]:
             del active[stage]
             result.append(Action("RESHARD", stage))
@@ -65,13 +64,16 @@ def _with_gathers(order: Order) -> Order:
     return [*result, *(Action("RESHARD", stage) for stage in active)]
 
 
-def _coming(order: Order) -> list[int]:
-    stages: dict[int, None] = {}
-    for item in order:
-        stages.update((part.stage, None) for part in parts_of(item))
-        if len(stages) >= MAX_ACTIVE_STAGES:
-            break
-    return list(stages)
+def _coming(order: Order) -> list[list[int]]:
+    """The stages that come next from every item on, found from the last item to the first."""
+    firsts: dict[int, int] = {}  # the item at which each stage comes next, in the order of coming
+    found = []
+    for position in reversed(range(len(order))):
+        own = dict.fromkeys((part.stage for part in parts_of(order[position])), position)
+        firsts = own | {stage: first for stage, first in firsts.items() if stage not in own}
+        last = list(firsts.values())[:MAX_ACTIVE_STAGES][-1]
+        found.append([stage for stage, first in firsts.items() if first <= last])
+    return found[::-1]
 
 
 def _with_reductions(order: Order, micro_batches: int) -> Order:
