@@ -13,6 +13,7 @@ from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
 from zsim.specs.formats.deepspeed_json import deepspeed_json
 from zsim.specs.formats.fsdp_python import python_file, why_not_python
+from zsim.specs.formats.megatron.write import SCRIPT, megatron_script, why_not_megatron
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.formats.torchtitan.write import (
     torchtitan_model,
@@ -21,6 +22,7 @@ from zsim.specs.formats.torchtitan.write import (
 )
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1
+from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
@@ -36,7 +38,7 @@ class Exported:
 
 def export_files(job: Job) -> Exported:
     """The files that can express the job, of experiment.toml, ds_config.json, fsdp2.py (fsdp1.py, ddp.py),
-    accelerate.yaml and torchtitan.toml; and why the others cannot."""
+    accelerate.yaml, torchtitan.toml and megatron.sh; and why the others cannot."""
     files: dict[str, str] = {}
     missing: dict[str, str] = {}
     if isinstance(job.strategy, DeepSpeedConfig):
@@ -53,6 +55,12 @@ def export_files(job: Job) -> Exported:
             files["torchtitan.toml"] = torchtitan_toml(job)
         else:
             missing["torchtitan.toml"] = reason
+    if isinstance(job.strategy, Megatron):
+        reason = why_not_megatron(job)
+        if reason is None:
+            files[SCRIPT] = megatron_script(job)
+        else:
+            missing[SCRIPT] = reason
     reason = why_not_accelerate(job)
     if reason is None:
         files["accelerate.yaml"] = accelerate_yaml(job)

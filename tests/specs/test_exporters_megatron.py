@@ -1,0 +1,152 @@
+"""The script that starts Megatron as a job is simulated: read back, it is the same job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
+
+CASES: dict[str, dict[str, Any]] = {
+    "data parallel": {},
+    "the distributed optimizer": {
+        "strategy": {
+            "distributed_optimizer": True,
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+            "average_in_collective": True,
+            "bucket_size": 10_000_000,
+        }
+    },
+    "instances": {"strategy": {"distributed_optimizer": True, "optimizer_instances": 2}},
+    "gradients in bf16": {"strategy": {"grad_reduce_dtype": "bf16", "gradient_accumulation_fusion": False}},
+    "fp16": {"training": {"precision": "fp16"}, "strategy": {"grad_reduce_dtype": "fp32"}},
+    "gradients in fp16": {"training": {"precision": "fp16"}, "strategy": {"grad_reduce_dtype": "fp16"}},
+    "fp8": {"training": {"precision": "fp8"}},
+    "fp32": {"training": {"precision": "fp32", "attention": "math", "gradient_clipping": 0.0}},
+    "one graph": {"strategy": {"cuda_graph": True, "check_for_nan": False}},
+    "tensor": {"parallelism": {"tensor": 4}},
+    "sequence": {"parallelism": {"tensor": 8, "sequence_parallel": True, "async_tensor": True}},
+    "pipeline": {"parallelism": {"pipeline": 4}, "training": {"gradient_accumulation_steps": 8}},
+    "interleaved": {
+        "parallelism": {"pipeline": 4, "virtual_stages": 2},
+        "training": {"gradient_accumulation_steps": 8, "device_max_connections": 1},
+    },
+    "uneven": {
+        "parallelism": {"pipeline": 4, "layers_per_stage": [7, 9, 9, 7]},
+        "training": {"gradient_accumulation_steps": 8},
+    },
+    "a layer less": {
+        "parallelism": {"pipeline": 3, "tensor": 2, "last_stage_less_layers": 1},
+        "training": {"gradient_accumulation_steps": 6},
+        "nodes": 3,
+    },
+    "context": {"parallelism": {"context": 2, "context_method": "all-to-all"}},
+    "all three": {
+        "parallelism": {
+            "tensor": 2, "sequence_parallel": True, "pipeline": 2, "context": 2, "order": "tp-cp-pp-dp",
+        },
+        "training": {"gradient_accumulation_steps": 4},
+    },
+    "every block": {"training": {"activation_checkpointing": "full"}},
+    "some blocks": {
+        "training": {
+            "activation_checkpointing": "full", "recompute_method": "block", "recompute_layers": 2,
+        }
+    },
+    "the core of attention": {"training": {"activation_checkpointing": "selective", "attention": "math"}},
+    "a fused loss": {"training": {"cross_entropy": "fused", "expandable_segments": True}},
+    "sgd": {"training": {"optimizer": "sgd"}},
+    "another vocabulary": {"strategy": {"vocabulary_multiple": 64}, "parallelism": {"tensor": 2}},
+}  # fmt: skip
+
+
+def job_of(model: str | dict[str, Any], case: dict[str, Any]) -> Job:
+    strategy = {"kind": "megatron", **case.get("strategy", {})}
+    data = {"model": model, "cluster": "dgx-h100", "nodes": 2, **case, "strategy": strategy}
+    return resolve(zsim.Experiment(**data))
+
+
+def back(job: Job, folder: Path) -> Job:
+    """The job of the script that is written, where the cluster alone is given beside it."""
+    path = folder / "megatron.sh"
+    path.write_text(export_files(job).files["megatron.sh"])
+    return resolve(experiment_from({"cluster": "dgx-h100"}, {"strategy.config": str(path)}, origin="test"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_read_back(name: str, tmp_path: Path) -> None:
+    """Liger and torch.compile have no flags; Megatron's kernels are what both stand for."""
+    job = job_of("llama-3-8b", CASES[name])
+    found = back(job, tmp_path)
+    assert found.parallelism == job.parallelism
+    assert found.training == job.training
+    assert found.strategy == job.strategy
+    assert (found.world_size, found.model.vocab_size) == (job.world_size, job.model.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama-3-8b",
+        "gpt2",
+        "qwen3-8b",
+        "qwen2-7b",
+        "mistral-7b",
+        "gpt-3-6.7b",
+        "phi3-mini",
+        "nemotron-4-340b",
+    ],
+)
+def test_every_part_of_a_network_is_written(model: str, tmp_path: Path) -> None:
+    """Megatron has no more positions than asked for; the rest is the same to the parameter."""
+    job = job_of(model, {"training": {"sequence_length": 1024}})
+    found = back(job, tmp_path)
+    assert found.model.numel == job.model.numel
+    assert len(found.model.blocks) == len(job.model.blocks)
+    assert (found.model.is_tied, found.model.vocab_size) == (job.model.is_tied, job.model.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("model", "case", "why"),
+    [
+        ("llama-3-8b", {"strategy": {"engine": "nanotron"}}, "has a file of its own"),
+        ("llama-3-8b", {"strategy": {"version": "3.0"}}, "has other flags than Core"),
+        ("llama-3-8b", {"training": {"cross_entropy": "eager"}}, "no cross entropy 'eager'"),
+        ("llama-3-8b", {"training": {"activation_checkpointing": "selective-op"}}, "checkpoints every layer"),
+        ("llama-3-8b", {"parallelism": {"tensor": 2, "order": "cp-tp-dp-pp"}}, "its mesh has the orders"),
+        ("gemma2-9b", {}, "all alike"),
+        ("falcon-7b", {}, "two norms in a layer"),
+        ("gpt-neo-2.7b", {}, "all alike"),
+        ("bloom-7b1", {}, "no norm behind the embedding"),
+        ("opt-6.7b", {}, "no activation 'relu'"),
+    ],
+)
+def test_what_megatron_cannot_be_told_is_said(model: str, case: dict[str, Any], why: str) -> None:
+    assert why in export_files(job_of(model, case)).missing["megatron.sh"]
+
+
+def test_the_numbers_of_a_script_are_literal() -> None:
+    """64 sequences: 2 x 8 micro-batches on 4 replicas; NullTokenizer adds one entry to 128,255."""
+    case = {
+        "parallelism": {"tensor": 2, "pipeline": 2},
+        "training": {"micro_batch_size": 2, "gradient_accumulation_steps": 8, "sequence_length": 4096},
+    }
+    text = export_files(job_of("llama-3-8b", case)).files["megatron.sh"]
+    for flag in (
+        "--global-batch-size 64", "--micro-batch-size 2", "--vocab-size 128255", "--num-query-groups 8",
+        "--nproc_per_node 8", "--nnodes 2", "--swiglu", "--disable-bias-linear", "--clip-grad 1",
+    ):  # fmt: skip
+        assert flag in text
+
+
+def test_other_strategies_have_no_such_script() -> None:
+    job = resolve(zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", strategy={"kind": "fsdp2"}))
+    exported = export_files(job)
+    assert "megatron.sh" not in {**exported.files, **exported.missing}

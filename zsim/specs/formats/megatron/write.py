@@ -1,0 +1,167 @@
+"""A job -> the script that starts Megatron-Core 0.16 so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
+from zsim.specs.library import Library
+from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, Megatron, MegatronTable, is_core
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+
+SCRIPT = "megatron.sh"
+_METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather"}
+_ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
+_LOSSES = ("megatron", "fused")
+
+
+def why_not_megatron(job: Job) -> str | None:
+    """Why Megatron's command line cannot express this Megatron job; None if it can."""
+    table, training, parallelism = job.experiment.strategy, job.training, job.parallelism
+    assert isinstance(table, MegatronTable)
+    if table.engine != "megatron":
+        return f"engine '{table.engine}' has a file of its own"
+    if not is_core(table.version):
+        return f"Megatron {table.version} has other flags than Core"
+    if training.cross_entropy not in _LOSSES:
+        return f"it has no cross entropy '{training.cross_entropy}'"
+    kind, asked = training.activation_checkpointing, job.experiment.training
+    if kind == "selective-op" or training.checkpoint_every > 1 or asked.block_checkpointing:
+        return "it checkpoints every layer, or the first of every stage"
+    if parallelism.order not in _ORDERS:
+        return "its mesh has the orders tp-cp-dp-pp and tp-cp-pp-dp"
+    if parallelism.context_method not in _METHODS:
+        return "the sizes of context parallelism on two levels are not known"
+    if parallelism.passes > 1:
+        return "it runs one pipeline a step"
+    if min(parallelism.layers_per_stage, default=1) < 1:
+        return "it puts layers on every stage"
+    return why_not_network(job.model)
+
+
+def megatron_script(job: Job) -> str:
+    """The file's text; data, learning rate and number of steps are its reader's to set."""
+    groups = {
+        "DISTRIBUTED_ARGS": [f"--nproc_per_node {job.gpus_per_node}", f"--nnodes {job.num_nodes}"],
+        "GPT_MODEL_ARGS": list(_network(job)),
+        "TRAINING_ARGS": list(_training(job)),
+        "MODEL_PARALLEL_ARGS": list(_parallelism(job)),
+        "DATA_PARALLEL_ARGS": list(_data_parallelism(job)),
+        "RUN_ARGS": ["--mock-data", "--train-iters 100", "--lr 1e-4"],
+    }
+    lines = ["#!/bin/bash", *_environment(job)]
+    for name, flags in groups.items():
+        lines += ["", f"{name}=(", *(f"    {flag}" for flag in flags), ")"]
+    names = [f"${{{name}[@]}}" for name in groups]
+    lines += ["", f"torchrun {names[0]} pretrain_gpt.py \\", "    " + " ".join(names[1:])]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(job: Job) -> Iterator[str]:
+    connections = job.training.device_max_connections
+    if connections != DEFAULT_CONNECTIONS:
+        yield f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}"
+    if job.training.expandable_segments:
+        yield "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def _network(job: Job) -> Iterator[str]:
+    vocabulary = Library().model(job.experiment.model).vocab_size
+    yield from network_flags(job.model, vocabulary, job.training.sequence_length)
+    table = job.experiment.strategy
+    assert isinstance(table, MegatronTable)
+    if table.vocabulary_multiple != VOCABULARY_MULTIPLE:
+        yield f"--make-vocab-size-divisible-by {table.vocabulary_multiple}"
+
+
+def _training(job: Job) -> Iterator[str]:
+    training, asked = job.training, job.experiment.training
+    steps = training.gradient_accumulation_steps
+    yield f"--seq-length {training.sequence_length}"
+    yield f"--micro-batch-size {training.micro_batch_size}"
+    yield f"--global-batch-size {training.micro_batch_size * steps * job.data_parallel_size}"
+    yield f"--clip-grad {training.gradient_clipping:g}"
+    if training.optimizer.startswith("sgd"):
+        yield f"--optimizer sgd --sgd-momentum {0.9 if training.optimizer == 'sgd_momentum' else 0:g}"
+    if training.precision != "fp32":
+        yield "--bf16" if training.precision == "fp8" else f"--{training.precision}"
+    if training.precision == "fp8":
+        yield "--fp8-format hybrid"
+    yield f"--attention-backend {'flash' if training.attention == 'flash' else 'unfused'}"
+    if training.cross_entropy == "fused":
+        yield "--cross-entropy-loss-fusion"
+    yield from _recomputation(asked)
+
+
+def _recomputation(asked: TrainingTable) -> Iterator[str]:
+    if asked.activation_checkpointing == "selective":
+        yield "--recompute-granularity selective"
+        if asked.recompute_modules is not None:
+            yield " ".join(("--recompute-modules", *asked.recompute_modules))
+    elif asked.activation_checkpointing == "full":
+        method, layers = asked.recompute_method or "uniform", asked.recompute_layers or 1
+        yield f"--recompute-granularity full --recompute-method {method} --recompute-num-layers {layers}"
+
+
+def _parallelism(job: Job) -> Iterator[str]:
+    parallelism = job.parallelism
+    yield f"--tensor-model-parallel-size {parallelism.tensor}"
+    yield f"--pipeline-model-parallel-size {parallelism.pipeline}"
+    yield f"--context-parallel-size {parallelism.context}"
+    if parallelism.sequence_parallel:
+        yield "--sequence-parallel"
+    if parallelism.async_tensor:
+        yield "--tp-comm-overlap"
+    if parallelism.pipeline > 1:
+        yield from _stages(job)
+    if parallelism.context > 1:
+        yield f"--cp-comm-type {_METHODS[parallelism.context_method]}"
+    if parallelism.order != Parallelism().order:
+        yield "--use-tp-pp-dp-mapping"
+
+
+def _stages(job: Job) -> Iterator[str]:
+    """Equal stages by their number, with a layer less on the ends by the flags for it, others by a layout."""
+    parallelism, table = job.parallelism, job.experiment.parallelism
+    ends = (table.first_stage_less_layers or 0, table.last_stage_less_layers or 0)
+    if table.layers_per_stage is not None or max(ends) > 1:
+        stages = ["t" * layers for layers in parallelism.layers_per_stage]
+        yield f"--pipeline-model-parallel-layout 'E{'|'.join(stages)}L'"
+        return
+    if parallelism.virtual_stages > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {parallelism.virtual_stages}"
+    if ends[0]:
+        yield "--account-for-embedding-in-pipeline-split"
+    if ends[1]:
+        yield "--account-for-loss-in-pipeline-split"
+
+
+def _data_parallelism(job: Job) -> Iterator[str]:
+    table, strategy = job.experiment.strategy, job.strategy
+    assert isinstance(table, MegatronTable)
+    assert isinstance(strategy, Megatron)
+    for key, flag in (
+        ("distributed_optimizer", "--use-distributed-optimizer"),
+        ("overlap_grad_reduce", "--overlap-grad-reduce"),
+        ("overlap_param_gather", "--overlap-param-gather"),
+        ("average_in_collective", "--ddp-average-in-collective"),
+    ):
+        if getattr(table, key):
+            yield flag
+    if strategy.param_dtype == "bf16" and strategy.grad_dtype == "bf16":
+        yield "--grad-reduce-in-bf16"
+    elif strategy.param_dtype == "fp16" and strategy.grad_dtype == "fp32":
+        yield "--accumulate-allreduce-grads-in-fp32"
+    if table.bucket_size is not None:
+        yield f"--ddp-bucket-size {table.bucket_size}"
+    if table.optimizer_instances > 1:
+        yield f"--num-distributed-optimizer-instances {table.optimizer_instances}"
+    if not table.gradient_accumulation_fusion:
+        yield "--no-gradient-accumulation-fusion"
+    if not table.check_for_nan:
+        yield "--no-check-for-nan-in-loss-and-grad"
+    if table.cuda_graph:
+        yield "--cuda-graph-impl local --cuda-graph-scope full_iteration"
