@@ -22,6 +22,7 @@ from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.formats.accelerate.read import read_accelerate
 from zsim.specs.formats.megatron.arguments import is_command_line, names_script
 from zsim.specs.formats.megatron.read import read_megatron
+from zsim.specs.formats.megatron.recipe import is_recipe, read_recipe
 from zsim.specs.formats.torchtitan.read import read_torchtitan
 from zsim.specs.formats.torchtitan.text import is_saved_config
 from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
@@ -82,7 +83,7 @@ def _reader(config: str) -> Reader | None:
     if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):
         return read_training_arguments
     if suffix in (".yaml", ".yml"):
-        return read_accelerate
+        return read_recipe if is_recipe(Path(config)) else read_accelerate
     if suffix == ".json" and is_saved_config(Path(config)):
         return read_torchtitan
     if suffix == ".toml" and len(_words(config)) == 1:

@@ -42,7 +42,7 @@ def read_degrees(found: Arguments) -> dict[str, Any]:
 
     Raises InputError for what Megatron refuses, NotSimulatedError for experts and for what zsim lacks.
     """
-    for flag in ("expert-model-parallel-size", "expert-tensor-parallel-size", "num-experts"):
+    for flag in ("num-experts", "expert-model-parallel-size"):
         if (found.integer(flag, 0, minimum=0) or 0) > 1:
             raise NotSimulatedError(f"{found.where}: --{flag}: zsim does not simulate expert parallelism yet")
     for flag, what in _REFUSED.items():

@@ -26,6 +26,8 @@ def why_not_megatron(job: Job) -> str | None:
         return f"engine '{table.engine}' has a file of its own"
     if not is_core(table.version):
         return f"Megatron {table.version} has other flags than Core"
+    if table.cuda_graph and table.check_for_nan:
+        return "a graph of the whole step cannot look for NaN (check_for_nan)"
     if training.cross_entropy not in _LOSSES:
         return f"it has no cross entropy '{training.cross_entropy}'"
     kind, asked = training.activation_checkpointing, job.experiment.training

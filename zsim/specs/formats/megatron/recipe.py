@@ -1,0 +1,217 @@
+"""Recipes of Megatron-Bridge and NeMo, and Megatron's own YAML -> Megatron's arguments.
+
+Their keys are the fields of Megatron-Core's configurations, wherever in the file they stand; most have the
+name of a flag. Read in Megatron-Core 0.16.1 (`transformer_config.py`, `distributed_data_parallel_config.py`,
+`optimizer_config.py`), Megatron-Bridge of August 2026 (`training/config.py`, `mixed_precision.py`,
+`comm_overlap.py`) and NeMo 1's `megatron_gpt_config.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, why_unreadable
+from zsim.reading import read_text
+from zsim.specs.formats.megatron.arguments import Arguments
+from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES
+from zsim.specs.formats.megatron.read import settings_of
+from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.training_file import TrainingFile
+
+_MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "MODEL_ARGS")
+# Field -> flag, where the names differ.
+_NAMES = {
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
+    "num_moe_experts": "num-experts",
+    "fp8": "fp8-format",
+    "fp8_param": "fp8-param-gather",
+    "fp8_params": "fp8-param-gather",
+    "average_in_collective": "ddp-average-in-collective",
+    "bucket_size": "ddp-bucket-size",
+    "encoder_seq_length": "seq-length",
+    "sequence_length": "seq-length",
+    "activations_checkpoint_granularity": "recompute-granularity",
+    "activations_checkpoint_method": "recompute-method",
+    "activations_checkpoint_num_layers": "recompute-num-layers",
+    "ub_tp_comm_overlap": "tp-comm-overlap",
+    "gradient_clip_val": "clip-grad",
+    "overlap_grad_sync": "overlap-grad-reduce",
+    "overlap_param_sync": "overlap-param-gather",
+    "qk_layernorm": "qk-layernorm",
+}
+# Field -> the flag that switches it off.
+_OFF = {
+    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
+    "add_bias_linear": "disable-bias-linear",
+    "bias": "disable-bias-linear",
+    "check_for_nan_in_grad": "no-check-for-nan-in-loss-and-grad",
+    "overlap_p2p_comm": "no-overlap-p2p-communication",
+    "bias_activation_fusion": "no-bias-gelu-fusion",
+    "apply_rope_fusion": "no-rope-fusion",
+    "grad_reduce_in_fp32": "grad-reduce-in-bf16",
+}
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+_NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
+_ACTIVATIONS = {
+    "swiglu": "swiglu", "fast-swiglu": "swiglu", "silu": "swiglu", "squared-relu": "squared-relu",
+    "squared_relu": "squared-relu", "quick_gelu": "quick-geglu", "openai-gelu": "openai-gelu",
+}  # fmt: skip
+_LAST = ("mixed_precision", "comm_overlap")  # both are written over the other sections when a run starts
+_READ = (
+    "devices", "num_nodes", "precision", "mixed_precision", "activation", "activation_func",
+    "gated_linear_unit", "num_query_groups", "params_dtype", "optim.name", "fp8_hybrid", "fp8_e4m3",
+)  # fmt: skip
+_MAX_NAMED = 12
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether a YAML has fields of Megatron-Core's configurations."""
+    try:
+        data = load_yaml(read_text(path), str(path))
+    except (OSError, UnicodeDecodeError, InputError):
+        return False
+    return isinstance(data, Mapping) and any(
+        path.rpartition(".")[2] in _MARKS or "MODEL_ARGS" in path for path, _ in _leaves(data)
+    )
+
+
+def read_recipe(path: str) -> TrainingFile:
+    """The settings in a recipe.
+
+    Raises InputError for text that is no YAML and for what Megatron refuses, NotSimulatedError for what zsim
+    does not simulate.
+    """
+    try:
+        data = load_yaml(read_text(Path(path)), path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a recipe of Megatron-Bridge or NeMo") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    if not isinstance(data, Mapping):
+        raise InputError(f"{path}: expected the keys of a recipe at the top")
+    return settings_of(_arguments(path, data))
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every value, those of mixed precision and of overlap last."""
+    names = sorted(data, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
+    for name in names:
+        value = data[name]
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif not str(name).startswith("_") and value is not None:
+            yield f"{prefix}{name}", value
+
+
+def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
+    found, fields = Arguments(where), dict(_leaves(data))
+    last: dict[str, Any] = {}
+    unknown: list[str] = []
+    for path, value in fields.items():
+        name = path.rpartition(".")[2]
+        last[name] = value
+        if path.startswith("ENV_VARS."):
+            continue
+        if name in _READ or path in _READ:
+            continue
+        flag = name.removeprefix("--") if name.startswith("--") else _flag(name)
+        if name in _OFF:
+            _set(found, _OFF[name], value is False)
+        elif flag in FLAGS:
+            _set(found, flag, value)
+        elif f"no-{flag}" in SWITCHES:
+            _set(found, f"no-{flag}", value is False)
+        else:
+            unknown.append(path)
+    _set_shape(found, last)
+    _set_precision(found, last)
+    _set_network(found, last)
+    if str(fields.get("model.optim.name", fields.get("optim.name", ""))).startswith("distributed_"):
+        _set(found, "use-distributed-optimizer", True)
+    environment = data.get("ENV_VARS")
+    if isinstance(environment, Mapping):
+        found.environment = {str(name): str(value) for name, value in environment.items()}
+    has_flags = any(name.startswith("--") for name in last)
+    if "tokenizer-type" not in found.values and not has_flags:  # a recipe names its tokenizer by a model
+        found.values["tokenizer-type"] = "HuggingFaceTokenizer"
+        found.asked.add("tokenizer-type")
+    if unknown:
+        more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+        found.notes.append(f"not read: {', '.join(unknown[:_MAX_NAMED])}{more}")
+    return found
+
+
+def _flag(name: str) -> str:
+    return _NAMES.get(name, name.replace("_", "-"))
+
+
+def _set(found: Arguments, flag: str, value: Any) -> None:
+    """Set a flag: a switch if the value is true, a list or a text otherwise."""
+    if flag in SWITCHES:
+        if value is True:
+            found.values[flag] = True
+        elif value is False:
+            found.values.pop(flag, None)
+        else:
+            raise InputError(
+                f"{found.where}: {flag.replace('-', '_')}: found {value!r}, expected true or false"
+            )
+    elif flag in LISTS:
+        values = value if isinstance(value, list) else str(value).split()
+        found.values[flag] = [str(one) for one in values]
+    elif not isinstance(value, bool):
+        found.values[flag] = _word(flag, value)
+    elif flag == "fp8-format" and value:
+        found.values[flag] = "hybrid"
+
+
+def _word(flag: str, value: Any) -> str:
+    text = str(value)
+    word = text.rpartition(".")[2] if text.startswith(("torch.", "AttnBackend.")) else text
+    if flag.endswith("-dtype"):
+        return _DTYPES.get(word, word)
+    return _NORMS.get(word.lower(), word) if flag == "normalization" else word
+
+
+def _set_shape(found: Arguments, fields: Mapping[str, Any]) -> None:
+    devices, nodes = fields.get("devices"), fields.get("num_nodes", 1)
+    if isinstance(devices, int) and isinstance(nodes, int) and devices > 0 and nodes > 0:
+        found.nodes, found.gpus = nodes, nodes * devices
+
+
+def _set_precision(found: Arguments, fields: Mapping[str, Any]) -> None:
+    """`precision` is bf16-mixed, bf16 or 16; `mixed_precision` names a function, as in
+    bf16_with_fp8_current_scaling_mixed."""
+    asked = [str(fields[key]) for key in ("precision", "mixed_precision", "params_dtype") if key in fields]
+    if not {"bf16", "fp16"} & set(found.values):
+        for text in asked:
+            if "bf" in text:
+                found.values["bf16"] = True
+            elif "16" in text:
+                found.values["fp16"] = True
+    if any("fp8" in text for text in asked):
+        found.values.setdefault("fp8-format", "hybrid")
+    if "bf16" not in found.values:
+        found.values.pop("grad-reduce-in-bf16", None)
+        if fields.get("grad_reduce_in_fp32") is True:
+            found.values["accumulate-allreduce-grads-in-fp32"] = True
+
+
+def _set_network(found: Arguments, fields: Mapping[str, Any]) -> None:
+    groups = fields.get("num_query_groups")
+    if groups is not None:
+        found.values |= {"group-query-attention": True, "num-query-groups": str(groups)}
+    text = str(fields.get("activation", fields.get("activation_func", "gelu")))
+    name = text.rpartition(".")[2].lower()
+    flag = _ACTIVATIONS.get(name)
+    is_gated = fields.get("gated_linear_unit", name in ("swiglu", "fast-swiglu"))
+    if flag == "swiglu" and not is_gated:
+        raise InputError(f"{found.where}: activation_func: Megatron's flags have silu with a gate only")
+    if flag is not None:
+        found.values[flag] = True
+    if "seq-length" in found.values:
+        found.values.setdefault("max-position-embeddings", found.values["seq-length"])
