@@ -379,6 +379,25 @@ def test_later_chunks_are_paler_and_gradients_of_weights_have_a_colour() -> None
     assert page.schedule_caption(section).startswith("1 micro-batches on 2 stages per rank")
 
 
+def test_ranks_that_begin_their_steps_apart_are_drawn_where_they_are() -> None:
+    """Without an end that all share the last stage begins its next step first, here two of ten seconds
+    before: the figure is 12 seconds wide, and has ten of each rank."""
+    _, section = simulated(micro_batches=1)
+    late = replace(section.rows[0], bubbles=(), boxes=(Box("F", 0, 0, 0, 0.0, 1.2),))
+    early = replace(late, rank=1, begin_seconds=-2.0, boxes=(Box("F", 1, 0, 0, 1.1, 2.3),))
+    two = PipelineSection((late, early), 1, 10.0)
+    assert two.bounds == (-2.0, 10.0)
+    figure = as_plotly(page.schedule_figure(two))
+    between, _, forward = figure.data
+    assert (list(between.base), list(between.x)) == ([2.0, 0.0], [10.0, 10.0])
+    assert list(forward.base) == [2.0, 3.1]
+    assert tuple(figure.layout.xaxis.range) == (0, 12.0)
+    assert [line.count("0") for line in schedule_sketch(two)] == [
+        1 + 7,
+        7,
+    ]  # of 70 cells of 12 s, and the name of rank 0
+
+
 def test_the_figure_of_a_long_pipeline_is_compact() -> None:
     """32 ranks, 64 micro-batches, 2 chunks: 8,192 boxes in a megabyte, within the page's height."""
     _, section = simulated(micro_batches=1)

@@ -21,8 +21,8 @@ _ALIKE = 1e-9  # of the step
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
     """One pipeline rank, by its first simulated GPU `first_rank`. `layers`: of all its stages, None where
-    unknown. `peak`: of its GPU memory. `breakdown`: of its step. `bubbles` and `boxes`: where its compute
-    stream waits for other stages, and its forwards and backwards, on the clock of the trace."""
+    unknown. `peak`: of its GPU memory. `breakdown`: of its step. On the clock of the trace: `begin_seconds`
+    of its step, the `bubbles` of its compute stream, and the `boxes` of its forwards and backwards."""
 
     rank: int
     first_rank: int
@@ -31,6 +31,7 @@ class PipelineRow:
     breakdown: Breakdown
     bubbles: tuple[Interval, ...]
     boxes: tuple[Box, ...]
+    begin_seconds: float = 0.0
 
     @property
     def busy_seconds(self) -> float:
@@ -85,6 +86,12 @@ class PipelineSection:
         """The highest number of stages on a rank."""
         return max((box.chunk + 1 for row in self.rows for box in row.boxes), default=1)
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """When the first rank began its step and the last one ended it, on the clock of the trace."""
+        begins = [row.begin_seconds for row in self.rows]
+        return min(begins), max(begins) + self.step_seconds
+
     def mean_seconds(self) -> dict[str, float]:
         """The step by cause, as mean over the ranks."""
         names, count = self.rows[0].breakdown.seconds, len(self.rows)
@@ -118,6 +125,7 @@ def pipeline_section(
                 breakdown,
                 tuple(bubbles.of(rank)),
                 boxes(plan, trace, rank),
+                trace.begins.get(rank, 0.0),
             )
         )
     counts = {box.micro_batch for row in rows for box in row.boxes if box.kind == "F"}

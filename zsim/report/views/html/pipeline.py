@@ -47,11 +47,11 @@ class _Bars(NamedTuple):
 def schedule_figure(section: PipelineSection) -> Figure:
     """One row per pipeline rank: boxes with the micro-batch's number, bubbles white."""
     scale, unit = time_scale(section.step_seconds)
-    begin, end = _bounds(section)
+    begin, end = section.bounds
     count = len(section.rows)
     height = min(118 + _ROW * count, _MAX_HEIGHT)
     figure = Figure(layout(height, barmode="overlay", bargap=0.1))
-    for bars in _all_bars(section, begin, end, scale):
+    for bars in _all_bars(section, begin, scale):
         figure.add_bar(
             name=bars.name,
             legendgroup=bars.name,
@@ -82,23 +82,12 @@ def schedule_figure(section: PipelineSection) -> Figure:
     return figure
 
 
-def _bounds(section: PipelineSection) -> tuple[float, float]:
-    """When the first rank began, and when the last one ended, on the trace's clock."""
-    starts = [box.start_seconds for row in section.rows for box in row.boxes]
-    ends = [box.end_seconds for row in section.rows for box in row.boxes]
-    starts += [start for row in section.rows for start, _ in row.bubbles]
-    begin = min(starts, default=0.0)
-    return begin, max([begin + section.step_seconds, *ends])
-
-
-def _all_bars(section: PipelineSection, begin: float, end: float, scale: float) -> list[_Bars]:
+def _all_bars(section: PipelineSection, begin: float, scale: float) -> list[_Bars]:
     """From the back to the front: the time between boxes, the bubbles, the boxes."""
-    places = list(range(len(section.rows)))
-    whole = _short((end - begin) * scale)
-    between = _Bars(
-        _BETWEEN.label, _BETWEEN.color, "#14181F", places, [0.0] * len(places), [whole] * len(places), [],
-        [f"rank {row.rank}: {_BETWEEN.label}" for row in section.rows],
-    )  # fmt: skip
+    between = _Bars(_BETWEEN.label, _BETWEEN.color, "#14181F", [], [], [], [], [])
+    for place, row in enumerate(section.rows):
+        said = f"rank {row.rank}: {_BETWEEN.label}"
+        _add(between, place, (row.begin_seconds - begin) * scale, section.step_seconds * scale, said)
     bubbles = _Bars(_BUBBLE.label, _BUBBLE.color, "#14181F", [], [], [], [], [])
     for place, row in enumerate(section.rows):
         for start, stop in row.bubbles:

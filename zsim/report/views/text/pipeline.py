@@ -130,8 +130,7 @@ def schedule_sketch(section: PipelineSection) -> list[str]:
     ranks than a screen shows."""
     if len(section.rows) > _MAX_SKETCHED:
         return []
-    begin = min(box.start_seconds for row in section.rows for box in row.boxes)
-    end = max(box.end_seconds for row in section.rows for box in row.boxes)
+    begin, end = section.bounds
     wide = max(len(str(row.rank)) for row in section.rows)
     width = (end - begin) / _CELLS
     middles = [begin + (cell + 0.5) * width for cell in range(_CELLS)]
