@@ -22,6 +22,9 @@ def plan(
     asked: ExperimentOptions,
     json_: Annotated[Path | None, json_option("the plan")] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
+    rank: Annotated[
+        int | None, typer.Option(help="Only this rank's program (pipeline ranks differ).")
+    ] = None,
 ) -> None:
     """Print the work of a rank: ops, bytes, streams; no simulation."""
     from zsim.api import make_plan
@@ -29,7 +32,7 @@ def plan(
 
     made = make_plan(asked.load())
     if is_output(json_):
-        print(as_json(plan_to_dict(made)), end="")
+        print(as_json(plan_to_dict(made, rank)), end="")
         return
-    files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
-    print_plan(made, limit=limit, files=files)
+    files = {"json": write_json(plan_to_dict(made, rank), json_)} if json_ is not None else {}
+    print_plan(made, limit=limit, rank=rank, files=files)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zsim.errors import InputError
 from zsim.plan.ops import (
     Collective,
     Group,
@@ -18,28 +19,54 @@ from zsim.plan.ops import (
     Program,
     offload_kind,
 )
+from zsim.report.rank_map import ranges
 from zsim.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The whole plan as plain data; `after` and `host_waits` are op numbers, bytes are per call."""
+def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
+    """The whole plan as plain data, or the program of one rank with the communicators that it is in; `after`
+    and `host_waits` are op numbers, bytes are per call. Raises InputError for a rank that there is not."""
     return {
         "framework": plan.framework,
         "world_size": plan.world_size,
         "groups": {name: _group(group) for name, group in plan.groups.items()},
-        **(
-            _program(plan.program)
-            if len(plan.programs) == 1
-            else {
-                "programs": [{"name": program.name, **_program(program)} for program in plan.programs],
-                "program_of": plan.program_of.tolist(),
-            }
-        ),
+        **(_all_programs(plan) if rank is None else _program_on(plan, rank)),
         "notes": list(plan.notes),
     }
+
+
+def _all_programs(plan: Plan) -> dict[str, Any]:
+    if len(plan.programs) == 1:
+        return _program(plan.program)
+    return {
+        "programs": [{"name": program.name, **_program(program)} for program in plan.programs],
+        "program_of": plan.program_of.tolist(),
+    }
+
+
+def _program_on(plan: Plan, rank: int) -> dict[str, Any]:
+    program = _checked(plan, rank)
+    return {
+        "rank": rank,
+        "name": program.name,
+        "communicators": _communicators(plan, rank),
+        **_program(program),
+    }
+
+
+def _checked(plan: Plan, rank: int) -> Program:
+    if not 0 <= rank < plan.world_size:
+        raise InputError(f"--rank: found {rank}, expected 0 to {plan.world_size - 1}")
+    return plan.program_on(rank)
+
+
+def _communicators(plan: Plan, rank: int) -> dict[str, list[int]]:
+    """The ranks of each communicator that `rank` is in, by group."""
+    groups = plan.groups.items()
+    return {name: group.ranks_of(rank) for name, group in groups if (group.members == rank).any()}
 
 
 def _group(group: Group) -> dict[str, Any]:
@@ -58,6 +85,11 @@ def _program(program: Program) -> dict[str, Any]:
             | _parts(work)
             for work, count in collective_counts(program).items()
         ],
+        **(
+            {"actions": [{"op": first, "action": str(action)} for first, action in program.actions]}
+            if program.name
+            else {}
+        ),
         "ops": [_op(number, op) for number, op in enumerate(program.ops)],
         "memory": [
             {
@@ -110,23 +142,45 @@ def _op(number: int, op: Op) -> dict[str, Any]:
 
 
 def print_plan(
-    plan: Plan, *, limit: int, console: Console | None = None, files: Mapping[str, Path] | None = None
+    plan: Plan,
+    *,
+    limit: int,
+    rank: int | None = None,
+    console: Console | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> None:
-    """Print the first `limit` ops (0: all) and the collectives, at 80 columns."""
+    """Print the collectives and the first `limit` actions and ops (0: all) of every program, or of that of
+    one rank, at 80 columns. Raises InputError for a rank that there is not."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    num_ops = ", ".join(f"{len(program.ops)}" for program in plan.programs)
+    programs = plan.programs if rank is None else (_checked(plan, rank),)
+    num_ops = ", ".join(f"{len(program.ops)}" for program in programs)
     console.print(f"{plan.framework}: {num_ops} ops per rank and step, {plan.world_size} ranks", style="bold")
     groups = ", ".join(_group_text(group) for group in plan.groups.values())
     console.print(f"groups: {groups}\n")
+    if rank is not None:
+        within = (f"{name} {ranges(members)}" for name, members in _communicators(plan, rank).items())
+        console.print(f"rank {rank} is in {'; '.join(within) or 'no group'}\n")
     for number, program in enumerate(plan.programs):
+        if program not in programs:
+            continue
         if program.name:
             ranks = int((plan.program_of == number).sum())
             console.print(f"{program.name} ({ranks} rank{'' if ranks == 1 else 's'})", style="bold")
+            _print_actions(program, limit, console)
         _print_program(program, limit, console)
     for what, path in (files or {}).items():
         console.print(f"{what}  {path}", soft_wrap=True)
+
+
+def _print_actions(program: Program, limit: int, console: Console) -> None:
+    """The order of forwards and backwards, as torch writes actions: "0F0 0F1 0B0"."""
+    shown = program.actions if limit == 0 else program.actions[:limit]
+    left = len(program.actions) - len(shown)
+    more = f" and {left} more" if left else ""
+    if shown:
+        console.print(f"{' '.join(str(action) for _, action in shown)}{more}\n")
 
 
 def _print_program(program: Program, limit: int, console: Console) -> None:
