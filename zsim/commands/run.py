@@ -60,14 +60,20 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
     """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
+    from zsim.trace.chrome.together import RankMarks, write_ranks_together
     from zsim.trace.chrome.write import write_chrome_trace
 
     make_folder(folder)
     write_html_report(result.report, result.trace, folder / "report.html")
     write_chrome_trace(result.trace, folder / "trace.json.gz")
     write_json(result.report.to_dict(), folder / "report.json")
-    return {
+    files = {
         "report": folder / "report.html",
         "trace": folder / "trace.json.gz",
         "json": folder / "report.json",
     }
+    section = result.report.pipeline
+    if section is not None:
+        ranks = [RankMarks(row.first_rank, row.marks(section.num_chunks)) for row in section.rows]
+        files["ranks"] = write_ranks_together(result.trace, ranks, folder / "pipeline.json.gz")
+    return files

@@ -72,10 +72,17 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
             "group_members": {
                 name: group.members.tolist() for name, group in plan.groups.items() if group.stride is None
             },
+            **_roles(plan, lanes),
             "gpu_memory_bytes": job.cluster.gpu.memory.capacity,
             "sm_count": job.cluster.gpu.sm_count,
         },
     )
+
+
+def _roles(plan: Plan, lanes: Sequence[_Times]) -> dict[str, dict[int, str]]:
+    """The name of each simulated rank's program, where programs have names."""
+    names = {lane.rank: plan.programs[lane.number].name for lane in lanes}
+    return {"roles": names} if any(names.values()) else {}
 
 
 def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:

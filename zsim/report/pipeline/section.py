@@ -42,6 +42,15 @@ class PipelineRow:
     def bubble_seconds(self) -> float:
         return self.breakdown.seconds["bubble"]
 
+    def marks(self, num_chunks: int) -> list[tuple[str, float, float]]:
+        """The forwards and backwards by name, "F3", with virtual stages "F3 of stage 5"."""
+        found = []
+        for box in self.boxes:
+            of = f" of stage {box.stage}" if num_chunks > 1 and box.kind else ""
+            name = f"{box.kind}{box.micro_batch}{of}" if box.kind else "optimizer"
+            found.append((name, box.start_seconds, box.end_seconds))
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """The entry of `stages` in `--json`."""
         return {

@@ -36,12 +36,16 @@ class RankEvents:
 
     trace: Trace
     rank: int
+    pid: int | None = None  # of the GPU's process; the number of the GPU in its node where left out
+    first_correlation: int = _FIRST_CORRELATION
     tracks: dict[tuple[str, int], int] = field(default_factory=dict)  # (stream, lane) -> tid
 
     def __post_init__(self) -> None:
         trace, metadata = self.trace, self.trace.metadata
         self.backend = str(metadata.get("backend", "nccl"))
         self.device = self.rank % int(metadata.get("gpus_per_node", 1))
+        if self.pid is not None:
+            self.device = self.pid
         self.host = _HOST_PID + self.rank
         self.groups = process_groups(trace.infos)
         self.group_sizes = {info.group: info.group_size for info in trace.infos if info.kind in COLLECTIVES}
@@ -51,7 +55,9 @@ class RankEvents:
         in_time = sorted(range(len(trace)), key=lambda i: (self.starts[i], self.ends[i]))
         self.order = [span for span in in_time if self._info(span).kind != "host"]
         self.host_spans = [span for span in in_time if self._info(span).kind == "host"]
-        self.correlations = {span: number for number, span in enumerate(self._launched(), _FIRST_CORRELATION)}
+        self.correlations = {
+            span: number for number, span in enumerate(self._launched(), self.first_correlation)
+        }
         self.attached = self._attached_metadata()
         self.tids = self._assign_tracks()
 

@@ -4,8 +4,8 @@ It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded tr
 Analysis, traceinsight.
 
 `Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "group_members" (name ->
-ranks of each communicator), "gpu", "gpu_memory_bytes", "sm_count" and "gpus_per_node"; text in it is copied
-into the file.
+ranks of each communicator), "roles" (rank -> name of its program), "gpu", "gpu_memory_bytes", "sm_count" and
+"gpus_per_node"; text in it is copied into the file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, 
 
     `step` is the N of `ProfilerStep#N`. The same trace gives the same bytes.
     """
-    path = Path(path)
-    text = _as_text(chrome_trace(trace, rank, step)).encode()
+    return write_document(chrome_trace(trace, rank, step), Path(path))
+
+
+def write_document(document: dict[str, Any], path: Path) -> Path:
+    """Write a JSON object of events to `path`, gzipped if it ends in `.gz`."""
+    text = as_text(document).encode()
     if path.suffix == ".gz":
         text = gzip.compress(text, compresslevel=6, mtime=0)
     return write_whole(path, text)
@@ -70,7 +74,7 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
         "distributedInfo": _distributed_info(events),
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-        "traceEvents": [*_names(events), *timed],
+        "traceEvents": [*process_names(events), *timed],
     }
 
 
@@ -91,7 +95,7 @@ def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
         }
 
 
-def _as_text(document: dict[str, Any]) -> str:
+def as_text(document: dict[str, Any]) -> str:
     """JSON with one line per head entry and per event; traceinsight searches for the rank line by line."""
     head = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)},\n"
@@ -134,13 +138,14 @@ def _distributed_info(events: RankEvents) -> Event:
     }
 
 
-def _names(events: RankEvents) -> Iterator[Event]:
+def process_names(events: RankEvents) -> Iterator[Event]:
     """Names and sort order of processes and threads."""
+    role = events.trace.metadata.get("roles", {}).get(events.rank, "")
     for pid, label, index in (
         (events.host, "CPU", events.host),
         (events.device, f"GPU {events.device}", _GPU_SORT_INDEX + events.device),
     ):
-        name = f"zsim rank {events.rank}"
+        name = ", ".join(word for word in (f"zsim rank {events.rank}", role) if word)
         yield _named("process_name", pid, 0, "name", name)
         yield _named("process_labels", pid, 0, "labels", label)
         yield _named("process_sort_index", pid, 0, "sort_index", index)
