@@ -369,7 +369,9 @@ def test_later_chunks_are_paler_and_gradients_of_weights_have_a_colour() -> None
         Box(kind, chunk, chunk, 0, float(at), at + 1.0)
         for at, (kind, chunk) in enumerate([("F", 0), ("F", 1), ("I", 1), ("W", 1)])
     ]
-    section = replace(row_of(section, [*found, Box("", -1, -1, -1, 5.0, 6.0)]), step_seconds=6.0)
+    section = replace(
+        row_of(section, [*found, Box("", -1, -1, -1, 5.0, 6.0)]), step_seconds=6.0, shown_seconds=6.0
+    )
     bars = {bar.name: bar for bar in as_plotly(page.schedule_figure(section)).data}
     assert bars["forward, chunk 0"].marker.color == "#2F7FBF"
     assert bars["forward, chunk 1"].marker.color == page.paler("#2F7FBF", 0.6) == "#ACCCE5"

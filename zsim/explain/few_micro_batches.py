@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
+from zsim.engine.simulate import Outcome
+from zsim.explain.pipeline import pipeline_of
 from zsim.explain.variants import Variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.peaks import held_at_peak, plan_peaks
-from zsim.report.breakdown import step_breakdown
+from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.memory import over_limit
+from zsim.report.pipeline.section import PipelineSection
 from zsim.report.report import Report, TracedStep, traced_step
 
 
@@ -18,15 +21,44 @@ def whole_step(step: SimulatedStep) -> TracedStep:
     """The simulated micro-batches as a traced step, with the breakdown and the seconds of the whole step."""
     traced = traced_step(step.outcome.trace)
     parts = [(times, step_breakdown(outcome.trace, traced.rank)) for times, outcome in step.terms]
-    breakdown = replace(
-        traced.breakdown,
+    breakdown = _whole_breakdown(traced.breakdown, parts)
+    return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
+
+
+def whole_pipeline(step: SimulatedStep) -> PipelineSection | None:
+    """The pipeline of the simulated micro-batches with breakdowns of the whole step; None without one."""
+    shown = pipeline_of(step.outcome)
+    if shown is None:
+        return None
+    parts = [(times, _section(outcome)) for times, outcome in step.terms]
+    rows = tuple(
+        replace(
+            row,
+            breakdown=_whole_breakdown(
+                row.breakdown, [(times, part.rows[row.rank].breakdown) for times, part in parts]
+            ),
+        )
+        for row in shown.rows
+    )
+    return replace(shown, rows=rows, step_seconds=step.seconds, micro_batches=step.micro_batches)
+
+
+def _section(outcome: Outcome) -> PipelineSection:
+    found = pipeline_of(outcome)
+    assert found is not None, "fewer micro-batches of a pipeline are a pipeline"
+    return found
+
+
+def _whole_breakdown(shown: Breakdown, parts: Sequence[tuple[float, Breakdown]]) -> Breakdown:
+    """The weighted sum of breakdowns by cause and phase; its waits are those of `shown`."""
+    return replace(
+        shown,
         seconds=_summed([(times, part.seconds) for times, part in parts]),
         by_phase={
             phase: _summed([(times, part.by_phase.get(phase, {})) for times, part in parts])
-            for phase in traced.breakdown.by_phase
+            for phase in shown.by_phase
         },
     )
-    return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
 
 
 def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.evidence import evidence
-from zsim.explain.few_micro_batches import few_note, lengthened, whole_step, with_peak
+from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
@@ -30,6 +30,7 @@ from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
+from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, Report, TracedStep, make_report, traced_step
 from zsim.report.views.text.allocator import AllocatorRow
@@ -43,8 +44,11 @@ def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants 
     if step.is_whole:
         return report_of(step.outcome, wall_seconds, variants)
     outcome = replace(step.outcome, job=step.job, notes=(*step.outcome.notes, few_note(step)))
+    pipeline = whole_pipeline(step)
     whole = whole_step(step)
-    report = report_of(outcome, wall_seconds, lengthened(variants or Variants(), step), whole)
+    if pipeline is not None:
+        whole = replace(slowest_step(outcome, pipeline), whole_seconds=step.seconds)
+    report = report_of(outcome, wall_seconds, lengthened(variants or Variants(), step), whole, pipeline)
     chain = report.critical_path_seconds or {}
     chain = {name: seconds * step.times_longer for name, seconds in chain.items()}
     return replace(with_peak(report, step), critical_path_seconds=chain)
@@ -55,13 +59,14 @@ def report_of(
     wall_seconds: float,
     variants: Variants | None = None,
     step: TracedStep | None = None,
+    pipeline: PipelineSection | None = None,
 ) -> Report:
-    """The report of one simulated step, with its `variants` under other assumptions. `step`: the traced step,
-    where its breakdown is not that of the outcome's trace."""
+    """The report of one simulated step, with its `variants` under other assumptions. `step`, `pipeline`: the
+    traced step and its pipeline, where their breakdowns are not those of the outcome's trace."""
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
-    pipeline = pipeline_of(outcome) if step is None else None
     if step is None:
+        pipeline = pipeline_of(outcome)
         step = traced_step(outcome.trace) if pipeline is None else slowest_step(outcome, pipeline)
     allocator = _allocator(outcome)
     mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim.plan.ops import Plan
@@ -67,11 +67,13 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSection:
-    """A pipeline's ranks in their order; `micro_batches`: per step, of one pipeline."""
+    """A pipeline's ranks in their order. `micro_batches`: of one pipeline in a step of `step_seconds`;
+    `shown_seconds`: the simulated step, where that has only some of them."""
 
     rows: tuple[PipelineRow, ...]
     micro_batches: int
     step_seconds: float
+    shown_seconds: float | None = None
 
     @property
     def bubble_fraction(self) -> float:
@@ -96,10 +98,20 @@ class PipelineSection:
         return max((box.chunk + 1 for row in self.rows for box in row.boxes), default=1)
 
     @property
+    def drawn_seconds(self) -> float:
+        """The step that `boxes` and `bubbles` are of."""
+        return self.step_seconds if self.shown_seconds is None else self.shown_seconds
+
+    @property
+    def drawn_micro_batches(self) -> int:
+        """Number of micro-batches in the boxes."""
+        return len({box.micro_batch for row in self.rows for box in row.boxes if box.kind == "F"})
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """When the first rank began its step and the last one ended it, on the clock of the trace."""
         begins = [row.begin_seconds for row in self.rows]
-        return min(begins), max(begins) + self.step_seconds
+        return min(begins), max(begins) + self.drawn_seconds
 
     def mean_seconds(self) -> dict[str, float]:
         """The step by cause, as mean over the ranks."""
@@ -137,8 +149,8 @@ def pipeline_section(
                 trace.begins.get(rank, 0.0),
             )
         )
-    counts = {box.micro_batch for row in rows for box in row.boxes if box.kind == "F"}
-    return PipelineSection(tuple(rows), len(counts), trace.step_seconds)
+    section = PipelineSection(tuple(rows), 0, trace.step_seconds, trace.step_seconds)
+    return replace(section, micro_batches=section.drawn_micro_batches)
 
 
 def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:

@@ -46,7 +46,7 @@ class _Bars(NamedTuple):
 
 def schedule_figure(section: PipelineSection) -> Figure:
     """One row per pipeline rank: boxes with the micro-batch's number, bubbles white."""
-    scale, unit = time_scale(section.step_seconds)
+    scale, unit = time_scale(section.drawn_seconds)
     begin, end = section.bounds
     count = len(section.rows)
     height = min(118 + _ROW * count, _MAX_HEIGHT)
@@ -87,11 +87,11 @@ def _all_bars(section: PipelineSection, begin: float, scale: float) -> list[_Bar
     between = _Bars(_BETWEEN.label, _BETWEEN.color, "#14181F", [], [], [], [], [])
     for place, row in enumerate(section.rows):
         said = f"rank {row.rank}: {_BETWEEN.label}"
-        _add(between, place, (row.begin_seconds - begin) * scale, section.step_seconds * scale, said)
+        _add(between, place, (row.begin_seconds - begin) * scale, section.drawn_seconds * scale, said)
     bubbles = _Bars(_BUBBLE.label, _BUBBLE.color, "#14181F", [], [], [], [], [])
     for place, row in enumerate(section.rows):
         for start, stop in row.bubbles:
-            if stop - start >= _THINNEST * section.step_seconds:
+            if stop - start >= _THINNEST * section.drawn_seconds:
                 said = f"rank {row.rank}: bubble<br>{format_seconds(stop - start)}"
                 _add(bubbles, place, (start - begin) * scale, (stop - start) * scale, said)
     boxes: dict[tuple[str, int], _Bars] = {}
@@ -206,8 +206,10 @@ def _steps(colors: Sequence[str]) -> list[tuple[float, Any]]:
 def schedule_caption(section: PipelineSection) -> str:
     """Caption of the schedule: the bubble, and how many micro-batches."""
     chunks = f" on {section.num_chunks} stages per rank" if section.num_chunks > 1 else ""
+    drawn = section.drawn_micro_batches
+    few = "" if drawn == section.micro_batches else f", of which {drawn:,} are simulated and drawn"
     return (
-        f"{section.micro_batches:,} micro-batches{chunks}: bubbles are "
+        f"{section.micro_batches:,} micro-batches{chunks}{few}: bubbles are "
         f"{section.bubble_fraction * 100:.1f} % of the step in the mean over the ranks. A box lasts from the "
         "first to the last kernel of a forward or backward; its number is the micro-batch's."
     )
