@@ -201,11 +201,11 @@ def test_ddp_reduces_in_the_last_backward(toys: Any) -> None:
 
 
 def test_megatron_starts_reductions_in_the_last_backward_and_finishes_at_the_end(toys: Any) -> None:
-    """`is_last_microbatch` lets buckets go as they fill; finalize_model_grads waits, and reduces them all
-    where nothing overlaps."""
-    overlapping = Step(toys, OVERLAPPING, TOLD).calls
+    """`is_last_microbatch` lets buckets go as they fill, unless the schedule says when;
+    finalize_model_grads waits, and reduces them all where nothing overlaps."""
+    overlapping = Step(toys, OVERLAPPING, IN_TURN).calls
     assert {(action, kind) for action, kind, _ in overlapping} == {("0B1", "reduce_scatter")}
-    at_the_end = Step(toys, MEGATRON, TOLD).calls
+    at_the_end = Step(toys, OVERLAPPING, TOLD).calls
     assert {action for action, *_ in at_the_end} == {"0REDUCE_GRAD"}
     assert [call[1:] for call in at_the_end] == [call[1:] for call in overlapping]
     assert [call[1:] for call in Step(toys, MEGATRON, IN_TURN).calls] == [call[1:] for call in at_the_end]

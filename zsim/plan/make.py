@@ -14,10 +14,9 @@ from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.one_thread import in_one_thread
-from zsim.plan.pipeline.lowering import steps_of
+from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.stage import DataParallel, Stage, mesh_groups
@@ -123,7 +122,13 @@ def plan_stages(
     """
     framework, mesh = FRAMEWORKS[type(strategy)], parallelism.mesh(world_size)
     data = DataParallel(mesh.groups(DATA, CONTEXT))
-    ranks = ranks_of_stages(parallelism.schedule, parallelism.pipeline, parallelism.virtual_stages)
+    ranks = ranks_of(
+        parallelism.schedule,
+        parallelism.pipeline,
+        parallelism.virtual_stages,
+        workloads[0].training.gradient_accumulation_steps // parallelism.passes,
+        parallelism.schedule_text,
+    )
     last = len(workloads) - 1
     programs: list[tuple[Program, int]] = []
     groups: dict[str, Group] = {}
@@ -175,8 +180,12 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
     style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
     megatron = None
     if isinstance(strategy, Megatron):
-        overlaps = strategy.overlap_grad_reduce
-        megatron = MegatronPipeline(reduces_together=overlaps, gathers_together=strategy.overlap_param_gather)
+        megatron = MegatronPipeline(
+            overlaps_p2p=strategy.overlap_p2p,
+            waits_sends=strategy.waits_sends,
+            reduces_together=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
+            gathers_together=strategy.overlap_param_gather and strategy.align_param_gather,
+        )
     return steps_of(
         style,
         parallelism.schedule,
@@ -184,7 +193,7 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
         parallelism.virtual_stages,
         micro_batches,
         is_fsdp=isinstance(strategy, Fsdp2),
-        csv=parallelism.schedule_csv,
+        csv=parallelism.schedule_text,
         passes=parallelism.passes,
         megatron=megatron,
     )

@@ -111,8 +111,8 @@ def test_long_steps_are_as_their_micro_batches_say(make_tiny: Tiny, name: str) -
 
 def test_memory_is_that_of_any_number_of_micro_batches(make_tiny: Tiny) -> None:
     long = make_tiny({"stage": 2}, gradient_accumulation_steps=9)
-    assert few_micro_batches(long).training.gradient_accumulation_steps == FEW
-    few, whole = memory_of(few_micro_batches(long)), memory_of(long)
+    assert few_micro_batches(long, FEW).training.gradient_accumulation_steps == FEW
+    few, whole = memory_of(few_micro_batches(long, FEW)), memory_of(long)
     assert few.peaks == whole.peaks  # type: ignore[union-attr]
 
 

@@ -28,6 +28,7 @@ NEWEST_CORE = "0.16.1"
 CLIP_GRAD = 1.0  # --clip-grad
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
+_WAITS_SENDS, _CUTS_MESSAGES = (0, 18), (2, 1)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
 
 
@@ -88,7 +89,10 @@ class Megatron:
     Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's; None
     with CUDA graphs and for another engine's blocks. `skips_update`: the loss scale is still falling, and
-    gradients that overflow are thrown away.
+    gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
+    `align_param_gather` of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
+    (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
+    it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
     """
 
     distributed_optimizer: bool
@@ -105,6 +109,11 @@ class Megatron:
     has_owners: bool = False
     block_overhead: str | None = "megatron_core_block"
     skips_update: bool = False
+    overlap_p2p: bool = True
+    align_grad_reduce: bool = True
+    align_param_gather: bool = True
+    waits_sends: bool = False
+    cuts_messages: bool = False
 
 
 def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
@@ -150,6 +159,11 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         has_owners=sums_all,
         block_overhead=block if is_megatron and not table.cuda_graph else None,
         skips_update=table.skips_update,
+        overlap_p2p=table.overlap_p2p,
+        align_grad_reduce=table.align_grad_reduce,
+        align_param_gather=table.align_param_gather,
+        waits_sends=has_core and release >= _WAITS_SENDS,
+        cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
     )
 
 
@@ -164,9 +178,6 @@ def _refuse_unsimulated(table: MegatronTable) -> None:
         raise NotSimulatedError(
             "strategy.precision_aware_optimizer: zsim does not simulate its main gradients and states yet"
         )
-    for key in ("overlap_p2p", "align_grad_reduce", "align_param_gather"):
-        if not getattr(table, key):
-            raise NotSimulatedError(f"strategy.{key}: zsim does not simulate false yet; expected true")
 
 
 def is_core(version: str) -> bool:

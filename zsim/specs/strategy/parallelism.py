@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.reading import read_given
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -87,7 +89,8 @@ class ParallelismTable(BaseModel):
 class Parallelism:
     """`[parallelism]`, resolved: degrees, and how `style`, the framework, runs them.
 
-    `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline.
+    `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline. `schedule_csv`:
+    the file of a schedule, and `schedule_text` its content; "" for the named schedule.
     `order`: the axes of the mesh from the slowest to the fastest. `send_waits`: Megatron-Core from 0.18 on
     waits for a forward's send at once in the interleaved schedule.
     """
@@ -98,6 +101,7 @@ class Parallelism:
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
     schedule_csv: str = ""
+    schedule_text: str = ""
     virtual_stages: int = 1
     layers_per_stage: tuple[int, ...] = ()
     passes: int = 1
@@ -182,7 +186,10 @@ def resolve_parallelism(
         _refuse_pipeline_keys(table)
         return found
     schedule, virtual = _schedule(table, style)
-    found = replace(found, schedule=schedule, schedule_csv=table.schedule_csv or "", virtual_stages=virtual)
+    found = replace(found, schedule=schedule, virtual_stages=virtual)
+    if table.schedule_csv is not None:
+        text = read_given(Path(table.schedule_csv)).decode(errors="replace")
+        found = replace(found, schedule_csv=table.schedule_csv, schedule_text=text)
     return replace(found, layers_per_stage=_layers(table, found, num_layers))
 
 
