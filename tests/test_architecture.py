@@ -201,7 +201,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 NOUNS = {
     "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
-    "zsim.plan.frameworks.megatron.optimizer_step", "zsim.plan.parallel.context",
+    "zsim.plan.frameworks.megatron.optimizer_step",
     "zsim.plan.parts.host_reads", "zsim.resources",
     "zsim.specs.topology.make_wiring",
 }  # fmt: skip

@@ -135,7 +135,7 @@ def plan_stages(
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
-        builder = PlanBuilder(mesh_groups(mesh))
+        builder = PlanBuilder(mesh_groups(mesh, parallelism.context_inner))
         stages = {
             number: Stage(
                 builder,

@@ -11,6 +11,7 @@ from zsim.arrays import Ints
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
+from zsim.plan.workload.context.streams import HEADS, RING
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 from zsim.specs.strategy.parallelism import Parallelism
@@ -50,10 +51,15 @@ class DataParallel:
         return Group(name, found[np.argsort(found[:, 0])])
 
 
-def mesh_groups(mesh: Mesh) -> list[Group]:
+def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
     """The process groups of tensor, context and pipeline parallelism that have several ranks: also the ranks
-    of one model, all ranks, and the first and last pipeline rank ("embedding")."""
+    of one model, all ranks, and the first and last pipeline rank ("embedding"). `context_inner` > 1: runs of
+    so many ranks of a context group, and the ranks at one place of each run."""
     groups = [Group(axis, mesh.groups(axis)) for axis in (TENSOR, CONTEXT) if mesh.size(axis) > 1]
+    if context_inner > 1:
+        rows = mesh.groups(CONTEXT).reshape(-1, mesh.size(CONTEXT) // context_inner, context_inner)
+        rings = rows.transpose(0, 2, 1).reshape(-1, rows.shape[1])
+        groups += [Group(HEADS, rows.reshape(-1, context_inner)), Group(RING, rings)]
     if mesh.size(TENSOR, PIPELINE) > 1:
         everyone = np.arange(mesh.world_size, dtype=np.int64)[None]
         groups += [Group(MODEL, mesh.groups(TENSOR, PIPELINE)), Group(WORLD, everyone)]

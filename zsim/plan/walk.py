@@ -29,13 +29,13 @@ class Walk:
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
 
-    def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str) -> None:
+    def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str | None) -> None:
         """Issue a module's work in one direction: one op, or its parts."""
         builder = self.builder
         if isinstance(issued, Kernels):
             builder.add(name, COMPUTE, issued, launches=launches, overhead=overhead, module=module)
             return
-        event: str | None = overhead
+        event = overhead
         for part in issued:
             if part.follows:
                 builder.wait_stream(part.stream, part.follows)
@@ -170,7 +170,7 @@ class Walk:
         builder.phase = "recompute"
         builder.activations(work.recomputed_bytes, name, self.micro_batch)
         launches = work.recompute_launches
-        builder.add(f"{name} recompute", COMPUTE, work.recompute, launches=launches, module=name)
+        self._issue(f"{name} recompute", work.recompute, name, launches, None)
         builder.phase = "backward"
 
     def _backward_input(self, call: ModuleCall) -> None:

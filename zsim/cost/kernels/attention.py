@@ -16,6 +16,8 @@ GPT-2), dropout.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from zsim.cost.kernels.elementwise import ROTARY_EAGER, ROTARY_FUSED
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -24,10 +26,26 @@ from zsim.specs.model.spec import Attention, Module
 LOGSUMEXP_BYTES = 4
 
 
+class ScoreBlock(NamedTuple):
+    """The scores of `queries` tokens of a sequence against `keys` of its tokens, in one fused kernel;
+    `is_causal`: the last query sees all keys, every other one key less than the next query."""
+
+    queries: int
+    keys: int
+    is_causal: bool
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs: q k, less q^2/2 under a causal mask."""
+        masked = self.queries * self.queries / 2 if self.is_causal else 0
+        return self.queries * self.keys - masked
+
+
 def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's forward: rotary embedding, then the core."""
     assert isinstance(module.work, Attention)
     work = module.work
+    assert work.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
         *_rotary(work, shape, options, 0),
@@ -41,10 +59,16 @@ def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
     return _rotary(work, shape, options, 0)
 
 
+def rotary_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Kernels of the gradient of the rotary embedding."""
+    return _rotary(work, shape, options, 1)
+
+
 def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Kernels of attention's backward: gradients of the core, then of the rotary embedding."""
     assert isinstance(module.work, Attention)
     work = module.work
+    assert work.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_backward if options.attention == "flash" else _math_backward
     return (
         *_unpadding(work, shape, options, 1),
@@ -119,46 +143,61 @@ def _unpadding(
     )
 
 
-def _flash_shape(work: Attention, shape: BatchShape) -> tuple[int, ...]:
-    length = shape.sequence_length
-    return (shape.sequences * work.num_heads, length, length, work.qk_head_dim)
-
-
-def _flash_flops(work: Attention, shape: BatchShape) -> float:
-    pairs = shape.sequences * work.num_heads * causal_pairs(work, shape.sequence_length)
-    return 2.0 * pairs * (work.qk_head_dim + work.v_head_dim)
-
-
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    elements = input_elements(work) + output_elements(work)
-    num_bytes = shape.tokens * (elements * options.activation_bytes + work.num_heads * LOGSUMEXP_BYTES)
-    kernel = Kernel(
-        "attention_forward",
-        _flash_flops(work, shape),
-        float(num_bytes),
-        options.kernel_dtype,
-        _flash_shape(work, shape),
-    )
-    return (kernel,)
+    length = shape.sequence_length
+    pairs = causal_pairs(work, length)
+    return (_fused_forward(work, shape.sequences, length, length, pairs, options),)
+
+
+def fused_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+    """The fused kernel of whole sequences."""
+    return _flash_forward(work, shape, options)[0]
+
+
+def fused_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+    """The backward of `fused_forward`."""
+    return _flash_backward(work, shape, options)[0]
+
+
+def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
+    """The fused kernel of one block of the scores of each of `sequences`."""
+    return _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
+
+
+def _fused_forward(
+    work: Attention, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
+) -> Kernel:
+    e, heads = options.activation_bytes, work.num_heads
+    of_queries = (query_elements(work) + output_elements(work)) * e + heads * LOGSUMEXP_BYTES
+    num_bytes = sequences * (queries * of_queries + keys * key_value_elements(work) * e)
+    flops = 2.0 * (sequences * heads * pairs) * (work.qk_head_dim + work.v_head_dim)
+    shape = (sequences * heads, queries, keys, work.qk_head_dim)
+    return Kernel("attention_forward", flops, float(num_bytes), options.kernel_dtype, shape)
 
 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    length = shape.sequence_length
+    pairs = causal_pairs(work, length)
+    return (_fused_backward(work, shape.sequences, length, length, pairs, options),)
+
+
+def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
+    """The backward of `block_forward`."""
+    return _fused_backward(work, sequences, block.queries, block.keys, block.pairs, options)
+
+
+def _fused_backward(
+    work: Attention, sequences: int, queries: int, keys: int, pairs: float, options: WorkOptions
+) -> Kernel:
     """Three kernels: row sums of the output times its gradient, the products, the cast of the fp32 dq."""
-    e = options.activation_bytes
-    inputs = input_elements(work)
-    outputs = output_elements(work)
+    e, heads = options.activation_bytes, work.num_heads
     # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq is accumulated in fp32.
-    elements = 2 * inputs + 3 * outputs
-    extra = 2 * work.num_heads * LOGSUMEXP_BYTES + 2 * query_elements(work) * 4
-    kernel = Kernel(
-        "attention_backward",
-        2.5 * _flash_flops(work, shape),
-        float(shape.tokens * (elements * e + extra)),
-        options.kernel_dtype,
-        _flash_shape(work, shape),
-        3,
-    )
-    return (kernel,)
+    q, out = query_elements(work), output_elements(work)
+    of_queries = (2 * q + 3 * out) * e + 2 * heads * LOGSUMEXP_BYTES + 2 * q * 4
+    num_bytes = sequences * (queries * of_queries + 2 * keys * key_value_elements(work) * e)
+    flops = 2.5 * (2.0 * (sequences * heads * pairs) * (work.qk_head_dim + work.v_head_dim))
+    shape = (sequences * heads, queries, keys, work.qk_head_dim)
+    return Kernel("attention_backward", flops, float(num_bytes), options.kernel_dtype, shape, 3)
 
 
 def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:

@@ -32,6 +32,7 @@ from zsim.cost.kernels.attention import (
 from zsim.cost.kernels.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.errors import NotSimulatedError
 from zsim.specs.model.spec import (
     Activation,
@@ -163,6 +164,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
+    if isinstance(work, Attention) and work.context is not None:
+        return sum(forward_tensors(work, shape, options))
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
         temporaries = 2 * score_bytes(work, shape, e) if options.attention == "math" else 0
@@ -203,6 +206,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         stream = options.stream_bytes
         return tokens * work.width * ((stream if options.liger else 2 * stream) + (8 if is_upcast else 0))
+    if isinstance(work, Attention) and work.context is not None:
+        return sum(backward_tensors(work, shape, options))
     if isinstance(work, Attention):
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
@@ -261,6 +266,8 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     """Flash: q, k, v and log-sum-exp; where it unpads also its output, which is scattered into the next
     layer's input, and the indices. Math: q, k and v of all heads, the softmax's output, with dropout its mask
     and its output; eager with an fp32 softmax also the probabilities cast back."""
+    if work.context is not None:
+        return sum(kept_tensors(work, shape, options))
     e, inputs = options.activation_bytes, input_elements(work)
     if options.attention == "flash":
         is_doubled = _keeps_fused_projection(work, options)

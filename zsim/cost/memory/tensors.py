@@ -25,6 +25,7 @@ from zsim.cost.memory.activations import (
     saved_bytes,
     score_bytes,
 )
+from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
 
 Sizes = tuple[int, ...]
@@ -93,6 +94,9 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         logits = tokens * work.vocab_size
         kept = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
         return kept, (4 * logits,), (4 * logits,)
+    if isinstance(work, Attention) and work.context is not None:
+        kept = kept_tensors(work, shape, options)
+        return kept, forward_tensors(work, shape, options), backward_tensors(work, shape, options)
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e

@@ -1,14 +1,59 @@
-"""Context parallelism: the model that one of c ranks computes, each on a part of every sequence."""
+"""Context parallelism: the model that one of c ranks computes, each on a part of every sequence.
+
+All modules see 1/c of the tokens. Only attention needs the others': how K and V reach it is its `context`.
+Parameters are whole on every rank, and data parallelism sums up their gradients over the ranks too.
+
+# [Note: whose attention]
+megatron: Transformer Engine's. torch: `torch.distributed.tensor.experimental.context_parallel`, whose rotate
+method "alltoall" is "p2p" here. deepspeed and autotp: `UlyssesSPAttentionHF`; its data loader gives every
+rank of a group its own sequences, which the group computes one after the other, so each is a micro-batch of
+the group, and `gradient_accumulation_steps` counts them (DeepSpeed 0.19.8
+runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoaderAdapter`).
+"""
 
 from __future__ import annotations
 
-from zsim.errors import NotSimulatedError
-from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.parallelism import Parallelism
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from zsim.specs.model.spec import Attention, Block, ContextShare, ModelSpec, Module
+from zsim.specs.strategy.parallelism import Parallelism, Style
+
+_LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
+    "megatron": "te",
+    "torch": "torch",
+    "deepspeed": "deepspeed",
+    "autotp": "deepspeed",
+}
 
 
 def context_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
     """The model of one of `parallelism.context` ranks; the model itself with one rank."""
-    if parallelism.context == 1:
+    ranks = parallelism.context
+    if ranks == 1:
         return model
-    raise NotSimulatedError("parallelism.context: zsim does not simulate it yet")
+    library = _LIBRARIES[parallelism.style]
+    share = ContextShare(ranks, parallelism.context_method, library, parallelism.context_inner)
+    blocks = {
+        id(block): Block(block.kind, _split(block.modules, share), block.registration)
+        for block in model.blocks
+    }
+    return replace(
+        model,
+        before=_split(model.before, share),
+        blocks=tuple(blocks[id(block)] for block in model.blocks),
+        after=_split(model.after, share),
+        token_shards=model.token_shards * ranks,
+    )
+
+
+def _split(modules: tuple[Module, ...], share: ContextShare) -> tuple[Module, ...]:
+    return tuple(_on_part(module, share) for module in modules)
+
+
+def _on_part(module: Module, share: ContextShare) -> Module:
+    work = module.work
+    if isinstance(work, Attention):
+        work = replace(work, context=share)
+    return replace(module, work=work, token_shards=module.token_shards * share.ranks)

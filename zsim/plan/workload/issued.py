@@ -10,24 +10,13 @@ core/tensor_parallel/layers.py). All other exchanges are in line with the comput
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Kernels, PointToPoint
-from zsim.specs.model.spec import Beneath, Exchange, ExchangeKind, Linear, Module
-
-
-class WorkPart(NamedTuple):
-    """One op of a module, or (`work` None) a wait alone. `follows`: the stream whose work so far it waits
-    for."""
-
-    work: Kernels | Collective | PointToPoint | None
-    name: str = ""
-    stream: str = COMPUTE
-    follows: str = ""
-
+from zsim.plan.ops import Collective, Kernels
+from zsim.plan.workload.context.methods import shared_backward, shared_forward
+from zsim.plan.workload.work_part import WorkPart
+from zsim.specs.model.spec import Attention, Beneath, Exchange, ExchangeKind, Linear, Module
 
 Issued = Kernels | tuple[WorkPart, ...]
 
@@ -56,6 +45,8 @@ def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions
     """The work of a module's forward."""
     if isinstance(module.work, Exchange):
         return _exchanged(module.work, module.work.forward, shape, options)
+    if isinstance(module.work, Attention) and module.work.context is not None:
+        return shared_forward(module.work, shape, options)
     return Kernels(work.forward_kernels(module, shape, options))
 
 
@@ -63,6 +54,8 @@ def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOption
     """The work of a module's backward; see [Note: beneath the products]."""
     if isinstance(module.work, Exchange):
         return _exchanged(module.work, module.work.backward, shape, options)
+    if isinstance(module.work, Attention) and module.work.context is not None:
+        return shared_backward(module.work, shape, options)
     if isinstance(module.work, Linear) and module.work.beneath is not None:
         return _around_products(module, module.work, module.work.beneath, shape, options)
     return Kernels(work.backward_kernels(module, shape, options))

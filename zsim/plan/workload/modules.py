@@ -10,7 +10,7 @@ from zsim.cost.kernels import modules as work
 from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
 from zsim.plan.ops import Kernels
-from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, kernels_of, launches_of
+from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
 from zsim.specs.model.spec import Activation, Block, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
@@ -28,7 +28,7 @@ class ModuleWork:
     backward: Issued
     forward_launches: int
     backward_launches: int
-    recompute: Kernels | None = None
+    recompute: Issued | None = None
     recompute_launches: int = 0
     recomputed_bytes: int = 0
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
@@ -61,8 +61,8 @@ def module_work(
     "selective")."""
     shape = shape.split(module.token_shards)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
-    again = kernels_of(forward)
-    of_input, of_weight = work.split_backward(module, shape, options)
+    is_product = isinstance(module.work, Linear)
+    of_input, of_weight = work.split_backward(module, shape, options) if is_product else ((), ())
     saved = footprint.saved_bytes(module, shape, options)
     kept = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved
     tensors = module_tensors(module, shape, options)
@@ -71,8 +71,8 @@ def module_work(
         backward=backward,
         forward_launches=launches_of(forward),
         backward_launches=launches_of(backward),
-        recompute=again if is_selective else None,
-        recompute_launches=launches_of(again) if is_selective else 0,
+        recompute=forward if is_selective else None,
+        recompute_launches=launches_of(forward) if is_selective else 0,
         recomputed_bytes=saved - kept if is_selective else 0,
         tensors=replace(tensors, saved=cut(kept, tensors.saved)),
         input_gradient=Kernels(of_input) if of_weight else backward,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec
+from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism
 from zsim.specs.strategy.training import Training
 
@@ -13,7 +16,9 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     if parallelism.tensor > 1:
         for block in {id(block): block for block in model.blocks}.values():
             _check_block(block, model, parallelism)
-    shards = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
+    if parallelism.context > 1:
+        _check_context(model, training, parallelism)
+    shards = parallelism.token_shards * (2 if _is_zigzag(parallelism) else 1)
     if training.sequence_length % shards:
         nearest = max(shards, round(training.sequence_length / shards) * shards)
         raise InputError(
@@ -54,6 +59,11 @@ def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> No
             _check_divides("features of the MLP", work.width, tensor, model)
 
 
+def _is_zigzag(parallelism: Parallelism) -> bool:
+    """Whether each rank has a chunk from the front and one from the back of every sequence."""
+    return parallelism.context > 1 and parallelism.style in ("torch", "megatron")
+
+
 def _check_divides(what: str, count: int, tensor: int, model: ModelSpec) -> None:
     if count % tensor:
         raise InputError(
@@ -62,6 +72,82 @@ def _check_divides(what: str, count: int, tensor: int, model: ModelSpec) -> None
         )
 
 
+def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node: int) -> Parallelism:
+    """The parallelism with the ranks of a context group that exchange heads under "a2a+p2p": the most that
+    divide the group and are on one node of `gpus_per_node` GPUs. All ranks on one node, or each on its own,
+    leave one of the two methods (`attn_forward_func_with_cp`, TransformerEngine 2.17.1)."""
+    if parallelism.context_method != "a2a+p2p" or parallelism.context == 1:
+        return parallelism
+    apart, ranks = 1, parallelism.context
+    mesh = parallelism.mesh(world_size)
+    for axis, size in reversed(mesh.axes):
+        if axis == CONTEXT:
+            break
+        apart *= size
+    room = max(1, gpus_per_node // apart)
+    inner = max(count for count in range(1, min(ranks, room) + 1) if ranks % count == 0)
+    if inner == 1:
+        return replace(parallelism, context_method="p2p")
+    return replace(
+        parallelism, context_method="all-to-all" if inner == ranks else "a2a+p2p", context_inner=inner
+    )
+
+
+def _check_context(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+    """Raises InputError for heads that the ranks cannot exchange and attention that is not fused;
+    NotSimulatedError for windows, and for what zsim does not know of a framework."""
+    name = FRAMEWORK_NAMES[parallelism.style]
+    if parallelism.style == "nanotron":
+        raise NotSimulatedError("parallelism.context: zsim does not simulate nanotron's ring attention")
+    if training.attention == "math":
+        raise InputError(
+            f"training.attention: found 'math' with parallelism.context = {parallelism.context}, but {name} "
+            "shares sequences among ranks by fused kernels only; expected 'flash'"
+        )
+    for block in {id(block): block for block in model.blocks}.values():
+        for module in block.modules:
+            if isinstance(module.work, Attention):
+                _check_attention(module.work, model, training, parallelism)
+
+
+def _check_attention(work: Attention, model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
+    method, name = parallelism.context_method, FRAMEWORK_NAMES[parallelism.style]
+    if work.unpads:
+        raise NotSimulatedError(
+            f"parallelism.context: zsim does not simulate it with the padding mask of '{model.name}'"
+        )
+    has_window = work.window is not None and work.window < training.sequence_length
+    if has_window and method != "all-to-all":
+        if parallelism.style == "megatron" and method != "all-gather":
+            raise InputError(
+                f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
+                f"which {name} refuses with '{method}'; expected 'all-to-all'"
+            )
+        raise NotSimulatedError(
+            f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
+            f"which zsim does not simulate with '{method}'"
+        )
+    if method in ("all-to-all", "a2a+p2p"):
+        _check_heads(work, model, parallelism)
+
+
+def _check_heads(work: Attention, model: ModelSpec, parallelism: Parallelism) -> None:
+    """Ranks that exchange heads for tokens each take as many heads; DeepSpeed repeats heads of K and V."""
+    is_inner = parallelism.context_method == "a2a+p2p"
+    ranks, tensor = parallelism.context_inner if is_inner else parallelism.context, parallelism.tensor
+    heads, groups = work.num_heads // tensor, max(1, work.num_kv_heads // tensor)
+    repeats = parallelism.style in ("deepspeed", "autotp") and ranks % groups == 0
+    for what, count in (("heads", heads), ("key/value heads", groups)):
+        if count % ranks and not (repeats and count == groups):
+            each = " on a tensor-parallel rank" if tensor > 1 else ""
+            raise InputError(
+                f"parallelism.context: found {ranks} ranks that exchange heads, which do not divide the "
+                f"{count:,} {what} of '{model.name}'{each}; the nearest that do are "
+                f"{_nearest_divisor(count, ranks)}"
+            )
+
+
 def _nearest_divisor(count: int, wanted: int) -> int:
+    """The divisor of `count` that is nearest to `wanted`."""
     divisors = [number for number in range(1, min(count, 4 * wanted) + 1) if count % number == 0]
     return min(divisors, key=lambda number: abs(number - wanted))

@@ -20,7 +20,7 @@ from zsim.specs.experiment.kernel_choices import (
     with_attention,
     with_one_connection,
 )
-from zsim.specs.experiment.model_split import check_split
+from zsim.specs.experiment.model_split import check_split, with_context_inner
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -86,6 +86,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = resolve_parallelism(
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks)
     )
+    parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable):
         multiple = table.vocabulary_multiple * parallelism.tensor
         model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size
@@ -110,7 +111,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         recompute_modules=recomputed.modules,
     )
     check_stored_types(training, table.kind)
-    _check_size(model, training)
+    _check_size(model, training, parallelism.context)
     check_fp8_tokens(training)
     check_split(model, training, parallelism)
     strategy: Strategy
@@ -202,7 +203,7 @@ def _training(
     )
 
 
-def _check_size(model: ModelSpec, training: Training) -> None:
+def _check_size(model: ModelSpec, training: Training, context: int) -> None:
     """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
     memory."""
     micro_batches = training.gradient_accumulation_steps
@@ -212,10 +213,10 @@ def _check_size(model: ModelSpec, training: Training) -> None:
             f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
             f"blocks are more than zsim simulates; expected at most {MAX_BLOCKS:,} blocks in a step"
         )
-    if training.micro_batch_tokens > _MAX_TOKENS:
+    if training.micro_batch_tokens > _MAX_TOKENS * context:
         raise InputError(
             f"training.micro_batch_size: found {training.micro_batch_tokens:,} tokens in a micro-batch, "
-            f"expected at most {_MAX_TOKENS:,}"
+            f"expected at most {_MAX_TOKENS * context:,}"
         )
     if model.numel > _MAX_PARAMETERS:
         raise InputError(

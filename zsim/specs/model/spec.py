@@ -72,6 +72,21 @@ class Norm:
     kind: str = "rms"
 
 
+ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShare:
+    """How attention sees whole sequences of which each of `ranks` ranks has a part: `method`, by the code of
+    `library` (Transformer Engine, torch's `context_parallel`, DeepSpeed's Ulysses). `inner`: with "a2a+p2p",
+    the ranks that exchange heads for tokens; rings go through every `inner`-th rank."""
+
+    ranks: int
+    method: ContextMethod
+    library: Literal["te", "torch", "deepspeed"]
+    inner: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """The core of attention: scores, softmax, values, and the rotary embedding if there is one.
@@ -81,7 +96,8 @@ class Attention:
     before and the output is scattered after, as flash-attn 0.2's `FlashMHA` does whenever it is given a mask,
     padding or not; its kernel collects the output in fp32 (flash_attn/flash_attention.py,
     csrc/flash_attn/fmha_api.cpp `o_tmp`). `host_waits`: the host reads from the GPU before it launches the
-    kernel, and so cannot run ahead of the layer.
+    kernel, and so cannot run ahead of the layer. `context`: the ranks that share every sequence, if several
+    do.
     """
 
     num_heads: int
@@ -95,6 +111,7 @@ class Attention:
     splits_fused_qkv: bool = False
     unpads: bool = False
     host_waits: bool = False
+    context: ContextShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
+from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -26,7 +27,6 @@ ScheduleName = Literal[
     "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble",
     "dualpipe-v",
 ]  # fmt: skip
-ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
 Style = Literal["torch", "megatron", "nanotron", "deepspeed", "autotp"]
 
 SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
@@ -91,8 +91,8 @@ class Parallelism:
 
     `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline. `schedule_csv`:
     the file of a schedule, and `schedule_text` its content; "" for the named schedule.
-    `order`: the axes of the mesh from the slowest to the fastest. `send_waits`: Megatron-Core from 0.18 on
-    waits for a forward's send at once in the interleaved schedule.
+    `order`: the axes of the mesh from the slowest to the fastest. `context_inner`: with "a2a+p2p", the ranks
+    of a context group that exchange heads: those on one node.
     """
 
     tensor: int = 1
@@ -107,6 +107,7 @@ class Parallelism:
     passes: int = 1
     context: int = 1
     context_method: ContextMethod = "p2p"
+    context_inner: int = 1
     order: tuple[str, ...] = (PIPELINE, DATA, CONTEXT, TENSOR)
     style: Style = "torch"
 

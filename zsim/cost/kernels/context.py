@@ -1,0 +1,118 @@
+"""Attention as one of c ranks computes it that each have a part of every sequence.
+
+A sequence is cut into 2c chunks, of which rank i has chunks i and 2c - 1 - i, so that all ranks have the same
+number of query-key pairs under a causal mask (Megatron-Core 0.16.1 training/utils.py
+`get_batch_on_this_cp_rank`; torch 2.13 `_HeadTailLoadBalancer`). With s tokens and keys of rank i - j in step
+j of a ring, step 0 is causal over the rank's own s/c tokens; in step j <= i all queries see the first chunk
+of the keys, in later steps the queries of the second chunk see both: s^2/(2c^2) pairs each, s^2/(2c) in all,
+1/c of the sequence's.
+
+# [Note: the middle rank]
+Ranks differ in how many of their steps are of which shape, not in their pairs. A plan has one program for
+all of them, that of rank c // 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zsim.cost.kernels.attention import (
+    LOGSUMEXP_BYTES,
+    ScoreBlock,
+    key_value_elements,
+    output_elements,
+    query_elements,
+)
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.spec import Attention, ContextShare
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttention:
+    """Attention of one of `ranks` ranks over `sequences` of `length` tokens; see [Note: the middle rank]."""
+
+    work: Attention
+    share: ContextShare
+    ranks: int
+    sequences: int
+    length: int
+    options: WorkOptions
+
+    @classmethod
+    def of(cls, work: Attention, shape: BatchShape, options: WorkOptions) -> SharedAttention:
+        """`shape`: the part of one rank."""
+        assert work.context is not None
+        share = work.context
+        return cls(work, share, share.ranks, shape.sequences, shape.sequence_length, options)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks // 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this rank in all sequences."""
+        return self.sequences * self.length // self.ranks
+
+    @property
+    def shape(self) -> BatchShape:
+        return BatchShape(self.sequences, self.length, self.ranks)
+
+    @property
+    def query_bytes(self) -> int:
+        return self.tokens * query_elements(self.work) * self.options.activation_bytes
+
+    @property
+    def key_value_bytes(self) -> int:
+        """Bytes of K and V together."""
+        return self.tokens * key_value_elements(self.work) * self.options.activation_bytes
+
+    @property
+    def key_bytes(self) -> int:
+        return self.tokens * self.work.num_kv_heads * self.work.qk_head_dim * self.options.activation_bytes
+
+    @property
+    def value_bytes(self) -> int:
+        return self.key_value_bytes - self.key_bytes
+
+    @property
+    def output_bytes(self) -> int:
+        return self.tokens * output_elements(self.work) * self.options.activation_bytes
+
+    @property
+    def logsumexp_bytes(self) -> int:
+        return self.tokens * self.work.num_heads * LOGSUMEXP_BYTES
+
+    def ring_block(self, step: int) -> ScoreBlock:
+        """The scores that a ring computes in a step."""
+        own = self.length // self.ranks
+        if step == 0:
+            return ScoreBlock(own, own, is_causal=True)
+        if self.sees_all_queries(step):
+            return ScoreBlock(own, own // 2, is_causal=False)
+        return ScoreBlock(own // 2, own, is_causal=False)
+
+    def sees_all_queries(self, step: int) -> bool:
+        """Whether both chunks of queries take part in a step of the ring."""
+        return step <= self.rank
+
+    def gathered_blocks(self) -> tuple[ScoreBlock, ScoreBlock]:
+        """The scores of each of the two chunks against all keys up to its last token."""
+        chunk = self.length // (2 * self.ranks)
+        first, second = self.rank + 1, 2 * self.ranks - self.rank
+        return ScoreBlock(chunk, first * chunk, is_causal=True), ScoreBlock(
+            chunk, second * chunk, is_causal=True
+        )
+
+    def with_whole_sequences(self) -> SharedAttention:
+        """The attention after ranks have exchanged heads for tokens, all or the inner ones of "a2a+p2p": a
+        part of the heads, at least one of K and V, on as many times the tokens."""
+        by = self.share.inner if self.share.method == "a2a+p2p" else self.ranks
+        heads, groups = self.work.num_heads // by, max(1, self.work.num_kv_heads // by)
+        work = replace(self.work, num_heads=heads, num_kv_heads=groups)
+        return replace(self, work=work, ranks=self.ranks // by)
+
+    def moved(self, num_bytes: float, launches: int = 1) -> Kernel:
+        """Elementwise kernels that read and write so many bytes in all."""
+        return Kernel("elementwise", 0.0, float(num_bytes), self.options.kernel_dtype, (), launches)

@@ -1,0 +1,94 @@
+"""Tensors of attention over split sequences: what one rank keeps for backward, and what passes.
+
+Sizes are of tensors of a rank's tokens, 1/c of the sequences, unless said otherwise. Kept: q, K and V, the
+log-sum-exp; the output is the next product's input, but for heads exchanged for tokens, where it is kept as
+it was before the exchange, too. Sources: as `zsim.plan.workload.context`.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.context import SharedAttention
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.spec import Attention
+
+Sizes = tuple[int, ...]
+
+
+def kept_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor kept from forward to backward."""
+    shared = SharedAttention.of(work, shape, options)
+    if not _exchanges_heads(shared):
+        return shared.query_bytes, shared.key_bytes, shared.value_bytes, shared.logsumexp_bytes
+    whole = shared.with_whole_sequences()
+    return (
+        whole.query_bytes,
+        whole.key_bytes,
+        whole.value_bytes,
+        whole.logsumexp_bytes,
+        whole.output_bytes,
+    )
+
+
+def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor that lives during forward only, the output included."""
+    shared = SharedAttention.of(work, shape, options)
+    out = shared.output_bytes
+    if shared.share.library == "torch":
+        # The fp32 sum, a step's output in both types, and two temporaries of the merge.
+        merge = (out // options.activation_bytes * 4,) * (2 if options.compile else 4)
+        return (*_torch_buffers(shared), *merge, out)
+    if _exchanges_heads(shared):
+        whole = shared.with_whole_sequences()
+        inputs = whole.query_bytes, whole.key_bytes, whole.value_bytes
+        ring = _ring_forward(whole) if whole.ranks > 1 else ()
+        return (*inputs, *max((inputs, (out, out, out), ring), key=sum))
+    if shared.share.method == "all-gather":
+        full = shared.ranks * shared.key_value_bytes
+        return (full, *max(((full // 2,), (out, out, out)), key=sum))
+    return _ring_forward(shared)
+
+
+def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor that lives during backward only: gradients of output and inputs, and what
+    passes."""
+    shared = SharedAttention.of(work, shape, options)
+    e, q, kv, out = options.activation_bytes, shared.query_bytes, shared.key_value_bytes, shared.output_bytes
+    in_fp32 = q // e * 4  # dq, as the kernel sums it up
+    if shared.share.library == "torch":
+        sums = (kv // e * 4,) * 3
+        return (out, in_fp32, in_fp32, q, kv, *sums, *_torch_buffers(shared))
+    if _exchanges_heads(shared):
+        whole = shared.with_whole_sequences()
+        gradients = whole.query_bytes, whole.key_value_bytes
+        if whole.ranks > 1:
+            return (out, out, *gradients, *_ring_backward(whole))
+        return (out, out, *gradients, *gradients, in_fp32)
+    if shared.share.method == "all-gather":
+        # dK and dV, K and V, and the gradients of both calls, of all ranks' tokens
+        full = shared.ranks * kv
+        return (out, q, q // 2, in_fp32 // 2, full, full, full + kv // 2)
+    return (out, *_ring_backward(shared))
+
+
+def _exchanges_heads(shared: SharedAttention) -> bool:
+    return shared.share.method in ("all-to-all", "a2a+p2p")
+
+
+def _ring_forward(shared: SharedAttention) -> Sizes:
+    """K and V of every step (the last ones are kept, but the rank's own are there twice), the output and
+    log-sum-exp of every step, and the output."""
+    parts = [1 if shared.sees_all_queries(step) else 2 for step in range(shared.ranks)]
+    steps = [size // part for part in parts for size in (shared.output_bytes, shared.logsumexp_bytes)]
+    return (*(shared.key_value_bytes,) * shared.ranks, *steps, shared.output_bytes)
+
+
+def _ring_backward(shared: SharedAttention) -> Sizes:
+    """dq and its part of one step, also in fp32; two buffers of K, V, dK and dV; dK and dV of one step."""
+    q, kv = shared.query_bytes, shared.key_value_bytes
+    return q, q, q // shared.options.activation_bytes * 4, 2 * kv, 2 * kv, kv
+
+
+def _torch_buffers(shared: SharedAttention) -> Sizes:
+    """K and V copied into one tensor, and those of all ranks or of the next step."""
+    kv = shared.key_value_bytes
+    return kv, kv * (shared.ranks if shared.share.method == "all-gather" else 1)

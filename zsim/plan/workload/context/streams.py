@@ -1,0 +1,32 @@
+"""The streams of context parallelism's communication, and the parts that many of its methods have."""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, CollectiveKind, Kernels
+from zsim.plan.workload.work_part import WorkPart
+
+CONTEXT = "context"  # the process group, and the stream of its communicator
+HEADS, RING = "context heads", "context ring"  # the groups of "a2a+p2p"
+GRADIENTS = "context gradients"  # the same communicator; waited for by themselves
+
+
+def computed(name: str, *kernels: Kernel) -> WorkPart:
+    """Kernels on the compute stream."""
+    return WorkPart(Kernels(kernels), name)
+
+
+def arrived(stream: str = CONTEXT) -> WorkPart:
+    """The compute stream waits for what `stream` has transferred so far."""
+    return WorkPart(None, follows=stream)
+
+
+def in_line(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT) -> WorkPart:
+    """A collective in the compute stream."""
+    return WorkPart(Collective(kind, num_bytes, dtype, group), name)
+
+
+def beside(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT) -> WorkPart:
+    """A collective on the group's stream, behind what is computed so far."""
+    return WorkPart(Collective(kind, num_bytes, dtype, group), name, CONTEXT, COMPUTE)

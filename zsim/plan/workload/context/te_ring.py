@@ -1,0 +1,96 @@
+"""Transformer Engine's ring: K and V go from rank to rank while attention works on those that have come.
+
+Forward: c - 1 hops to the next rank, each of K and V of s/c tokens. Backward: c hops to the previous rank,
+the first of K and V, the last of their gradients, those between of both. A hop runs beneath the attention of
+its step (`AttnFuncWithCPAndKVP2P`, TransformerEngine 2.17.1 pytorch/attention/dot_product_attention/
+context_parallel.py).
+
+# [Note: one stream of steps]
+Transformer Engine issues every other step of forward to a second stream, so that the last blocks of one
+step's kernel run beside the first of the next. Here all are on the compute stream; a hop waits for the step
+two before its own, as it does there.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.attention import (
+    block_backward,
+    block_forward,
+    rotary_backward,
+    rotary_forward,
+)
+from zsim.cost.kernels.context import SharedAttention
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Message, PointToPoint
+from zsim.plan.workload.context.streams import CONTEXT, arrived, computed
+from zsim.plan.workload.work_part import WorkPart
+
+
+def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
+    """Parts of the forward, the rotary embedding first."""
+    rotary = rotary_forward(shared.work, shared.shape, shared.options)
+    return (computed("", *rotary, _concatenated(shared)), *steps_forward(shared))
+
+
+def steps_forward(shared: SharedAttention, group: str = CONTEXT) -> list[WorkPart]:
+    """The steps of the ring, and the correction of their outputs to one softmax."""
+    last = shared.ranks - 1
+    parts: list[WorkPart] = []
+    for step in range(shared.ranks):
+        if step:
+            parts.append(arrived())
+        if step < last:
+            hop = _hop(shared, shared.key_value_bytes, 1, group)
+            parts.append(WorkPart(hop, f"hop {step}", CONTEXT, "" if step else COMPUTE))
+            parts.append(WorkPart(None, stream=CONTEXT, follows=COMPUTE))
+        block = block_forward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
+        passes = 3 if step else 2
+        corrected = shared.moved(passes * shared.logsumexp_bytes * _part(shared, step))
+        parts.append(computed(f"step {step}", block, corrected))
+    corrections = (
+        shared.moved((3 if step else 2) * shared.output_bytes * _part(shared, step))
+        for step in range(shared.ranks)
+    )
+    parts.append(computed("correction", *corrections))
+    return parts
+
+
+def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
+    """Parts of the backward, the rotary embedding's last."""
+    rotary = rotary_backward(shared.work, shared.shape, shared.options)
+    return (*steps_backward(shared), *([computed("rotary", *rotary)] if rotary else []))
+
+
+def steps_backward(shared: SharedAttention, group: str = CONTEXT) -> list[WorkPart]:
+    """The steps of the ring in reverse."""
+    last = shared.ranks - 1
+    parts = [computed("", _concatenated(shared))]
+    for number in range(shared.ranks):
+        step = last - number
+        tensors = 1 if number in (0, last) else 2
+        hop = _hop(shared, tensors * shared.key_value_bytes, -1, group)
+        parts.append(WorkPart(hop, f"hop {number}", CONTEXT, COMPUTE))
+        block = block_backward(shared.work, shared.sequences, shared.ring_block(step), shared.options)
+        passes = 3 if number else 2
+        queries = shared.moved(passes * shared.query_bytes * _part(shared, step))
+        parts.append(computed(f"step {step}", block, queries))
+        parts.append(arrived())
+        keys = 0.5 if step and shared.sees_all_queries(step) else 1.0
+        parts.append(computed("sum of dK, dV", shared.moved(passes * shared.key_value_bytes * keys, 2)))
+    return parts
+
+
+def _part(shared: SharedAttention, step: int) -> float:
+    """The part of the rank's queries that a step works on."""
+    return 1.0 if shared.sees_all_queries(step) else 0.5
+
+
+def _concatenated(shared: SharedAttention) -> Kernel:
+    """K and V copied into one buffer."""
+    return shared.moved(2 * shared.key_value_bytes)
+
+
+def _hop(shared: SharedAttention, num_bytes: int, shift: int, group: str) -> PointToPoint:
+    messages = (Message("send", num_bytes, shift), Message("recv", num_bytes, -shift))
+    return PointToPoint(messages, shared.options.kernel_dtype, group)
