@@ -83,10 +83,16 @@ def test_a_run_lasts_as_many_steps_as_its_tokens_need() -> None:
     assert float(days[2]) == pytest.approx(1e9 / (2 * TOKENS) * found.step_seconds / 86400, rel=5e-3)
 
 
+def _mean_bubble(found: Report) -> float:
+    assert found.pipeline is not None
+    return sum(row.bubble_seconds for row in found.pipeline.rows) / 4 / found.step_seconds
+
+
 def test_studies_count_the_global_batch_once() -> None:
     """Of 6 sequences each of 2 replicas has 3; on 8 GPUs there is one replica, which has all."""
     row = report_row(report(), job())
     assert row["step_tokens"] == 2 * TOKENS
+    assert row["bubble_fraction"] == pytest.approx(_mean_bubble(report()))
     assert row["tokens_per_second"] == pytest.approx(2 * TOKENS / row["step_seconds"])
     assert parse_target("tokens_per_second_per_gpu=1000", job()).step_seconds == TOKENS / 8 / 1000
     assert _batch(job()) == base_of(experiment()).batch_sequences == 6

@@ -57,6 +57,8 @@ class Bubbles:
         first_info = list(accumulate((len(part.numbers) for part in self._parts), initial=0))
         self._times = StepTimes(trace, plan, first_info)
         self._tolerance = _SAME_INSTANT * trace.step_seconds
+        self._found: dict[int, list[Interval]] = {}
+        self._ends: dict[int, float] = {}  # of each rank's forwards and backwards
         self._neighbours: dict[int, set[int]] = {}
         for (rank, _), others in peers.items():
             found = (peer for peer, _ in others if plan.program_of[peer] != plan.program_of[rank])
@@ -64,6 +66,11 @@ class Bubbles:
 
     def of(self, rank: int) -> list[Interval]:
         """The bubbles of `rank`, apart and in order, on the trace's clock."""
+        if rank not in self._found:
+            self._found[rank] = self._of(rank)
+        return self._found[rank]
+
+    def _of(self, rank: int) -> list[Interval]:
         lane, part = self._times.of(rank), self._part(rank)
         begin = self._trace.begins.get(rank, 0.0)
         arrivals = self._arrivals(rank)
@@ -150,10 +157,12 @@ class Bubbles:
 
     def _last_computed(self, rank: int) -> float:
         """When `rank` has done its last kernel of a forward or backward."""
-        lane = self._times.of(rank)
-        places = self._program(rank).once(_places_of_kernels)
-        computing = [lane.end[place] for place, phase in places if phase in COMPUTING]
-        return max(computing, default=self._trace.begins.get(rank, 0.0))
+        if rank not in self._ends:
+            lane = self._times.of(rank)
+            places = self._program(rank).once(_places_of_kernels)
+            computing = [lane.end[place] for place, phase in places if phase in COMPUTING]
+            self._ends[rank] = max(computing, default=self._trace.begins.get(rank, 0.0))
+        return self._ends[rank]
 
     def _idle(self, rank: int, start: float, end: float) -> Iterator[Interval]:
         """The parts of an interval in which `rank` runs no kernels."""

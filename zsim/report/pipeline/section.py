@@ -136,7 +136,7 @@ def pipeline_section(
     rows = []
     for number in range(len(plan.programs)):
         rank = first[number]
-        breakdown = bubbles.cut_from(step_breakdown(trace.on_clock_of(rank), rank), rank)
+        breakdown = bubbles.cut_from(_breakdown(trace, rank), rank)
         rows.append(
             PipelineRow(
                 number,
@@ -151,6 +151,25 @@ def pipeline_section(
         )
     section = PipelineSection(tuple(rows), 0, trace.step_seconds, trace.step_seconds)
     return replace(section, micro_batches=section.drawn_micro_batches)
+
+
+def _breakdown(trace: Trace, rank: int) -> Breakdown:
+    """The breakdown of one rank on the clock of its own step, found among the spans of its own program."""
+    own = trace.on_clock_of(rank)
+    first, last = int(own.info_indices.min()), int(own.info_indices.max())
+    found = step_breakdown(
+        replace(
+            own,
+            infos=own.infos[first : last + 1],
+            info_indices=own.info_indices - first,
+            host_blocks=tuple((r, start, end, info - first) for r, start, end, info in own.host_blocks),
+        ),
+        rank,
+    )
+    waits = tuple(
+        wait if wait.info is None else replace(wait, info=wait.info + first) for wait in found.waits
+    )
+    return replace(found, waits=waits)
 
 
 def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:

@@ -77,6 +77,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row["missing_bytes"] = None if report.out_of_memory is None else report.out_of_memory.missing_bytes
     for name, seconds in content["breakdown_seconds"].items():
         row[f"{name}_seconds"] = seconds
+    row["bubble_fraction"] = content["bubble_fraction"]
     for cause, seconds in (content["critical_path_seconds"] or {}).items():
         row[f"critical_path_seconds.{cause}"] = seconds
     for device, peak in content["peak_bytes"].items():
