@@ -11,7 +11,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
-from zsim.plan.passes.queues import behind
+from zsim.plan.passes.queues import queued_behind
 from zsim.plan.recorded.work import Recorded
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
@@ -121,19 +121,23 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     last_on_stream: dict[str, int] = {}
     for index, op in enumerate(program.ops):
         before: Collection[int] = op.after
-        if len(before) > 1:
-            before = set(before)
+        count = 0
         if op.work is not None:
             stream = COMPUTE if is_serial and isinstance(op.work, _ON_GPU) else op.stream
-            previous = last_on_stream.get(stream)
-            if previous is not None and previous not in before:
-                before = (*before, previous)
+            previous = last_on_stream.get(stream, -1)
+            if previous >= 0 and previous not in before:
+                successors[previous].append(index)
+                count = 1
             last_on_stream[stream] = index
-        pending.append(len(before))
-        for other in before:
-            assert other < index, f"op {index} waits for op {other}, which is issued later"
-            successors[other].append(index)
-    after = behind(program.ops, connections)
+        if before:
+            if len(before) > 1:
+                before = set(before)
+            for other in before:
+                assert other < index, f"op {index} waits for op {other}, which is issued later"
+                successors[other].append(index)
+            count += len(before)
+        pending.append(count)
+    after = program.once(queued_behind, connections)
     for held in after or ():
         if held >= 0:
             pending[held] += 1

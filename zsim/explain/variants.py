@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
-from zsim.plan.passes.queues import behind
+from zsim.plan.passes.queues import queued_behind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
@@ -34,7 +34,8 @@ def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
     and where co-located jobs or jitter change the step as well."""
     job = outcome.job
     connections = job.training.device_max_connections
-    is_shared = any(behind(program.ops, connections) is not None for program in outcome.plan.programs)
+    programs = outcome.plan.programs
+    is_shared = any(program.once(queued_behind, connections) is not None for program in programs)
     if not is_shared or _is_drawn(outcome):
         return None
     return step_seconds_again(outcome, connections=DEFAULT_CONNECTIONS)

@@ -6,8 +6,8 @@ import numpy as np
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
-from zsim.plan.passes.queues import behind
-from zsim.report.predecessors import Predecessors
+from zsim.plan.passes.queues import queued_behind
+from zsim.report.predecessors import predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -19,15 +19,15 @@ def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
     """Seconds that launches of the first rank's compute stream, issued and otherwise ready, waited behind
     other launches in their hardware queue. `trace` is the simulated trace of `plan`."""
     own = trace.of_rank(int(trace.ranks[0]))
-    ops = plan.program_on(int(trace.ranks[0])).ops
-    before = Predecessors(ops, connections)
+    program = plan.program_on(int(trace.ranks[0]))
+    before = program.once(predecessors, connections)
     order = np.argsort(own.info_indices, kind="stable")
     issue, start, end = (
         seconds[order].tolist() for seconds in (own.issue_seconds, own.start_seconds, own.end_seconds)
     )
     total = 0.0
     for place, number in enumerate(before.numbers):
-        if ops[number].stream == COMPUTE and place in before.ahead:
+        if program.ops[number].stream == COMPUTE and place in before.ahead:
             ready = max(issue[place], *(end[other] for other in before.of(place)), 0.0)
             total += max(start[place] - ready, 0.0)
     return total
@@ -37,7 +37,7 @@ def shared_queues_notes(
     plan: Plan, trace: Trace, connections: int, step_seconds_apart: float | None
 ) -> list[str]:
     """The note on the cost of hardware queues that the streams of `plan` share; none where they do not."""
-    if all(behind(program.ops, connections) is None for program in plan.programs):
+    if all(program.once(queued_behind, connections) is None for program in plan.programs):
         return []
     held_up = held_up_seconds(plan, trace, connections)
     return [shared_queues_note(connections, held_up, trace.step_seconds, step_seconds_apart)]

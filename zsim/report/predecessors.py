@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from zsim.plan.ops import Op, Program
-from zsim.plan.passes.queues import behind
+from zsim.plan.ops import Program
+from zsim.plan.passes.queues import queued_behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
@@ -14,8 +12,8 @@ class Predecessors:
     Ops without work (waits, hooks) are replaced by their predecessors. `ahead[place]`: the launch right
     before the one at `place` in a hardware queue that streams share."""
 
-    def __init__(self, ops: Sequence[Op], connections: int = DEFAULT_CONNECTIONS) -> None:
-        self._ops = ops
+    def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
+        self._ops = ops = program.ops
         self.numbers = [number for number, op in enumerate(ops) if op.work is not None]
         self._place_of = {number: place for place, number in enumerate(self.numbers)}
         last_on_stream: dict[str, int] = {}
@@ -25,7 +23,8 @@ class Predecessors:
             self._on_stream.append(last_on_stream.get(stream, -1))
             last_on_stream[stream] = place
         self.ahead: dict[int, int] = {}
-        for number, held in enumerate(behind(ops, connections) or ()):
+        behind = program.once(queued_behind, connections)
+        for number, held in enumerate(behind or ()):
             if held >= 0:
                 self.ahead[self._place_of[held]] = self._place_of[number]
 
@@ -47,4 +46,4 @@ class Predecessors:
 
 def predecessors(program: Program, connections: int) -> Predecessors:
     """The predecessors of a program's ops, for `Program.once`."""
-    return Predecessors(program.ops, connections)
+    return Predecessors(program, connections)

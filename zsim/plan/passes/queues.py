@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint
+from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint, Program
 
 
 def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
@@ -42,6 +42,11 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
             found[last[queue]] = number
         last[queue] = number
     return found
+
+
+def queued_behind(program: Program, connections: int) -> list[int] | None:
+    """`behind` of a program's ops, for `Program.once`."""
+    return behind(program.ops, connections)
 
 
 def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
