@@ -96,20 +96,21 @@ def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
         rank = int(trace.ranks[0])
     own = trace if rank is None else trace.of_rank(rank)
     rows, scene = _rows_and_scene(own)
-    meanings = [_meaning_on_compute_stream(info) for info in own.infos]
     by_phase: dict[str, dict[str, float]] = {}
     waits: list[Wait] = []
     phase = "forward"
     for row in rows:
         phase = own.infos[row.info].phase if row.info >= 0 else phase
-        table = by_phase.setdefault(phase, dict.fromkeys(BREAKDOWN, 0.0))
+        table = by_phase.get(phase)
+        if table is None:
+            table = by_phase[phase] = dict.fromkeys(BREAKDOWN, 0.0)
         if row.start > row.gap_start:
             for start, end, cause, info in _gap(row, scene):
                 table[cause] += end - start
                 waits.append(Wait(start, end, cause, info, phase))
         if row.info < 0:
             continue
-        meaning = meanings[row.info]
+        meaning = _meaning_on_compute_stream(own.infos[row.info])
         table[meaning] += row.end - row.start
         if meaning in ("exposed_communication", "offload_stall"):
             waits.append(Wait(row.start, row.end, meaning, row.info, phase))

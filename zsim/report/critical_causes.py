@@ -3,7 +3,9 @@ offloading."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
@@ -50,12 +52,36 @@ def cause_noun(cause: str) -> str:
     return _NOUNS.get(cause) or cause_meaning(cause).label
 
 
-_NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}, ALLOCATOR: {"allocator": 0.0}}
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
 _OF_RESOURCE = {
     "dram": "host memory", "cpu": "cpu", "drive_read": "drives", "drive_write": "drives",
     "drive_time": "drives",
 }  # fmt: skip
+
+
+class Alone(NamedTuple):
+    """An op on an idle machine: `causes`, its seconds by cause, `seconds` in all. `is_computing`: it runs
+    kernels; `shared`: the cause of its resource that others share; `slowed_seconds`: maximum of seconds that
+    kernels can add to a collective (else 0)."""
+
+    causes: Mapping[str, float]
+    seconds: float
+    is_computing: bool
+    shared: str
+    slowed_seconds: float
+
+    @staticmethod
+    def of(causes: Mapping[str, float], slowed_seconds: float = 0.0) -> Alone:
+        shared = next((cause for cause in causes if cause != "latency"), "latency")
+        is_computing = causes.keys() <= _COMPUTING
+        return Alone(causes, sum(causes.values()), is_computing, shared, slowed_seconds)
+
+
+_NO_OP = {
+    HOST: Alone.of({"host": 0.0}),
+    OTHERS: Alone.of({"others": 0.0}),
+    ALLOCATOR: Alone.of({"allocator": 0.0}),
+}
 
 
 class OpCauses:
@@ -74,23 +100,19 @@ class OpCauses:
     ) -> None:
         self._plan = plan
         self._gpu, self._calls, self._limits = gpu, calls, limits
-        self._known: dict[int, dict[str, float]] = {}
+        self._known: dict[int, Alone] = {}  # by the id of the work
 
-    def of(self, number: int, rank: int = 0) -> dict[str, float]:
-        """Seconds by cause of a rank's op `number`, on an idle machine."""
-        work = self._work(number, rank)
+    def of(self, number: int, rank: int = 0) -> Alone:
+        """A rank's op `number` on an idle machine; also what stands in place of an op number in a chain."""
+        if number < 0:
+            return _NO_OP[number]
+        work = self._plan.program_on(rank).ops[number].work
         known = self._known.get(id(work))
         if known is None:
-            known = self._known[id(work)] = self._causes(work)
+            calls = self._calls
+            slowed = calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
+            known = self._known[id(work)] = Alone.of(self._causes(work), slowed)
         return known
-
-    def slowed(self, number: int, rank: int = 0) -> float:
-        """Maximum of seconds that kernels can add to a rank's op `number` if it is a collective; else 0."""
-        work = self._work(number, rank) if number >= 0 else None
-        return self._calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
-
-    def _work(self, number: int, rank: int) -> Work | None:
-        return self._plan.program_on(rank).ops[number].work
 
     def _causes(self, work: Work | None) -> dict[str, float]:
         if isinstance(work, Kernels):
@@ -121,27 +143,18 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     by other kernels or by a slow GPU) and for collectives up to `OpCauses.slowed`; the rest of a transfer's
     extra time counts for the resource that bounds it, which others share.
     """
-    totals: dict[str, float] = {}
-    sums: dict[int, tuple[float, bool]] = {}  # by the id of what `causes` keeps: of its seconds, is computing
+    totals: defaultdict[str, float] = defaultdict(float)
     for rank, op, start, end in links:
-        known = _NO_OP.get(op) or causes.of(op, rank)
-        of_known = sums.get(id(known))
-        if of_known is None:
-            of_known = sums[id(known)] = sum(known.values()), known.keys() <= _COMPUTING
-        took, (alone, is_computing) = end - start, of_known
-        if alone > took:
-            for cause, seconds in known.items():
-                totals[cause] = totals.get(cause, 0.0) + seconds * took / alone
+        took, alone = end - start, causes.of(op, rank)
+        extra = took - alone.seconds
+        if extra < 0:
+            for cause, seconds in alone.causes.items():
+                totals[cause] += seconds * took / alone.seconds
             continue
-        if is_computing:
-            parts, slowed = known, took - alone
-        else:
-            shared = next((cause for cause in known if cause != "latency"), "latency")
-            slowed = min(took - alone, causes.slowed(op, rank))
-            parts = {**known, shared: known[shared] + (took - alone - slowed)}
-        for cause, seconds in parts.items():
-            totals[cause] = totals.get(cause, 0.0) + seconds
-        totals["interference"] = totals.get("interference", 0.0) + slowed
+        slowed = extra if alone.is_computing else min(extra, alone.slowed_seconds)
+        for cause, seconds in alone.causes.items():
+            totals[cause] += seconds if cause != alone.shared else seconds + (extra - slowed)
+        totals["interference"] += slowed
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
 
 

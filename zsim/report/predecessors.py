@@ -22,13 +22,21 @@ class Predecessors:
             stream = ops[number].stream
             self._on_stream.append(last_on_stream.get(stream, -1))
             last_on_stream[stream] = place
+        self._found: dict[int, tuple[int, ...]] = {}
         self.ahead: dict[int, int] = {}
         behind = program.once(queued_behind, connections)
         for number, held in enumerate(behind or ()):
             if held >= 0:
                 self.ahead[self._place_of[held]] = self._place_of[number]
 
-    def of(self, place: int) -> list[int]:
+    def of(self, place: int) -> tuple[int, ...]:
+        """The places that the op at `place` waits for."""
+        found = self._found.get(place)
+        if found is None:
+            found = self._found[place] = tuple(self._before(place))
+        return found
+
+    def _before(self, place: int) -> list[int]:
         on_stream = self._on_stream[place]
         found = [on_stream] if on_stream >= 0 else []
         waiting = list(self._ops[self.numbers[place]].after)
