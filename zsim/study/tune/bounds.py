@@ -72,7 +72,7 @@ def _kernels(workload: Workload) -> Iterable[Kernels]:
             yield kernels_of(call.work.forward)
             yield kernels_of(call.work.backward)
             if call.work.recompute is not None:
-                yield call.work.recompute
+                yield kernels_of(call.work.recompute)
         for call in segment.recomputed:
             yield kernels_of(call.work.forward)
 
