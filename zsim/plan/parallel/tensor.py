@@ -31,6 +31,7 @@ from zsim.specs.model.spec import (
     Exchange,
     ExchangeKind,
     Experts,
+    InPieces,
     Linear,
     Loss,
     ModelSpec,
@@ -41,6 +42,9 @@ from zsim.specs.model.spec import (
 from zsim.specs.strategy.parallelism import Parallelism
 
 TENSOR = "tensor"
+_SCATTERED_PIECES = (
+    4  # of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py
+)
 
 
 def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
@@ -87,6 +91,11 @@ class _Cutter:
         return style in ("megatron", "deepspeed") or (style == "nanotron" and self.parallelism.async_tensor)
 
     @property
+    def cuts_products(self) -> bool:
+        """Whether products overlap their own collectives: `--tp-comm-overlap`."""
+        return self.parallelism.style == "megatron" and self.parallelism.async_tensor and self.is_split
+
+    @property
     def cuts_vocabulary(self) -> bool:
         return self.parallelism.style != "autotp"
 
@@ -120,7 +129,7 @@ class _Cutter:
                 modules.append(self._on_stream(module))
         return Block(block.kind, tuple(modules), block.registration)
 
-    def _column(self, module: Module, work: Linear, *, is_first: bool) -> list[Module]:
+    def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
         """A product cut along its outputs, behind what brings its input together; columns behind the first
         of a pair read the same input."""
         shares, width = self.ranks, work.in_features
@@ -134,13 +143,18 @@ class _Cutter:
         is_shared = module.shares_input and not is_first
         if self.overlaps:
             reduces: ExchangeKind = "reduce_scatter" if self.is_split else "all_reduce"
-            beneath = Beneath(reduces, self.stream)
-            product = replace(
-                cut, work=replace(work, out_features=work.out_features // shares, beneath=beneath)
+            pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
+            local = replace(
+                work,
+                out_features=work.out_features // shares,
+                beneath=Beneath(reduces, self.stream),
+                in_pieces=pieces,
             )
-            if not self.is_split or is_shared or module.shares_input:
+            product = replace(cut, work=local)
+            if not self.is_split or is_shared or module.shares_input or pieces is not None:
                 return [product]
-            return [self._exchange(module.name, "all_gather", None, width), product]
+            gather = self._exchange(module.name, "all_gather", None, width, follows_precision=not is_head)
+            return [gather, product]
         if self.parallelism.style == "autotp":
             return [self._exchange(module.name, None, "all_reduce", width), cut]
         if not is_first or module.shares_input:
@@ -162,8 +176,18 @@ class _Cutter:
                 for one in module.parameters
             ),
         )
+        if self.cuts_products:
+            pieces = InPieces(shares, "backward", _SCATTERED_PIECES)
+            local = replace(work, in_features=work.in_features // shares, in_pieces=pieces)
+            return [replace(cut, work=local)]
         if self.is_split:
-            return [cut, self._exchange(module.name, "reduce_scatter", "all_gather", work.out_features)]
+            casts = self.overlaps
+            return [
+                cut,
+                self._exchange(
+                    module.name, "reduce_scatter", "all_gather", work.out_features, follows_precision=casts
+                ),
+            ]
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
 
     def _heads(self, work: Attention) -> Attention:
@@ -230,7 +254,7 @@ class _Cutter:
         for module in modules:
             work = module.work
             if isinstance(work, Linear) and work.out_features == self.vocab_size:
-                found += self._column(module, work, is_first=True)
+                found += self._column(module, work, is_first=True, is_head=True)
                 if not self.cuts_vocabulary:
                     found.append(self._exchange(module.name, "all_gather", None, work.out_features))
             elif isinstance(work, Loss):
@@ -247,10 +271,17 @@ class _Cutter:
         return found
 
     def _exchange(
-        self, name: str, forward: ExchangeKind | None, backward: ExchangeKind | None, width: int
+        self,
+        name: str,
+        forward: ExchangeKind | None,
+        backward: ExchangeKind | None,
+        width: int,
+        *,
+        follows_precision: bool = False,
     ) -> Module:
         kind = forward or backward
-        return Module(f"{name} {kind}", Exchange(forward, backward, width, self.ranks))
+        work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
+        return Module(f"{name} {kind}", work)
 
 
 def _statistic(name: str, ranks: int) -> Module:

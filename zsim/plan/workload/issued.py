@@ -15,6 +15,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
+from zsim.plan.workload.product_pieces import gathered_type, product_backward, product_forward
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, Beneath, Exchange, ExchangeKind, Linear, Module
 
@@ -47,6 +48,8 @@ def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions
         return _exchanged(module.work, module.work.forward, shape, options)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_forward(module.work, shape, options)
+    if isinstance(module.work, Linear) and module.work.in_pieces is not None:
+        return product_forward(module, module.work, module.work.in_pieces, shape, options)
     return Kernels(work.forward_kernels(module, shape, options))
 
 
@@ -56,6 +59,8 @@ def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOption
         return _exchanged(module.work, module.work.backward, shape, options)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_backward(module.work, shape, options)
+    if isinstance(module.work, Linear) and module.work.beneath is None and module.work.in_pieces is not None:
+        return product_backward(module, module.work, module.work.in_pieces, shape, options)
     if isinstance(module.work, Linear) and module.work.beneath is not None:
         return _around_products(module, module.work, module.work.beneath, shape, options)
     return Kernels(work.backward_kernels(module, shape, options))
@@ -66,18 +71,24 @@ def _exchanged(
 ) -> tuple[WorkPart, ...]:
     if kind is None:
         return ()
-    element, dtype = (4, "fp32") if exchange.in_fp32 else (options.activation_bytes, options.kernel_dtype)
+    element, dtype = options.activation_bytes, options.kernel_dtype
+    if exchange.in_fp32:
+        element, dtype = 4, "fp32"
+    elif kind == "all_gather" and exchange.follows_precision:
+        element, dtype = gathered_type(options)
     return (WorkPart(Collective(kind, shape.tokens * exchange.width * element, dtype, exchange.group)),)
 
 
 def _around_products(
     module: Module, product: Linear, beneath: Beneath, shape: work.BatchShape, options: work.WorkOptions
 ) -> tuple[WorkPart, ...]:
-    size, dtype = shape.tokens * product.in_features * options.activation_bytes, options.kernel_dtype
+    numel = shape.tokens * product.in_features
+    size, dtype = numel * options.activation_bytes, options.kernel_dtype
+    element, gathered = gathered_type(options)
     of_input, of_weight = work.split_backward(module, shape, options)
     group = beneath.group
     gather = (
-        WorkPart(Collective("all_gather", size, dtype, group), "gather input", group, COMPUTE),
+        WorkPart(Collective("all_gather", numel * element, gathered, group), "gather input", group, COMPUTE),
         WorkPart(Kernels(of_input)),
         WorkPart(None, follows=group),
     )

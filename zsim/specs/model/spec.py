@@ -55,13 +55,27 @@ class Beneath:
 
 
 @dataclass(frozen=True, slots=True)
+class InPieces:
+    """A product cut into pieces of its tokens, so that its own collectives overlap it (Transformer Engine's
+    userbuffers). `gathers` ("forward" or "backward"): its input, or its output's gradient, goes around the
+    `ranks` in a ring, a step beneath each of `ranks` pieces; `scatters`: that many pieces of its output are
+    reduce-scattered, each beneath the next; 0: none."""
+
+    ranks: int
+    gathers: Literal["forward", "backward"]
+    scatters: int = 0
+    group: str = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """`num_tokens x in_features` times `in_features x out_features`; `beneath`: the collectives of its
-    backward, where they overlap its products."""
+    backward, where they overlap its products; `in_pieces`: those that overlap its own pieces."""
 
     in_features: int
     out_features: int
     beneath: Beneath | None = None
+    in_pieces: InPieces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +171,8 @@ class Experts:
 class Exchange:
     """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
     `width`: elements per token of the full tensor, which each of `ranks` holds a part of before a gather and
-    after a scatter; `in_fp32`: statistics of the loss."""
+    after a scatter; `in_fp32`: statistics of the loss; `follows_precision`: a product behind it reads fp8 in
+    fp8 training, and gets it gathered as fp8 (Transformer Engine)."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -165,6 +180,7 @@ class Exchange:
     ranks: int
     group: str = "tensor"
     in_fp32: bool = False
+    follows_precision: bool = False
 
 
 Work = Embedding | Linear | Norm | Attention | Activation | Residual | Loss | Experts | Exchange
