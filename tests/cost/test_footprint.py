@@ -167,12 +167,12 @@ def test_the_loss_keeps_log_probabilities_and_a_fused_one_logits() -> None:
 
 
 def test_megatrons_loss_works_in_place() -> None:
-    """Its fp32 softmax (4) stays and becomes the gradient; the 16-bit logits and their fp32 copy pass forward
-    (6), the gradient's cast backward (2)."""
+    """Its fp32 softmax (4) stays and becomes the gradient; the 16-bit logits pass forward (2), the gradient's
+    cast backward (2)."""
     loss = load_model("llama-3-8b").after[-1]
     logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="megatron")
     assert saved_bytes(loss, SHAPE, options) == 4 * logits
-    assert forward_extra_bytes(loss, SHAPE, options) == 6 * logits
+    assert forward_extra_bytes(loss, SHAPE, options) == 2 * logits
     assert backward_extra_bytes(loss, SHAPE, options) == 2 * logits
 
 
