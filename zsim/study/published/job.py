@@ -55,10 +55,12 @@ class RowExperiment:
 
 @dataclass(frozen=True)
 class RowJob:
-    """The job of a row, and what the row leaves open."""
+    """The job of a row, and what the row leaves open. `is_of_last_rank`: its memory is that of the last
+    pipeline rank, not of the fullest."""
 
     job: Job
     assumptions: tuple[str, ...]
+    is_of_last_rank: bool = False
 
     @property
     def sequences(self) -> float:
@@ -79,7 +81,7 @@ def row_job(run: PublishedRun) -> RowJob:
     except InputError as error:  # an impossible shape
         raise NotSimulatedError(str(error)) from None
     _check_parameters(run, job)
-    return RowJob(job, row.assumptions)
+    return RowJob(job, row.assumptions, "last rank" in run.text("mem_kind"))
 
 
 def row_experiment(run: PublishedRun) -> RowExperiment:

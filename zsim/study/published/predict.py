@@ -14,6 +14,7 @@ from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
+from zsim.plan.memory.peaks import device_peaks
 from zsim.report.breakdown import step_breakdown
 from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT
@@ -180,11 +181,13 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A predicted step: its seconds, the bytes at its peak in total and for the framework, the behaviour of
-    torch's allocator over `micro_batches`, and the step's breakdown."""
+    """A predicted step: its seconds, the bytes at its peak in total and for the framework, those allocated by
+    the rank whose memory the row publishes, the behaviour of torch's allocator over `micro_batches`, and the
+    step's breakdown."""
 
     seconds: float
     peak_bytes: int
+    allocated_bytes: int
     framework_bytes: int
     allocation: Allocation
     micro_batches: int
@@ -201,7 +204,7 @@ class StepPrediction:
         allocated = self.peak_bytes - self.framework_bytes
         reserved = max(allocated, self.allocation.reserved_bytes)
         return {
-            "allocated": allocated,
+            "allocated": self.allocated_bytes,
             "active": max(allocated, self.allocation.active_bytes),
             "reserved": reserved,
             "device": reserved + self.framework_bytes,
@@ -243,8 +246,12 @@ def predict_step(row: RowJob) -> StepPrediction:
     assert allocation is not None
     framework = framework_memory(row.job, outcome.plan).bytes
     shown = step_breakdown(outcome.trace).seconds
-    count = step.outcome_micro_batches
-    return StepPrediction(step.seconds, step.peak_bytes, framework, allocation, count, shown)
+    count, peak = step.outcome_micro_batches, step.peak_bytes
+    allocated = peak - framework
+    if row.is_of_last_rank:
+        last = step.peak_plan.programs[-1]
+        allocated = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes)
+    return StepPrediction(step.seconds, peak, allocated, framework, allocation, count, shown)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
