@@ -181,17 +181,17 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A predicted step: its seconds, the bytes at its peak in total and for the framework, those allocated by
-    the rank whose memory the row publishes, the behaviour of torch's allocator over `micro_batches`, and the
-    step's breakdown."""
+    """A predicted step: its seconds, the bytes at its peak in total and for the framework, the behaviour of
+    torch's allocator over `micro_batches`, and the step's breakdown. `last_rank_bytes`: the peak of the
+    allocated bytes of the last pipeline rank, if they are what is published."""
 
     seconds: float
     peak_bytes: int
-    allocated_bytes: int
     framework_bytes: int
     allocation: Allocation
     micro_batches: int
     breakdown_seconds: Mapping[str, float]
+    last_rank_bytes: int | None = None
 
     @property
     def retries(self) -> float:
@@ -204,7 +204,7 @@ class StepPrediction:
         allocated = self.peak_bytes - self.framework_bytes
         reserved = max(allocated, self.allocation.reserved_bytes)
         return {
-            "allocated": self.allocated_bytes,
+            "allocated": allocated if self.last_rank_bytes is None else self.last_rank_bytes,
             "active": max(allocated, self.allocation.active_bytes),
             "reserved": reserved,
             "device": reserved + self.framework_bytes,
@@ -246,12 +246,9 @@ def predict_step(row: RowJob) -> StepPrediction:
     assert allocation is not None
     framework = framework_memory(row.job, outcome.plan).bytes
     shown = step_breakdown(outcome.trace).seconds
-    count, peak = step.outcome_micro_batches, step.peak_bytes
-    allocated = peak - framework
-    if row.is_of_last_rank:
-        last = step.peak_plan.programs[-1]
-        allocated = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes)
-    return StepPrediction(step.seconds, peak, allocated, framework, allocation, count, shown)
+    last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
+    own = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
+    return StepPrediction(step.seconds, step.peak_bytes, framework, allocation, count, shown, own)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
