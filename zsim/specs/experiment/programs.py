@@ -121,6 +121,17 @@ _MEGATRON_FLAGS: Sequence[tuple[str, str, tuple[Any, ...]]] = (
     ("parallelism.context_method", "--cp-comm-type", ()),
     ("parallelism.order", "--use-tp-pp-dp-mapping", ("tp-cp-dp-pp", "tp-cp-pp-dp", None)),
 )
+_ACCELERATE_SIZES = _ACCELERATE + "parallelism_config.py"
+_ACCELERATE_DEGREES = (
+    Telling("parallelism.tensor", "file", "parallelism_config_tp_size", _ACCELERATE_SIZES, kinds=("fsdp2",)),
+    Telling("parallelism.sequence_parallel", "file", "never", _ACCELERATE_SIZES, (False, None), ("fsdp2",)),
+    Telling("parallelism.context", "file", "parallelism_config_cp_size", _ACCELERATE_SIZES, kinds=("fsdp2",)),
+    Telling("parallelism.context_method", "file", "parallelism_config_cp_comm_strategy",
+            _ACCELERATE + "utils/dataclasses.py", ("all-gather", "p2p", None), ("fsdp2",)),
+    Telling("parallelism.context", "file", "parallelism_config_sp_size", _ACCELERATE_SIZES,
+            kinds=("deepspeed",)),
+)  # fmt: skip
+
 _ZERO = Telling("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
 _SCRIPT_LOSSES = (
     Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
@@ -214,6 +225,7 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
                 (True, False)),
         Telling(_REPLICATE, "file", "parallelism_config_dp_replicate_size",
                 _ACCELERATE + "parallelism_config.py", kinds=("fsdp2",)),
+        *_ACCELERATE_DEGREES,
         Telling(_REPLICATE, "file", "no replicas", _ACCELERATE + "utils/dataclasses.py", (1, None)),
         Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
                 _ACCELERATE + "utils/dataclasses.py", kinds=("fsdp1",)),

@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.reading import whole_number
+from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.formats.training_file import TrainingFile
 
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -134,28 +135,74 @@ def _read_fsdp2(file: TrainingFile, given: Mapping[str, Any], parallelism: Mappi
 
 
 def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
-    sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
-    for key, value in sizes.items():
-        if key.endswith("_size") and not isinstance(value, int | None):
-            name = f"parallelism_config: {_PARALLELISM}{key}"
-            raise InputError(f"{file.name}: {name}: found {value!r}, expected a whole number")
-    for key, what in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "sequence")):
-        if (sizes.pop(key, 1) or 1) > 1:
-            raise NotSimulatedError(
-                f"{file.name}: {_PARALLELISM}{key}: zsim does not simulate {what} parallelism yet"
-            )
-    replicate, shard = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", None)
+    """The sizes of `ParallelismConfig`, as its own checks take them."""
+    sizes = _sizes(file, parallelism)
+    tensor, context, sequence = (sizes.pop(f"{name}_size", 1) for name in ("tp", "cp", "sp"))
+    replicate, shard = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1)
+    method = sizes.pop("cp_comm_strategy", "allgather")
     for key in sizes:
         if not key.startswith(("tp_", "cp_", "sp_")):
             raise InputError(f"{file.name}: parallelism_config: unknown key '{_PARALLELISM}{key}'")
-    if replicate > 1 and (shard or 1) == 1:
+    if sequence > 1:
         raise InputError(
-            f"{file.name}: {_PARALLELISM}dp_shard_size: found {shard or 1} with {replicate} replicas, which "
+            f"{file.name}: {_PARALLELISM}sp_size: found {sequence} with FSDP; its backend is DeepSpeed's "
+            f"Ulysses: expected distributed_type DEEPSPEED, or {_PARALLELISM}cp_size {sequence}"
+        )
+    if replicate > 1 and shard == 1:
+        raise InputError(
+            f"{file.name}: {_PARALLELISM}dp_shard_size: found 1 with {replicate} replicas, which "
             "Accelerate refuses with fsdp_version 2; expected at least 2"
         )
-    if parallelism:
-        file.says["strategy.replicate"] = replicate
-        file.shard_degree = shard or 1
+    if tensor > 1 and shard == 1 and context == 1:
+        raise InputError(
+            f"{file.name}: {_PARALLELISM}tp_size: found {tensor}, which leaves FSDP no ranks to shard over; "
+            f"expected a {_PARALLELISM}dp_shard_size above 1"
+        )
+    if not parallelism:
+        return
+    file.says["strategy.replicate"] = replicate
+    file.shard_degree = shard
+    if tensor > 1:
+        file.says |= {"parallelism.tensor": tensor, "parallelism.sequence_parallel": False}
+        file.note(
+            f"{_PARALLELISM}tp_size: simulated as torchtitan splits layers, without sequence parallelism"
+        )
+    if context > 1:
+        if method not in ROTATE_METHODS:
+            raise InputError(
+                f"{file.name}: {_PARALLELISM}cp_comm_strategy: found {method!r}, expected "
+                f"{' or '.join(ROTATE_METHODS)}"
+            )
+        file.says |= {"parallelism.context": context, "parallelism.context_method": ROTATE_METHODS[method]}
+
+
+def _sizes(file: TrainingFile, parallelism: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys without their prefix; sizes that are left out, or none, are 1."""
+    sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
+    for key, value in sizes.items():
+        if not key.endswith("_size"):
+            continue
+        name = f"parallelism_config: {_PARALLELISM}{key}"
+        if not isinstance(value, int | None) or isinstance(value, bool):
+            raise InputError(f"{file.name}: {name}: found {value!r}, expected a whole number")
+        if value is not None and value < 1:
+            raise InputError(f"{file.name}: {name}: found {value}, expected at least 1")
+        sizes[key] = value or 1
+    return sizes
+
+
+def read_sequence_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
+    """Write Ulysses' size, the one of `ParallelismConfig` that belongs to DeepSpeed, into `file`."""
+    sizes = _sizes(file, parallelism)
+    for key in ("tp_size", "cp_size"):
+        if sizes.get(key, 1) > 1:
+            own = "tensor_parallel.autotp_size in the JSON" if key == "tp_size" else f"{_PARALLELISM}sp_size"
+            raise InputError(
+                f"{file.name}: {_PARALLELISM}{key}: found {sizes[key]} with DEEPSPEED, which reads none; "
+                f"expected {own}"
+            )
+    if sizes.get("sp_size", 1) > 1:
+        file.says["parallelism.context"] = sizes["sp_size"]
 
 
 def _wrapping(file: TrainingFile, given: Mapping[str, Any]) -> str:

@@ -14,7 +14,13 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
 from zsim.reading import read_text
-from zsim.specs.formats.accelerate.fsdp_keys import note_idle, note_unknown, read_fsdp
+from zsim.specs.formats.accelerate.fsdp_keys import (
+    note_idle,
+    note_unknown,
+    read_fsdp,
+    read_sequence_parallelism,
+)
+from zsim.specs.formats.accelerate.megatron_keys import read_megatron_lm
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
@@ -65,16 +71,21 @@ def read_accelerate(path: str) -> TrainingFile:
     kind = str(data.get("distributed_type", "")).upper()
     if kind == "DEEPSPEED":
         _read_deepspeed(file, _section(file, data, "deepspeed_config"), Path(path).parent)
+        read_sequence_parallelism(file, _section(file, data, "parallelism_config"))
     elif kind == "FSDP":
         read_fsdp(file, _section(file, data, "fsdp_config"), _section(file, data, "parallelism_config"))
+    elif kind == "MEGATRON_LM":
+        read_megatron_lm(file, _section(file, data, "megatron_lm_config"))
     elif kind in ("MULTI_GPU", "NO", "FALSE"):
         file.says["strategy.kind"] = "ddp"
     elif not kind:
-        raise InputError(f"{path}: distributed_type: missing; expected DEEPSPEED, FSDP, MULTI_GPU or NO")
+        raise InputError(
+            f"{path}: distributed_type: missing; expected DEEPSPEED, FSDP, MEGATRON_LM, MULTI_GPU or NO"
+        )
     else:
         raise NotSimulatedError(
             f"{path}: distributed_type: zsim does not simulate {kind}; expected DEEPSPEED, FSDP, "
-            "MULTI_GPU or NO"
+            "MEGATRON_LM, MULTI_GPU or NO"
         )
     return file
 

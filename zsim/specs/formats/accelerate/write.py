@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.specs.experiment.job import Job
+from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.parallelism import Parallelism
 
 DEEPSPEED_FILE = "ds_config.json"
 
@@ -23,14 +25,16 @@ def why_not_accelerate(job: Job) -> str | None:
         if job.parallelism.pipeline > 1 or (job.parallelism.tensor > 1 and job.parallelism.style != "autotp"):
             return "it prepares whole models for DeepSpeed, without a pipeline or layers split by the model"
         return None
-    if not job.parallelism.is_trivial and not isinstance(strategy, Megatron):
-        return "its tensor and context parallelism are those of transformers, not torchtitan's"
     if isinstance(strategy, Megatron):
         return "it starts Megatron through a plugin of its own, which zsim does not write"
     if isinstance(strategy, Reference):
         return "it has no engine but DeepSpeed's and PyTorch's own"
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
         return "it reduces gradients after the last micro-batch only (no_sync)"
+    if not job.parallelism.is_trivial:
+        reason = _why_not_degrees(job)
+        if reason is not None:
+            return reason
     if isinstance(strategy, Ddp):
         return None
     if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
@@ -59,6 +63,22 @@ def why_not_accelerate(job: Job) -> str | None:
     return None
 
 
+def _why_not_degrees(job: Job) -> str | None:
+    parallelism, strategy = job.parallelism, job.strategy
+    if parallelism.pipeline > 1:
+        return "it has no pipeline under PyTorch's own engines"
+    if not isinstance(strategy, Fsdp2):
+        return "it splits layers and sequences with FSDP2 only"
+    if parallelism.sequence_parallel or parallelism.async_tensor:
+        return "its tensor parallelism is without sequence parallelism, and in whole products"
+    if parallelism.order != Parallelism().order:
+        return "its mesh has one order"
+    shard = job.data_parallel_size // strategy.replicate
+    if job.data_parallel_size % strategy.replicate or (shard == 1 and parallelism.context == 1):
+        return "it wants ranks that shard beside those that share a layer"
+    return None
+
+
 def accelerate_yaml(job: Job) -> str:
     """The file's text; a DeepSpeed job's JSON is `ds_config.json` in the same folder."""
     strategy = job.strategy
@@ -69,15 +89,12 @@ def accelerate_yaml(job: Job) -> str:
         if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
             block["deepspeed_multinode_launcher"] = "standard"
         data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+        if job.parallelism.context > 1:
+            data["parallelism_config"] = {"parallelism_config_sp_size": job.parallelism.context}
     elif isinstance(strategy, Fsdp2):
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
-        if strategy.replicate > 1:
-            data["parallelism_config"] = {
-                "parallelism_config_dp_replicate_size": strategy.replicate,
-                "parallelism_config_dp_shard_size": job.world_size // strategy.replicate,
-                "parallelism_config_tp_size": 1,
-                "parallelism_config_cp_size": 1,
-            }
+        if strategy.replicate > 1 or not job.parallelism.is_trivial:
+            data["parallelism_config"] = _sizes(job, strategy)
     elif isinstance(strategy, Fsdp1):
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
     else:
@@ -89,6 +106,20 @@ def accelerate_yaml(job: Job) -> str:
         data["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     data |= {"num_machines": job.num_nodes, "num_processes": job.world_size, "rdzv_backend": "static"}
     return "\n".join(_lines(data)) + "\n"
+
+
+def _sizes(job: Job, strategy: Fsdp2) -> dict[str, Any]:
+    parallelism = job.parallelism
+    sizes: dict[str, Any] = {
+        "parallelism_config_dp_replicate_size": strategy.replicate,
+        "parallelism_config_dp_shard_size": job.data_parallel_size // strategy.replicate,
+        "parallelism_config_tp_size": parallelism.tensor,
+        "parallelism_config_cp_size": parallelism.context,
+    }
+    if parallelism.context > 1:
+        methods = {own: name for name, own in ROTATE_METHODS.items()}
+        sizes["parallelism_config_cp_comm_strategy"] = methods[parallelism.context_method]
+    return sizes
 
 
 def _fsdp2(job: Job, strategy: Fsdp2) -> dict[str, Any]:
