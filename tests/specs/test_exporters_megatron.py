@@ -38,6 +38,21 @@ CASES: dict[str, dict[str, Any]] = {
         "parallelism": {"pipeline": 4, "virtual_stages": 2},
         "training": {"gradient_accumulation_steps": 8, "device_max_connections": 1},
     },
+    "messages of its own": {
+        "parallelism": {"pipeline": 4, "virtual_stages": 2},
+        "training": {"gradient_accumulation_steps": 16},
+        "strategy": {
+            "overlap_grad_reduce": True,
+            "align_grad_reduce": False,
+            "overlap_p2p_warmup_flush": True,
+            "micro_batch_group": 8,
+        },
+    },
+    "no overlap of messages": {
+        "parallelism": {"pipeline": 4, "virtual_stages": 2},
+        "training": {"gradient_accumulation_steps": 8},
+        "strategy": {"overlap_p2p": False, "align_param_gather": False},
+    },
     "uneven": {
         "parallelism": {"pipeline": 4, "layers_per_stage": [7, 9, 9, 7]},
         "training": {"gradient_accumulation_steps": 8},

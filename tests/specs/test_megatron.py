@@ -116,9 +116,9 @@ def test_reports_call_it_by_its_optimizer() -> None:
     assert strategy_label(job(distributed_optimizer=True)) == "Megatron, distributed optimizer"
 
 
-def test_no_other_programs_file_is_written_for_it() -> None:
+def test_its_own_script_is_written_for_it_alone() -> None:
     exported = export_files(job(distributed_optimizer=True))
-    assert set(exported.files) == {"experiment.toml"}
+    assert set(exported.files) == {"experiment.toml", "megatron.sh"}
     assert exported.missing["megatron.py"] == "Megatron takes a command line"
     assert "torchtitan.toml" in exported.missing
     assert "accelerate.yaml" in exported.missing

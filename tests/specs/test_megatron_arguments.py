@@ -289,6 +289,26 @@ def test_flags_of_training_are_training(flags: str, key: str, value: Any) -> Non
         ("--no-gradient-accumulation-fusion", "gradient_accumulation_fusion", False),
         ("--no-check-for-nan-in-loss-and-grad", "check_for_nan", False),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "cuda_graph", True),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--no-overlap-p2p-communication",
+            "overlap_p2p",
+            False,
+        ),
+        ("--no-align-grad-reduce", "align_grad_reduce", False),
+        ("--pipeline-model-parallel-size 4 --no-align-param-gather", "align_param_gather", True),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 8",
+            "micro_batch_group",
+            8,
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--overlap-p2p-communication-warmup-flush",
+            "overlap_p2p_warmup_flush",
+            True,
+        ),
     ],
 )
 def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value: Any) -> None:
@@ -308,11 +328,6 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
         ("--optimizer muon", "does not simulate 'muon'"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
         ("--cuda-graph-impl transformer_engine", "CUDA graphs of layers"),
-        (
-            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
-            "--no-overlap-p2p-communication",
-            "strategy.overlap_p2p",
-        ),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "differs by layer"),
     ],
 )

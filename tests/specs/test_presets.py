@@ -39,8 +39,8 @@ def test_every_preset_loads_and_names_its_source(name: str) -> None:
 
 
 def test_every_family_has_a_preset() -> None:
-    """So that each is exercised by name."""
-    assert {load_model(name).family for name in model_preset_names()} == set(FAMILIES)
+    """So that each is exercised by name; Megatron's own is that of a command line."""
+    assert {load_model(name).family for name in model_preset_names()} == set(FAMILIES) - {"megatron"}
 
 
 def test_an_unknown_model_gets_the_nearest_name_and_a_short_list() -> None:

@@ -181,7 +181,9 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
     megatron = None
     if isinstance(strategy, Megatron):
         megatron = MegatronPipeline(
+            group_size=strategy.micro_batch_group,
             overlaps_p2p=strategy.overlap_p2p,
+            flushes_ahead=strategy.overlap_p2p_warmup_flush,
             waits_sends=strategy.waits_sends,
             reduces_together=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
             gathers_together=strategy.overlap_param_gather and strategy.align_param_gather,

@@ -42,7 +42,9 @@ class MegatronTable(BaseModel):
     loss scale is still falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP
     with this `--data-parallel-sharding-strategy`. `main_grads_dtype` to `exp_avg_sq_dtype`: of the
     precision-aware optimizer. `overlap_p2p`, `align_grad_reduce` and `align_param_gather`: of the interleaved
-    schedule. `vocabulary_multiple`: `--make-vocab-size-divisible-by`."""
+    schedule, as are `overlap_p2p_warmup_flush` and `micro_batch_group`
+    (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
+    `--make-vocab-size-divisible-by`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -70,6 +72,8 @@ class MegatronTable(BaseModel):
     overlap_p2p: StrictBool = True
     align_grad_reduce: StrictBool = True
     align_param_gather: StrictBool = True
+    overlap_p2p_warmup_flush: StrictBool = False
+    micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = None
 
     @field_validator("version", mode="before")
     @classmethod
@@ -90,7 +94,8 @@ class Megatron:
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's; None
     with CUDA graphs and for another engine's blocks. `skips_update`: the loss scale is still falling, and
     gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
-    `align_param_gather` of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
+    `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
+    of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
     (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
     it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
     """
@@ -112,6 +117,8 @@ class Megatron:
     overlap_p2p: bool = True
     align_grad_reduce: bool = True
     align_param_gather: bool = True
+    overlap_p2p_warmup_flush: bool = False
+    micro_batch_group: int | None = None
     waits_sends: bool = False
     cuts_messages: bool = False
 
@@ -162,6 +169,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,
         align_param_gather=table.align_param_gather,
+        overlap_p2p_warmup_flush=table.overlap_p2p_warmup_flush,
+        micro_batch_group=table.micro_batch_group,
         waits_sends=has_core and release >= _WAITS_SENDS,
         cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
     )

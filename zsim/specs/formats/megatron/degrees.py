@@ -19,7 +19,6 @@ _EMBEDDING, _LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss
 _PER_VIRTUAL, _VIRTUAL = "num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank"
 _REFUSED = {
     "hybrid-context-parallel": "context parallelism that differs by sequence",
-    "overlap-p2p-communication-warmup-flush": "overlapped messages in warm-up and flush",
     "use-ring-exchange-p2p": "ring exchange between stages",
     "defer-embedding-wgrad-compute": "a head's weight gradient that is deferred",
     "delay-wgrad-compute": "weight gradients that are delayed",
@@ -103,12 +102,6 @@ def _pipeline(found: Arguments) -> dict[str, Any]:
     first, last = found.integer(_FIRST), found.integer(_LAST)
     ends = (int(found.has(_EMBEDDING)), int(found.has(_LOSS)))
     layout = found.text(_LAYOUT)
-    group = found.integer("microbatch-group-size-per-virtual-pipeline-stage")
-    if group not in (None, pipeline):
-        raise NotSimulatedError(
-            f"{where}: --microbatch-group-size-per-virtual-pipeline-stage: zsim does not simulate {group} "
-            f"yet, only the pipeline's size, {pipeline}"
-        )
     given = [flag for flag in (_PER_VIRTUAL, _VIRTUAL, _LAYOUT) if found.has(flag)]
     if len(given) > 1:
         raise InputError(f"{where}: --{given[1]}: Megatron refuses it beside --{given[0]}; give one of them")

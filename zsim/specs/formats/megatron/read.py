@@ -18,6 +18,7 @@ _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 _FP8_DETAILS = (
     "fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-compute-algo", "tp-only-amax-red",
 )  # fmt: skip
+_INTERLEAVED = ("overlap_p2p", "align_param_gather")
 _CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -153,6 +154,7 @@ def _read_kernels(found: Arguments, file: TrainingFile) -> None:
 
 def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
     says = file.says
+    is_interleaved = says.get("parallelism.virtual_stages", 1) > 1
     for flag, key in (
         ("use-distributed-optimizer", "distributed_optimizer"),
         ("overlap-grad-reduce", "overlap_grad_reduce"),
@@ -169,9 +171,14 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
         ("no-align-grad-reduce", "align_grad_reduce"),
         ("no-align-param-gather", "align_param_gather"),
     ):
-        is_of_stages = key in ("overlap_p2p", "align_grad_reduce", "align_param_gather")
-        if found.has(flag) and not (is_of_stages and says.get("parallelism.virtual_stages", 1) == 1):
+        if found.has(flag) and not (key in _INTERLEAVED and not is_interleaved):
             says[f"strategy.{key}"] = False
+    group = found.integer("microbatch-group-size-per-virtual-pipeline-stage")
+    is_flushing = found.has("overlap-p2p-communication-warmup-flush")
+    if is_interleaved and group is not None:
+        says["strategy.micro_batch_group"] = group
+    if is_interleaved and is_flushing:
+        says["strategy.overlap_p2p_warmup_flush"] = True
     if found.has("use-megatron-fsdp"):
         options = ("no_shard", "optim", "optim_grads", "optim_grads_params")
         says["strategy.fsdp_sharding"] = found.text("data-parallel-sharding-strategy", "no_shard", options)

@@ -165,5 +165,16 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield "--no-gradient-accumulation-fusion"
     if not table.check_for_nan:
         yield "--no-check-for-nan-in-loss-and-grad"
+    for key, flag in (
+        ("overlap_p2p", "--no-overlap-p2p-communication"),
+        ("align_grad_reduce", "--no-align-grad-reduce"),
+        ("align_param_gather", "--no-align-param-gather"),
+    ):
+        if not getattr(table, key):
+            yield flag
+    if table.overlap_p2p_warmup_flush:
+        yield "--overlap-p2p-communication-warmup-flush"
+    if table.micro_batch_group is not None:
+        yield f"--microbatch-group-size-per-virtual-pipeline-stage {table.micro_batch_group}"
     if table.cuda_graph:
         yield "--cuda-graph-impl local --cuda-graph-scope full_iteration"
