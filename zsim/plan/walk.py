@@ -119,9 +119,9 @@ class Walk:
         head = _head(workload) if hooks.stage.is_last else None
         for segment in reversed(workload.segments):
             hooks.before_backward(segment)
-            if segment.is_checkpointed:
-                self._recompute(segment)
-            for call in reversed(segment.calls):
+            for number, call in enumerate(reversed(segment.calls)):
+                if segment.is_checkpointed and number == segment.num_before_recomputation:
+                    self._recompute(segment)
                 backward_of(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)

@@ -71,23 +71,40 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
 
 
 def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
-    """Modules whose outputs "selective-op" keeps: fused attention, and the first, third, fifth ... product of
-    a block. Backward reads the last product's output only if a norm follows it (Gemma 2); otherwise
-    torch.compile does not keep it.
+    """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, and the first, third,
+    fifth ... product of a block. Backward reads the last product's output, or what its reduce-scatter makes
+    of it, only if a norm follows (Gemma 2); otherwise torch.compile does not keep it.
 
-    Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again;
-    torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts only paths to backward.
+    Source: torchtitan v0.2.2 `_op_sac_save_list` (models/llama3/infra/parallelize.py) and `_apply_op_sac`
+    (distributed/activation_checkpoint.py), which runs every second `aten.mm` again; torch 2.13's
+    `solve_min_cut` (_functorch/partitioners.py), which cuts only paths to backward.
     """
-    products = [module for module in block.modules if isinstance(module.work, Linear)]
-    is_read = _reader(block.modules, block.modules.index(products[-1]), Norm) is not None
-    kept = (products[:-1] if options.compile and not is_read else products)[::2]
-    return (*kept, *(module for module in block.modules if isinstance(module.work, Attention)))
+    modules = block.modules
+    products = [module for module in modules if isinstance(module.work, Linear)]
+    scatters = [module for module in modules if _is_scatter(module)]
+    if options.compile and not _feeds_norm(modules, products[-1]):
+        products = products[:-1]
+        scatters = [one for one in scatters if one is not scatters[-1] or _feeds_norm(modules, one)]
+    is_core = [module for module in modules if isinstance(module.work, Attention)]
+    return (*products[::2], *is_core, *scatters)
+
+
+def _is_scatter(module: Module) -> bool:
+    return isinstance(module.work, Exchange) and module.work.forward == "reduce_scatter"
+
+
+def _feeds_norm(modules: tuple[Module, ...], module: Module) -> bool:
+    """Whether a norm reads the module's output, and no exchange before it."""
+    reader = _reader(modules, modules.index(module), Norm | Exchange)
+    return reader is not None and isinstance(reader.work, Norm)
 
 
 def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of each tensor that "selective-op" keeps of a module: a product's output, or fused attention's
-    output and log-sum-exp."""
+    """Bytes of each tensor that "selective-op" keeps of a module: the output of a product or an exchange, or
+    fused attention's output and log-sum-exp."""
     work, e = module.work, options.activation_bytes
+    if isinstance(work, Exchange):
+        return (exchanged_bytes(work, work.forward, shape.tokens, e),)
     if isinstance(work, Attention):
         return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
     assert isinstance(work, Linear)
@@ -110,22 +127,22 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
         if isinstance(module.work, Attention):
             shared[module.name] += sum(statistics)
             reader = _reader(modules, place, Linear)
-        elif place < core:
+        elif place < core and isinstance(module.work, Linear):
             reader, attention = modules[core], modules[core].work
             assert isinstance(attention, Attention)
             if attention.rotary and not _keeps_fused_projection(attention, options):
                 values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
                 size = seen.tokens * values if place == last else 0
         else:
-            reader = _reader(modules, place, Activation)
+            reader = _reader(modules, place, Activation) if isinstance(module.work, Linear) else None
             if reader is None and options.fuses_kernels:  # or keeps a copy in fp32
-                reader = _reader(modules, place, Norm)
+                reader = _reader(modules, place, Norm) if _feeds_norm(modules, module) else None
         if reader is not None:
             shared[reader.name] += size
     return {name: size for name, size in shared.items() if size}
 
 
-def _reader(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
+def _reader(modules: tuple[Module, ...], place: int, kind: Any) -> Module | None:
     """The next module after `place` whose work is of type `kind`."""
     return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
 
@@ -236,6 +253,20 @@ def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
     keeps a cast copy.)"""
     is_kept_as_it_is = isinstance(module.work, Norm) or not options.autocast
     return is_kept_as_it_is and _keeps_only_its_input(module, options)
+
+
+def runs_before_recomputation(block: Block) -> int:
+    """The number of modules at the block's end whose backward needs nothing that forward keeps, up to an
+    exchange: torch's non-reentrant checkpoint recomputes when the first kept tensor is asked for, so the
+    backward of these, and its collective, comes before (`_checkpoint_hook` of torch 2.13
+    utils/checkpoint.py). 0 without an exchange there."""
+    count = 0
+    for number, module in enumerate(reversed(block.modules), 1):
+        if not _keeps_nothing_of_its_own(module):
+            break
+        if isinstance(module.work, Exchange):
+            count = number
+    return count
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:

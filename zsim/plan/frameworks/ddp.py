@@ -27,6 +27,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.mesh import PIPELINE
 
 ALL_REDUCE = "all_reduce"
 
@@ -84,12 +85,12 @@ class DdpSchedule(Hooks):
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
         ready = [parameter for call in _backward_order(workload) for parameter in reversed(call.parameters)]
-        self._numels = [parameter.numel for parameter in ready]
+        self.gradient_numels = [parameter.numel for parameter in ready]
         self._buckets: list[_Bucket] = []
         self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
-        for number, positions in enumerate(ddp_buckets(self._numels, *caps, self.stored_bytes)):
-            numel = sum(self._numels[position] for position in positions)
+        for number, positions in enumerate(ddp_buckets(self.gradient_numels, *caps, self.stored_bytes)):
+            numel = sum(self.gradient_numels[position] for position in positions)
             self._buckets.append(_Bucket(number, numel, len(positions)))
             self._bucket_of += [self._buckets[-1]] * len(positions)
         self._num_ready = 0
@@ -105,7 +106,7 @@ class DdpSchedule(Hooks):
         buckets = 0 if self.is_alone else self.stored_bytes * numel
         return [
             Memory("parameters", self.stored_bytes * numel),
-            lazy_states(self.training, self._numels),
+            lazy_states(self.training, self.gradient_numels),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
             Memory("gradients" if self.has_views else "buffers", buckets),
         ]
@@ -245,10 +246,12 @@ class DdpSchedule(Hooks):
     # -- optimizer ----------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        clip_gradients(self.builder, self.training, self._numels, "")
-        update(self.builder, self.training, self._numels)
+        """Clip and update the parameters of all stages of the rank; the norm is summed over the pipeline."""
+        numels = [numel for chunk in self.chunks for numel in chunk.gradient_numels]
+        clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
+        update(self.builder, self.training, numels)
         if not self.has_views:
-            self.builder.free("gradients", self.stored_bytes * self.workload.numel)
+            self.builder.free("gradients", self.stored_bytes * sum(numels))
 
 
 def _backward_order(workload: Workload) -> list[ModuleCall]:

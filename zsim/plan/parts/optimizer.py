@@ -29,22 +29,22 @@ def clip_gradients(
     builder: PlanBuilder,
     training: Training,
     numels: Sequence[int],
-    group: str,
+    sums: Sequence[tuple[str, int]] = (),
     *,
     dtype: str = "fp32",
-    norm_bytes: int = 4,
 ) -> None:
     """`clip_grad_norm_` of this rank's elements of each tensor: read all gradients, sum the squares over the
-    ranks of `group`, scale the gradients. `norm_bytes`: 4 per norm; DTensors (FSDP2) reduce one per
-    tensor."""
+    ranks of each group in `sums`, in order, as an all-reduce of so many bytes (4 per norm; DTensors reduce
+    one per tensor), and scale the gradients. Groups that the plan lacks have one rank."""
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
     builder.kernels("gradient norm", work.norm_kernels(numel, dtype, num_tensors))
-    if group and builder.groups[group].size > 1:
-        builder.collective(
-            "all_reduce", norm_bytes, "fp32", group, stream=COMPUTE, name="all_reduce gradient norm"
-        )
+    for name, size in sums:
+        if name in builder.groups and builder.groups[name].size > 1:
+            builder.collective(
+                "all_reduce", size, "fp32", name, stream=COMPUTE, name="all_reduce gradient norm"
+            )
     builder.kernels("clip gradients", work.scale_kernels(numel, dtype, num_tensors))
 
 

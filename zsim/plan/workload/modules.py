@@ -11,7 +11,7 @@ from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
-from zsim.specs.model.spec import Activation, Block, Linear, Module, Residual
+from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
 
@@ -128,14 +128,17 @@ def checkpointed_works(
     kept = {module.name for module in footprint.kept_modules(block, options)} if keeps_outputs else set()
     count = len(footprint.recomputed_modules(block, stops_early=stops_early))
     forward, again = [], []
-    for module, alone in zip(block.modules, works, strict=True):
+    after = [*block.modules[1:], None]
+    for module, alone, reader in zip(block.modules, works, after, strict=True):
         one = _without_saved(alone, shared.get(module.name, 0))
         if module.name in kept:
             again.append(_without_kernels(one, module, shape, options))
             forward.append(_keeping(one, module, shape, options))
-        else:
-            again.append(one)
-            forward.append(_in_place(one) if _is_compiled(module, options) else one)
+            continue
+        is_scattered = reader is not None and reader.name in kept and isinstance(reader.work, Exchange)
+        skips = is_scattered and options.compile and isinstance(module.work, Linear)
+        again.append(_without_kernels(one, module, shape, options) if skips else one)
+        forward.append(_in_place(one) if _is_compiled(module, options) else one)
     return BlockWorks(tuple(forward), tuple(again[:count]))
 
 
@@ -157,10 +160,12 @@ def _without_kernels(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
-    only, a product nothing."""
+    only, a product and an exchange nothing."""
     shape = shape.split(module.token_shards)
-    forward = work.unkept_kernels(module, shape, options)
     output = footprint.kept_outputs(module, shape, options)[0]
+    if isinstance(module.work, Exchange):
+        return replace(_without_output(one, output), forward=())
+    forward = work.unkept_kernels(module, shape, options)
     return replace(_without_output(one, output), forward=Kernels(forward), forward_launches=count(forward))
 
 

@@ -62,7 +62,8 @@ class Segment:
     In a checkpointed block `recomputed` run again before backward. `input_bytes`: of the input that the
     checkpoint holds; `output_bytes`: of the block's recomputed output, which a reentrant checkpoint holds
     until its backward has ended. Recomputation enters `stops_at` (its hooks run) but stops before its
-    kernels, because all tensors that backward needs exist by then.
+    kernels, because all tensors that backward needs exist by then. `num_before_recomputation`: calls at the
+    end whose backward runs before recomputation begins.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Segment:
     recomputed: tuple[ModuleCall, ...] = ()
     stops_at: ModuleCall | None = None
     registration: tuple[str, ...] | None = None
+    num_before_recomputation: int = 0
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -186,6 +188,9 @@ class _Deriver:
             recomputed=recomputed,
             stops_at=rest[0] if rest and rest[0].numel else None,
             registration=block.registration,
+            num_before_recomputation=(
+                0 if self._training.checkpoint_is_reentrant else footprint.runs_before_recomputation(block)
+            ),
         )
 
     def _block(self, block: Block, policy: Checkpointing) -> BlockWorks:

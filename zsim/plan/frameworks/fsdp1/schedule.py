@@ -336,7 +336,8 @@ class Fsdp1Schedule(Hooks):
         if self.home is not None:
             self.home.step()
         else:
-            clip_gradients(self.builder, self.training, numels, self.shard.name if self.shard else "")
+            sums = ((self.shard.name, 4),) if self.shard else ()
+            clip_gradients(self.builder, self.training, numels, sums)
             update(self.builder, self.training, numels)
             self.builder.free("gradients", self.stored_bytes * sum(numels))
         self.limiter.apply(self.builder.ops)

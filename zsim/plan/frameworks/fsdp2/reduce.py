@@ -45,6 +45,18 @@ class Fsdp2Reducer:
         self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name, part=GRADIENTS)
         gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
 
+    def sum_partial(self, unit: ParamGroup, gradient: Fsdp2UnitGradient) -> None:
+        """Sum the gradients of which each tensor-parallel rank has computed a part, one all-reduce per
+        parameter on the compute stream (`FSDPParam._get_grad_inner_tensor`): in the parameters' type, or in
+        the reduce dtype once gradients were accumulated."""
+        dtype = self.strategy.reduce_dtype if gradient.accumulated_bytes else self.strategy.param_dtype
+        for parameter in unit.parameters:
+            if parameter.summed_over:
+                self.builder.collective(
+                    "all_reduce", parameter.numel * DTYPE_BYTES[dtype], dtype, parameter.summed_over,
+                    stream=COMPUTE, name=f"all_reduce {parameter.name} of {unit.name}", module=unit.name,
+                )  # fmt: skip
+
     def reduce(self, unit: ParamGroup, gradient: Fsdp2UnitGradient) -> None:
         """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
         builder = self.builder

@@ -21,6 +21,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.mesh import PIPELINE, TENSOR
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
@@ -50,7 +51,7 @@ class Fsdp2Schedule(Hooks):
         self.mesh = _mesh_info(stage, strategy)
         self.home = Fsdp2Home(stage.builder, strategy) if strategy.cpu_offload else None
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        self.units = make_param_groups(stage.workload, strategy, self.mesh)
+        self.units = make_param_groups(stage, strategy, self.mesh)
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
@@ -289,6 +290,8 @@ class Fsdp2Schedule(Hooks):
     def _post_backward(self, unit: ParamGroup) -> None:
         gradient = self.gradients[unit.name]
         self.reducer.accumulate(unit, gradient, is_syncing=self._is_syncing)
+        if self._is_syncing:
+            self.reducer.sum_partial(unit, gradient)
         if self._reshards:
             self._reshard(unit, after_forward=False)
         if self._is_syncing:
@@ -317,6 +320,7 @@ class Fsdp2Schedule(Hooks):
         callback."""
         self._is_syncing = self._reshards = True
         for unit in self.units:
+            self.reducer.sum_partial(unit, self.gradients[unit.name])
             self._reshard(unit, after_forward=False)
             self.reducer.reduce(unit, self.gradients[unit.name])
         self._post_forward_order = []
@@ -325,22 +329,30 @@ class Fsdp2Schedule(Hooks):
     # -- optimizer ------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        """Clip and update. Parameters are DTensors, which Python unwraps before torch works on them: once per
-        list of tensors, or, in an optimizer that loops over tensors, for every operator."""
+        """Clip and update the parameters of all stages of the rank. Parameters are DTensors, which Python
+        unwraps before torch works on them: once per list of tensors, or, in an optimizer that loops over
+        tensors, for every operator.
+
+        The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and
+        torchtitan sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
+        """
         builder, training = self.builder, self.training
+        units = [unit for chunk in self.chunks for unit in chunk.units]
         if self.home is not None:
-            self.home.step(self.units, training)
+            self.home.step(units, training)
             return
-        numels = [shard for unit in self.units for shard in unit.parameter_shards]
+        numels = [shard for unit in units for shard in unit.parameter_shards]
         if training.gradient_clipping > 0:
             builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
-        clip_gradients(builder, training, numels, self.mesh.shard.name, norm_bytes=4 * len(numels))
+        size = 4 * len(numels)
+        sums = ((self.mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4))
+        clip_gradients(builder, training, numels, sums)
         is_loop = training.optimizer_implementation == "for_loop"
         builder.host(
             "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
         )
         update(builder, training, numels)
-        builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
+        builder.free("gradients", 4 * sum(unit.shard_numel for unit in units))
 
 
 def _mesh_info(stage: Stage, strategy: Fsdp2) -> MeshInfo:

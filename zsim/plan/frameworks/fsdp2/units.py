@@ -9,7 +9,8 @@ from functools import cached_property
 
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.ops import Group
-from zsim.plan.workload.workload import Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import Segment
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.frameworks import Fsdp2
 
@@ -95,16 +96,18 @@ def _padded(parameter: Parameter, num_ranks: int) -> int:
     return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
 
 
-def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> list[ParamGroup]:
-    """FSDP2's groups of parameters in forward order, by preset; a root without parameters is left out.
+def make_param_groups(stage: Stage, strategy: Fsdp2, mesh: MeshInfo) -> list[ParamGroup]:
+    """FSDP2's groups of parameters in forward order, by preset; groups without parameters are left out.
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
     tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
     none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
-    (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last).
-    Source: torchtitan models/llama3/infra/parallelize.py (0.1) and distributed/fsdp.py (0.3.0), accelerate
-    1.15.0 utils/fsdp_utils.py.
+    (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last). A pipeline's stages are
+    resharded after forward only if asked for, torchtitan's norm and head with them ("always"; "default" is
+    not to).
+    Source: torchtitan models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0),
+    accelerate 1.15.0 utils/fsdp_utils.py.
     """
     several = _SEVERAL.fullmatch(strategy.wrapping)
     if strategy.wrapping not in WRAPPINGS[:-1] and several is None:
@@ -112,10 +115,17 @@ def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> li
             f"strategy.wrapping: unknown preset '{strategy.wrapping}'"
             f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
         )
+    is_pipeline = stage.parallelism.pipeline > 1
+    return [unit for unit in _param_groups(stage, strategy, mesh, is_pipeline, several) if unit.parameters]
+
+
+def _param_groups(
+    stage: Stage, strategy: Fsdp2, mesh: MeshInfo, is_pipeline: bool, several: re.Match[str] | None
+) -> list[ParamGroup]:
+    workload = stage.workload
     before, *blocks, after = workload.segments
-    reshard = strategy.reshard_after_forward
-    smaller = mesh.post_forward
-    reshards = True if reshard is None else bool(reshard)
+    reshard, smaller = strategy.reshard_after_forward, mesh.post_forward
+    reshards = not is_pipeline if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
         names = tuple(segment.name for segment in workload.segments)
         parameters = tuple(p for segment in workload.segments for p in segment.parameters)
@@ -138,13 +148,11 @@ def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> li
         )  # fmt: skip
         head = ParamGroup(
             "norm, output", (after.name,), after.parameters, mesh,
-            reshards_after_forward=False, ends_before_loss=True,
+            reshards_after_forward=is_pipeline and reshards, ends_before_loss=True,
         )  # fmt: skip
         return [embedding, *units, head]
-    if strategy.wrapping == "torchtitan-0.1":
+    if strategy.wrapping == "torchtitan-0.1" and units:
         units[-1].reshards_after_forward, units[-1].post_forward = False, None
-    if not before.parameters and not after.parameters:
-        return units
     root = ParamGroup(
         "root", (before.name, after.name), (*before.parameters, *after.parameters), mesh,
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,

@@ -322,7 +322,7 @@ class ReferenceSchedule(Hooks):
             return
         if self.strategy.param_dtype == "fp16":
             training = replace(training, gradient_clipping=training.gradient_clipping or 1.0)
-        clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
+        clip_gradients(self.builder, training, owned, ((group, 4),), dtype=self.strategy.reduce_dtype)
 
     def _update(self, unit: EngineUnit, numel: int) -> None:
         """Update a unit on the device of its states, and copy its parameters to the device that keeps

@@ -1,0 +1,63 @@
+"""FSDP2 by tensor and pipeline parallelism against torch's own calls, parallelized as torchtitan does it: the
+collectives and messages of a whole step, call by call, with their bytes, types, ranks and order."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from tests.plan.titan import WIDE, ask, calls_of, plan_for, question
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+FOUR: dict[str, Any] = {"pp": 2, "layers_per_stage": [1, 1, 1, 1], "micro_batches": 4}
+QUESTIONS: dict[str, Any] = {
+    "tensor": question(),
+    "no sequence parallelism": question(sequence_parallel=False),
+    "two micro-batches": question(micro_batches=2),
+    "one FSDP rank": question(fsdp=1),
+    "HSDP": question(dp_replicate=2, fsdp=2),
+    "full checkpointing": question(checkpointing="full"),
+    "kept reduce-scatters": question(checkpointing="selective-op"),
+    "recomputed all-reduces": question(checkpointing="selective-op", sequence_parallel=False),
+    "1f1b": question(pp=2, layers_per_stage=[1, 1], micro_batches=4, ranks=[1, 5]),
+    "1f1b, resharded": question(
+        pp=2, layers_per_stage=[1, 1], micro_batches=3, ranks=[1, 5], reshards=True, checkpointing="full"
+    ),
+    "pipeline alone": question(pp=2, tp=1, layers_per_stage=[2, 1], micro_batches=2, ranks=[0, 3]),
+    "gpipe": question(pp=4, layers_per_stage=[1] * 4, schedule="gpipe", micro_batches=3, ranks=[0, 4, 12]),
+    "interleaved-1f1b": question(**FOUR, schedule="interleaved-1f1b", ranks=[0, 5]),
+    "looped-bfs": question(**FOUR, schedule="looped-bfs", ranks=[0, 5], reshards=True),
+    "interleaved-zero-bubble": question(**FOUR, schedule="interleaved-zero-bubble", ranks=[0, 5]),
+    "zbv-zero-bubble": question(**FOUR, schedule="zbv-zero-bubble", dp_replicate=2, ranks=[0, 13]),
+    "dualpipe-v": question(**FOUR, schedule="dualpipe-v", ranks=[0, 5]),
+    "16 stages": question(
+        pp=4, layers_per_stage=[1] * 16, schedule="interleaved-1f1b", micro_batches=4, ranks=[5], fsdp=1
+    ),
+    "1,024 ranks": question(
+        pp=4, tp=8, fsdp=32, shape=WIDE, layers_per_stage=[1] * 4, micro_batches=4, ranks=[0, 1023]
+    ),
+    "1,024 ranks of HSDP": question(
+        pp=4, tp=4, fsdp=8, dp_replicate=8, shape=WIDE, layers_per_stage=[1] * 8, micro_batches=8,
+        schedule="interleaved-1f1b", ranks=[517],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", name="answers")
+def _answers() -> dict[str, Any]:
+    return dict(zip(QUESTIONS, ask(list(QUESTIONS.values())), strict=True))
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_plan_has_torch_s_calls(answers: dict[str, Any], name: str) -> None:
+    plan = plan_for(QUESTIONS[name])
+    for rank, calls in answers[name].items():
+        assert calls
+        assert calls_of(plan, int(rank)) == calls, f"rank {rank}"
