@@ -145,6 +145,19 @@ def test_a_straggler_in_a_pipeline_is_still_told() -> None:
         assert row.exposed_communication_seconds == pytest.approx(waits, rel=1e-6, abs=1e-9)
 
 
+def test_drawn_steps_of_a_pipeline_count_bubbles_with_its_waits() -> None:
+    """A step drawn with jitter is traced on one rank, which does not tell for whom it waits."""
+    jitter = {"seed": 1, "steps": 4, "kernel_sigma": 0.05, "rank_sigma": 0.0}
+    plan = pipeline_plan(one_f_one_b, 4, 6, (SHORT, LONG), replicas=2, sent_bytes=0)
+    report = report_of(simulate_job(parallel(free_job(8, jitter=jitter)), plan=plan), 0.0)
+    assert report.jitter is not None
+    assert report.pipeline is not None
+    both = seconds_of(SHORT, free_job(8)) + seconds_of(LONG, free_job(8))
+    assert report.jitter.exposed_communication_seconds["p50"] > 2.5 * both
+    assert report.pipeline.rows[0].bubble_seconds > 2.5 * both
+    assert "exposed communication and bubbles" in printed(report)
+
+
 # -- the schedule as it ran ------------------------------------------------------------------------------
 
 

@@ -50,7 +50,8 @@ class JobRow:
 @dataclass(frozen=True, slots=True)
 class StepSpread:
     """Steps drawn with jitter: percentiles (by nearest rank, so that each is a step that was drawn) of their
-    time and of the first rank's exposed communication, and the time without jitter."""
+    time and of the first rank's exposed communication (a pipeline's bubbles included), and the time without
+    jitter."""
 
     seed: int
     steps: int

@@ -28,7 +28,8 @@ def irregular_tables(report: Report) -> Iterator[Words]:
     spread = report.jitter
     if spread is not None:
         title = f"{spread.steps:,} steps with jitter, seed {spread.seed}"
-        yield Words(title, ("", *spread.step_seconds, "without"), _spread(spread))
+        with_bubbles = report.pipeline is not None
+        yield Words(title, ("", *spread.step_seconds, "without"), _spread(spread, with_bubbles=with_bubbles))
     if report.ranks:
         rows = [_rank(row) for row in report.ranks]
         headings = ("", "ranks", "kernels", "exposed communication", "slowed")
@@ -40,11 +41,14 @@ def _job(row: JobRow) -> Row:
     return row.name, f"{row.gpus:,}", *times, f"{row.slowdown:.2f} times", f"{row.model}, {row.strategy}"
 
 
-def _spread(spread: StepSpread) -> list[Row]:
+def _spread(spread: StepSpread, *, with_bubbles: bool) -> list[Row]:
     steps = [format_seconds(seconds) for seconds in spread.step_seconds.values()]
     waits = [format_seconds(seconds) for seconds in spread.exposed_communication_seconds.values()]
     without = format_seconds(spread.step_seconds_without)
-    return [("step", *steps, without), ("exposed communication", *waits, "")]
+    return [
+        ("step", *steps, without),
+        (f"exposed communication{' and bubbles' if with_bubbles else ''}", *waits, ""),
+    ]
 
 
 def _rank(row: RankRow) -> Row:
