@@ -16,7 +16,7 @@ from tests.pipelines import gpipe, groups_of, one_f_one_b, pipeline_plan
 from tests.report.test_bubbles import LONG, SHORT, free_job, seconds_of
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.explain.pipeline import pipeline_of, rank_layers
+from zsim.explain.pipeline import pipeline_of, rank_layers, seconds_by_cause
 from zsim.explain.report_of import report_of
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory
@@ -444,3 +444,18 @@ def test_the_page_has_schedule_tables_and_mesh() -> None:
         assert part in text
     plain = html_report(replace(report, pipeline=None, rank_map=None), outcome.trace)
     assert 'id="parallelism"' not in plain
+
+
+def test_validation_is_by_the_slowest_rank_without_its_bubbles() -> None:
+    """The first of 4 stages waits for the others most of the step; the second is slow, and waits for
+    nobody's links, so that its step is not bound by the network."""
+    kernels = [(SHORT, SHORT), (LONG, LONG), (SHORT, SHORT), (SHORT, SHORT)]
+    job = parallel(free_job(4, placement={"gpus_per_node": [4]}))
+    outcome = simulate_job(job, plan=pipeline_plan(gpipe, 4, 8, kernels, sent_bytes=0))
+    section = pipeline_of(outcome)
+    assert section is not None
+    assert section.slowest.rank == 1
+    assert seconds_by_cause(outcome) == section.rows[1].breakdown.seconds
+    assert seconds_by_cause(outcome)["exposed_communication"] < 1e-9
+    plain = simulate_job(resolve(Experiment(model="gpt2", cluster="dgx-h100", gpus=1)))
+    assert seconds_by_cause(plain)["bubble"] == 0.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zsim.engine.simulate import Outcome
 from zsim.plan.pipeline.placement import stage_of
+from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.pipeline.section import PipelineSection, pipeline_section
 from zsim.report.report import TracedStep
@@ -39,6 +42,13 @@ def rank_layers(job: Job) -> list[int]:
         sum(asked.layers_per_stage[stage_of(asked.schedule, asked.pipeline, rank, chunk)] for chunk in chunks)
         for rank in ranks
     ]
+
+
+def seconds_by_cause(outcome: Outcome) -> Mapping[str, float]:
+    """The breakdown of the outcome's step: of its first rank, or of a pipeline's slowest."""
+    section = pipeline_of(outcome)
+    breakdown = step_breakdown(outcome.trace) if section is None else section.slowest.breakdown
+    return breakdown.seconds
 
 
 def slowest_step(outcome: Outcome, section: PipelineSection) -> TracedStep:

@@ -13,9 +13,9 @@ from typing import Any
 from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
+from zsim.explain.pipeline import seconds_by_cause
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.peaks import device_peaks
-from zsim.report.breakdown import step_breakdown
 from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.job import Job
@@ -245,7 +245,7 @@ def predict_step(row: RowJob) -> StepPrediction:
     allocation = outcome.allocation
     assert allocation is not None
     framework = framework_memory(row.job, outcome.plan).bytes
-    shown = step_breakdown(outcome.trace).seconds
+    shown = seconds_by_cause(outcome)
     last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
     own = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
     return StepPrediction(step.seconds, step.peak_bytes, framework, allocation, count, shown, own)
