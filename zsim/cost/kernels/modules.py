@@ -124,7 +124,9 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     if not runs_in_fp8(module, options):
         product = gemm(m, n, k, e, options.kernel_dtype, extra_bytes=bias_bytes)
         return (*_autocast_cast(n * k, options), product)
-    casts = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
+    casts: Kernels = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
+    if options.fp8_engine == "transformer-engine":
+        casts = _engine_casts(module, m * k, k * n, options)
     product = Kernel("gemm", 2.0 * m * n * k, float(m * k + k * n + m * n * e + bias_bytes), "fp8", (m, n, k))
     return (*casts, product)
 
@@ -145,7 +147,10 @@ def _linear_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     if runs_in_fp8(module, options):
         # Every fp8 product is "nt", the only layout of cuBLAS: the casts transpose the operands.
         casts = ((m * n, False), (k * n, False), (m * k, True))
-        kernels += [(_fp8_cast(size, options), is_weight) for size, is_weight in casts]
+        if options.fp8_engine == "transformer-engine":
+            kernels.append((_engine_cast(m * n, options), False))
+        else:
+            kernels += [(_fp8_cast(size, options), is_weight) for size, is_weight in casts]
         to_input, to_weight = float(m * n + k * n + m * k * e), float(m * n + m * k + k * n * e)
         kernels.append((Kernel("gemm", 2.0 * m * n * k, to_input, "fp8", (m, k, n)), False))
         kernels.append((Kernel("gemm", 2.0 * m * n * k, to_weight, "fp8", (n, k, m)), True))
@@ -175,6 +180,21 @@ def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
 def _fp8_cast(num_elements: int, options: WorkOptions) -> Kernel:
     """Cast with dynamic per-tensor scaling: one pass for the maximum, one for the cast (2 + 2 + 1 bytes)."""
     return _elementwise(5 * num_elements, options.kernel_dtype, launches=2)
+
+
+def _engine_casts(module: Module, input_numel: int, weight_numel: int, options: WorkOptions) -> Kernels:
+    """Casts of Transformer Engine before a product: its input, unless an earlier product has cast it (before
+    it is gathered, so of this rank's tokens alone), and its weight, once a step (`is_first_microbatch`).
+    Source: Transformer Engine 2.17 pytorch/module/linear.py, layernorm_linear.py, with delayed scaling."""
+    work = _linear(module)
+    shards = work.beneath.input_shards if work.beneath is not None else 1
+    weight = _engine_cast(weight_numel // options.micro_batches, options)
+    return (weight,) if module.shares_input else (_engine_cast(input_numel // shards, options), weight)
+
+
+def _engine_cast(num_elements: int, options: WorkOptions) -> Kernel:
+    """One kernel that casts and transposes: 2 bytes read, 1 + 1 written."""
+    return _elementwise(4 * num_elements, options.kernel_dtype)
 
 
 def _has_bias(module: Module) -> bool:

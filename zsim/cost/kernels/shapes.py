@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Fp8Engine, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class WorkOptions:
     `compile`: False launches the kernels of Hugging Face's eager Python; True is one kernel per norm,
     activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
-    separate kernel.
+    separate kernel. `fp8_engine`: whose casts surround fp8 products; `micro_batches`: per step, for what is
+    cast once a step.
     """
 
     dtype: Precision = "bf16"
@@ -46,6 +47,8 @@ class WorkOptions:
     autocast: bool = False
     liger: bool = False
     cross_entropy: CrossEntropy = "eager"
+    fp8_engine: Fp8Engine = "torchao"
+    micro_batches: int = 1
 
     @property
     def fuses_kernels(self) -> bool:
@@ -76,4 +79,6 @@ class WorkOptions:
             training.autocast,
             training.liger,
             training.cross_entropy,
+            training.fp8_engine,
+            training.gradient_accumulation_steps if training.precision == "fp8" else 1,
         )

@@ -31,6 +31,7 @@ from zsim.cost.kernels.attention import (
 )
 from zsim.cost.kernels.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
+from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.errors import NotSimulatedError
@@ -59,7 +60,13 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
-    return _SAVED[type(module.work)](module.work, shape, options)
+    count = _SAVED[type(module.work)](module.work, shape, options)
+    return count // 2 if keeps_fp8(module, options) else count
+
+
+def keeps_fp8(module: Module, options: WorkOptions) -> bool:
+    """Whether a product keeps its input as fp8: under Transformer Engine, which saves what it has cast."""
+    return options.fp8_engine == "transformer-engine" and runs_in_fp8(module, options)
 
 
 def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:

@@ -39,7 +39,7 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import resolve_parallelism
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
@@ -101,7 +101,9 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
-    training = _training(asked, model, cluster, deepspeed, notes)
+    is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
+    fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
+    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine)
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,
@@ -153,6 +155,7 @@ def _training(
     cluster: Cluster,
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
+    fp8_engine: Fp8Engine,
 ) -> Training:
     gpu = cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
@@ -198,6 +201,7 @@ def _training(
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
         device_max_connections=connections,
+        fp8_engine=fp8_engine,
         autocast=table.autocast,
         stored_dtype=table.stored_dtype,
     )

@@ -16,6 +16,9 @@ AttentionKind = Literal["flash", "math"]
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
 # "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's).
 CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
+# "torchao": torchtitan's, dynamic scales, casts at every product; "transformer-engine": Megatron's, delayed
+# scales, weights cast once a step.
+Fp8Engine = Literal["torchao", "transformer-engine"]
 
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
@@ -61,6 +64,7 @@ class Training:
     cross_entropy: CrossEntropy = "eager"
     block_checkpointing: tuple[Checkpointing, ...] = ()
     device_max_connections: int = DEFAULT_CONNECTIONS
+    fp8_engine: Fp8Engine = "torchao"
     layers_per_checkpoint: int = 1
     recompute_modules: tuple[str, ...] = ()
 
