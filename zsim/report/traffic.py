@@ -76,12 +76,14 @@ class GroupRow:
     exposed_seconds: float
 
 
-PIPELINE = "pipeline"
+PIPELINE, CONTEXT = "pipeline", "context"
 
 
 def reported_group(name: str) -> str:
-    """The name under which a group is reported: the pairs of a pipeline ("pipeline 0-1") as "pipeline"."""
-    return PIPELINE if name.startswith(f"{PIPELINE} ") else name
+    """The name under which a group is reported: the pairs of a pipeline ("pipeline 0-1") as "pipeline", parts
+    of context groups ("context ring") as "context"."""
+    first = name.partition(" ")[0]
+    return first if first in (PIPELINE, CONTEXT) else name
 
 
 def group_rows(rows: Sequence[CollectiveRow]) -> list[GroupRow]:
