@@ -136,6 +136,21 @@ def test_deepspeed_gathers_positions_and_repeats_heads() -> None:
     } == {"compute"}
 
 
+def test_deepspeed_shards_over_all_ranks_and_reduces_in_fp32() -> None:
+    """2 replicas of 8 ranks: parameters and gradients go over all 16; 3 sequences are computed one after the
+    other."""
+    job = job_of("deepspeed", None, 8, gradient_accumulation_steps=3, micro_batch_size=1)
+    plan = make_plan(job)
+    scatters = [
+        op.work for op in plan.ops if isinstance(op.work, Collective) and op.work.kind == "reduce_scatter"
+    ]
+    assert {(work.group, work.dtype) for work in scatters} == {("world", "fp32")}
+    assert plan.groups["world"].size == 16
+    assert job.data_parallel_size == 2
+    calls = [op for op in plan.ops if op.name.endswith("self_attn.core positions") and op.phase == "forward"]
+    assert len([op for op in calls if isinstance(op.work, Collective)]) == 3 * LAYERS
+
+
 @pytest.mark.parametrize(("kind", "method"), METHODS)
 @pytest.mark.parametrize("ranks", [2, 4, 16])
 def test_ranks_together_do_the_work_of_one(kind: str, method: str, ranks: int) -> None:

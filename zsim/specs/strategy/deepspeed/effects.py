@@ -49,6 +49,20 @@ def notes_without_effect(
     return notes + _notes_overridden(reading, zero) + _notes_of_other_blocks(reading, zero, wrapper, release)
 
 
+def sequence_notes(reading: Reading, *, shares_sequences: bool) -> list[str]:
+    """Notes on the type in which gradients are reduced: Ulysses has a key of its own."""
+    where, file = reading.where, reading.file
+    own = file.seq_parallel_communication_data_type or file.seq_parallel_comm_data_type
+    if own and not shares_sequences:
+        return [f"{where}: seq_parallel_communication_data_type: no effect without sequence parallelism"]
+    if shares_sequences and file.communication_data_type:
+        return [
+            f"{where}: communication_data_type: no effect with sequence parallelism, whose "
+            "seq_parallel_communication_data_type (fp32 by default) takes its place"
+        ]
+    return []
+
+
 def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
     where = f"{reading.where}: zero_optimization"
     notes = []
@@ -88,8 +102,6 @@ def _notes_of_other_blocks(
         )
     if file.pipeline is not None:
         notes.append(f"{where}: pipeline: only for a PipelineModule; no effect")
-    if file.seq_parallel_communication_data_type or file.seq_parallel_comm_data_type:
-        notes.append(f"{where}: seq_parallel_communication_data_type: no effect without sequence parallelism")
     if wrapper == "bf16_optimizer" and zero.stage == 0:
         notes.append(f"{where}: bf16 without ZeRO: BF16_Optimizer of DeepSpeed {release} shards like stage 1")
     if release.mistakes_bf16_wrapper and wrapper == "fp16_optimizer" and zero.stage == 1:

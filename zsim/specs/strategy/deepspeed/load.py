@@ -20,7 +20,7 @@ from zsim.specs.strategy.deepspeed.config import (
     Dtype,
     TrainingValues,
 )
-from zsim.specs.strategy.deepspeed.effects import notes_without_effect
+from zsim.specs.strategy.deepspeed.effects import notes_without_effect, sequence_notes
 from zsim.specs.strategy.deepspeed.reader import Reading, read_deepspeed_file
 from zsim.specs.strategy.deepspeed.release import NEWEST, Release, parse_release
 from zsim.specs.strategy.deepspeed.schema import (
@@ -130,12 +130,16 @@ class _Resolver:
         self._trace_origins()
         master, states = resolve.resolve_state_dtypes(bf16, fp16)
         communication: Dtype = file.communication_data_type or param
+        shares_sequences = self.world_size > self.replicas
+        if shares_sequences:  # `DeepSpeedEngine._configure_distributed_model` overwrites it
+            communication = file.seq_parallel_communication_data_type or "fp32"
         num_nodes = self.world_size // self.gpus_per_node
         notes = [
             *reading.notes,
             *self._auto_notes(),
             *self._taken_notes(precision, batch, clipping),
             *notes_without_effect(reading, zero, wrapper, release, num_nodes),
+            *sequence_notes(reading, shares_sequences=shares_sequences),
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
         ]

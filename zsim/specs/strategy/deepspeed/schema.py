@@ -172,7 +172,7 @@ class DeepSpeedFile(JsonBlock):
     ] = None
     scheduler: Any = None
     seq_parallel_comm_data_type: Any = None
-    seq_parallel_communication_data_type: Any = None
+    seq_parallel_communication_data_type: CommunicationDtype | None = None
     sparse_attention: Annotated[Any, GONE_0_19_7, NotSimulated("block-sparse attention", is_present)] = None
     sparse_gradients: Annotated[bool, GONE_0_19_8, NotSimulated("sparse embedding gradients")] = False
     steps_per_print: Any = None
