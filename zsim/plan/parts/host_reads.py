@@ -11,10 +11,12 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 def read_scalar(
     builder: PlanBuilder, name: str, dtype: str, groups: Sequence[str], *, count: int = 1
 ) -> None:
-    """`.item()` of a scalar, after `count` all-reduces over each group; groups of one rank reduce nothing."""
+    """`.item()` of a scalar, after `count` times an all-reduce over one group after the other; groups of one
+    rank reduce nothing."""
     size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
-    for group in groups:
-        for _ in range(count if builder.groups[group].size > 1 else 0):
+    several = [group for group in groups if builder.groups[group].size > 1]
+    for _ in range(count):
+        for group in several:
             builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=reduction)
     builder.host_wait(builder.record(COMPUTE))
     builder.host(f"read {name}")

@@ -1,14 +1,26 @@
-"""The hooks that DeepSpeed's engine has under every optimizer."""
+"""The hooks that DeepSpeed's engine has under every optimizer.
+
+# [Note: gradients that ranks of a model share]
+PipelineEngine sums the gradient of a tied weight over its stages before it reduces any gradient
+(`_exec_reduce_tied_grads`, DeepSpeed 0.19.8 `runtime/pipe/engine.py`). AutoTP sums the gradient of a
+parameter that every rank has whole but applies to its own heads (Qwen 3's norms of queries and keys) when
+autograd computes it, in every micro-batch (`register_replicated_grad_hooks`, `module_inject/auto_tp.py`).
+Megatron-DeepSpeed's sequence parallelism does not sum the gradients of its norms under DeepSpeed:
+`allreduce_layernorm_grads` belongs to Megatron's own optimizer (`megatron/training.py` of f4157bea).
+"""
 
 from __future__ import annotations
 
 from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.cpu_checkpointing import CheckpointsInHostMemory
 from zsim.plan.hooks import Hooks
 from zsim.plan.parts.host_side import HostSide
+from zsim.plan.parts.shared_gradients import sum_tied_gradient
 from zsim.plan.stage import Stage
-from zsim.plan.workload.workload import Segment
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.mesh import TENSOR
 
 
 class DeepSpeedEngine(Hooks):
@@ -35,3 +47,19 @@ class DeepSpeedEngine(Hooks):
     def after_backward(self, segment: Segment) -> None:
         if self.checkpoints is not None:
             self.checkpoints.drop(segment)
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Sum over the ranks of AutoTP; see [Note: gradients that ranks of a model share]."""
+        if self.stage.parallelism.style != "autotp":
+            return
+        for parameter in call.parameters:
+            if parameter.summed_over == TENSOR:
+                size, name = parameter.numel * self.param_bytes, f"all_reduce gradient of {call.name}"
+                dtype = self.config.param_dtype
+                self.builder.collective(
+                    "all_reduce", size, dtype, TENSOR, stream=COMPUTE, name=name, module=call.name
+                )
+
+    def sum_tied_gradient(self, dtype: str) -> None:
+        """`_exec_reduce_tied_grads`, of gradients in `dtype`."""
+        sum_tied_gradient(self.stage, dtype)

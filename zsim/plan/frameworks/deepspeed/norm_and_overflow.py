@@ -1,28 +1,38 @@
 """The start of the step of every DeepSpeed optimizer: overflow check and gradient norm, both read by the
-host."""
+host.
+
+# [Note: sums over a model's ranks]
+Where ranks share a model (an mpu: Megatron's groups, the pipeline's grid, AutoTP's), every sum runs on over
+its ranks: after the data-parallel ranks in stages 1 to 3 (`_model_parallel_all_reduce`, DeepSpeed 0.19.8
+`runtime/zero/stage_1_and_2.py`, `stage3.py`), alone where no rank has a part of the gradients
+(`get_global_norm_of_tensors`, `CheckOverflow.has_overflow` of `runtime/utils.py`), and before them in the
+engine's own `clip_grad_norm_`. A parameter that several of them have whole is counted by the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
-from zsim.plan.builder import PlanBuilder
 from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
-def check_overflow(builder: PlanBuilder, config: DeepSpeedConfig, shards: Sequence[int], group: str) -> None:
+def check_overflow(stage: Stage, config: DeepSpeedConfig, shards: Sequence[int], group: str) -> None:
     """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
-    for it. FP16_Optimizer is not sharded: the flag needs no reduction."""
+    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks."""
     if not config.check_grad_overflow:
         return
+    builder = stage.builder
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
-    read_scalar(builder, "overflow", "uint8", [group] if is_sharded else [])
+    groups = stage.norm_groups(group) if is_sharded else stage.norm_groups()
+    read_scalar(builder, "overflow", "uint8", groups)
 
 
 def norm_and_sync(
-    builder: PlanBuilder,
+    stage: Stage,
     config: DeepSpeedConfig,
     shards: Sequence[int],
     group: str,
@@ -32,15 +42,20 @@ def norm_and_sync(
     """Compute the global norm as a Python number (kernels, reductions, `.item()`); then unscale and clip.
 
     Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
-    (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients on every rank and reduce
-    nothing; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the ranks.
+    (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients of their part of the model
+    on every rank; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the
+    ranks. See [Note: sums over a model's ranks].
     """
-    wrapper = config.optimizer_wrapper
+    builder, wrapper = stage.builder, config.optimizer_wrapper
     if not config.zero.compute_grad_norm or (wrapper == "none" and not config.gradient_clipping):
         return
     builder.kernels("gradient norm", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
-    is_reduced = wrapper not in ("bf16_optimizer", "fp16_optimizer")
+    groups = stage.norm_groups(group)
+    if wrapper in ("bf16_optimizer", "fp16_optimizer"):
+        groups = stage.norm_groups()
+    elif wrapper == "none":
+        groups = [*stage.norm_groups(), group]
     dtype = "fp64" if wrapper == "zero3" and config.zero.offload_optimizer is None else "fp32"
-    read_scalar(builder, "gradient norm", dtype, [group] if is_reduced else [], count=num_groups)
+    read_scalar(builder, "gradient norm", dtype, groups, count=num_groups)
     if config.gradient_clipping > 0 or config.precision == "fp16":
         builder.kernels("clip gradients", scale_kernels(sum(shards), config.master_weights_dtype, 1))

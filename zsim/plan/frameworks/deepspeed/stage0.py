@@ -50,6 +50,7 @@ class Zero0Schedule(DeepSpeedEngine):
         self._numels = []
 
     def gradient_ready(self, call: ModuleCall) -> None:
+        super().gradient_ready(call)
         builder, config = self.builder, self.config
         for parameter in call.parameters:
             numel = parameter.numel
@@ -70,6 +71,9 @@ class Zero0Schedule(DeepSpeedEngine):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
+        """The pipeline engine's `_exec_reduce_tied_grads` and `_exec_reduce_grads`, or the end of the last
+        backward."""
+        self.sum_tied_gradient(self.config.grad_accum_dtype)
         if self.group.size == 1:
             return
         bucket: list[int] = []
@@ -97,8 +101,8 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        check_overflow(builder, config, [self.workload.numel], self.group.name)
-        norm_and_sync(builder, config, [self.workload.numel], self.group.name)
+        check_overflow(self.stage, config, [self.workload.numel], self.group.name)
+        norm_and_sync(self.stage, config, [self.workload.numel], self.group.name)
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0

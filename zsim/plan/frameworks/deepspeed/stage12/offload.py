@@ -38,6 +38,7 @@ class Zero12Home:
         self, stage: Stage, config: DeepSpeedConfig, shard_numel: int, numels: Mapping[str, int]
     ) -> None:
         assert config.zero.offload_optimizer is not None
+        self.stage = stage
         self.builder, self.workload, self.training = stage.builder, stage.workload, stage.training
         self.config, self.shard_numel, self._numels = config, shard_numel, numels
         self.host = HostSide(stage.builder, config.aio)
@@ -130,8 +131,8 @@ class Zero12Home:
         """Scale, update and cast on the CPU, copy the rank's part of the weights to the GPU; norm and
         overflow are reduced over `group`."""
         self.host.wait(self._last_copy, "wait for gradient copies")
-        check_overflow(self.builder, self.config, [], group)
-        norm_and_sync(self.builder, self.config, [], group)
+        check_overflow(self.stage, self.config, [], group)
+        norm_and_sync(self.stage, self.config, [], group)
         if self.config.delayed_parameter_update:
             self.host.wait(self._updated, "wait for the update with the gradients before")
         else:

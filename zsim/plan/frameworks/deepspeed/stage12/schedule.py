@@ -142,6 +142,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self.builder.allocate("buffers", size)
 
     def gradient_ready(self, call: ModuleCall) -> None:
+        super().gradient_ready(call)
         for parameter in reversed(call.parameters):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
@@ -233,7 +234,8 @@ class Zero12Schedule(DeepSpeedEngine):
         builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
 
     def reduce_gradients(self) -> None:
-        """The pipeline engine's `_exec_reduce_grads`, which allocates the bucket itself."""
+        """The pipeline engine's `_exec_reduce_tied_grads` and `_exec_reduce_grads`, which allocates the
+        bucket itself."""
         where = f"{self.config.name}: zero_optimization"
         if self.partitions_gradients:
             raise InputError(
@@ -244,6 +246,7 @@ class Zero12Schedule(DeepSpeedEngine):
                 f"{where}.overlap_comm: expected false under a pipeline, where DeepSpeed's stage 1 walks the "
                 "gradients only without it (reduce_gradients)"
             )
+        self.sum_tied_gradient(self.config.param_dtype)
         self._is_boundary = True
         self._make_buckets()
         self.end_backward()
@@ -269,8 +272,8 @@ class Zero12Schedule(DeepSpeedEngine):
             if self.group.size > 1:
                 self._gather_parameters()
             return
-        check_overflow(builder, config, [self.shard_numel], self.group.name)
-        norm_and_sync(builder, config, [self.shard_numel], self.group.name)
+        check_overflow(self.stage, config, [self.shard_numel], self.group.name)
+        norm_and_sync(self.stage, config, [self.shard_numel], self.group.name)
         needs_cast = config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
         builder.allocate("buffers", cast)

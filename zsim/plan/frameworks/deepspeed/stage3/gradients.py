@@ -92,6 +92,7 @@ class Zero3Gradients(DeepSpeedEngine):
         self._micro_batch, self._is_boundary = micro_batch, is_last
 
     def gradient_ready(self, call: ModuleCall) -> None:
+        super().gradient_ready(call)
         for parameter in reversed(call.parameters):
             self._add_gradient(self._numbers[f"{call.name}.{parameter.name}"], call.name)
 

@@ -45,6 +45,7 @@ class Zero3Home:
         keeps_sums: bool = True,
     ) -> None:
         assert config.zero.offload_optimizer is not None
+        self.stage = stage
         self.builder, self.training, self.config = stage.builder, stage.training, config
         self.store, self.stream, self.keeps_sums = store, stream, keeps_sums
         self.parameters, self.groups = store.trace.parameters, store.groups
@@ -176,9 +177,9 @@ class Zero3Home:
     def step(self, norm_group: str) -> None:
         """Update one sub-group after another: read, scale, update, write back the 16-bit weights, write; norm
         and overflow are reduced over `norm_group`."""
-        check_overflow(self.builder, self.config, [], norm_group)
+        check_overflow(self.stage, self.config, [], norm_group)
         for _ in self.groups:
-            norm_and_sync(self.builder, self.config, [], norm_group)
+            norm_and_sync(self.stage, self.config, [], norm_group)
         for group in range(len(self.groups)):
             numel = self.numel_of(group)
             if self.is_swapped(group):

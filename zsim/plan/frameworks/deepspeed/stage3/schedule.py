@@ -245,8 +245,8 @@ class Zero3Schedule(Zero3Gradients):
         """Update one sub-group after the other, and move its new weights to their homes."""
         builder, config = self.builder, self.config
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
-        check_overflow(builder, config, shards, self.group.name)
-        norm_and_sync(builder, config, shards, self.group.name, num_groups=len(self.sub_groups))
+        check_overflow(self.stage, config, shards, self.group.name)
+        norm_and_sync(self.stage, config, shards, self.group.name, num_groups=len(self.sub_groups))
         for number, group in enumerate(self.sub_groups):
             numel = sum(self.trace.parameters[index].shard_numel for index in group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype
