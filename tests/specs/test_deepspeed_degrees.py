@@ -56,11 +56,12 @@ def test_ulysses_counts_batches_over_the_replicas_and_shards_over_all() -> None:
 
 
 def test_without_autotp_the_model_splits_its_own_layers() -> None:
-    job = job_of(1, {"tensor": 4, "pipeline": 2}, pipeline={"stages": 2, "pipe_partitioned": False})
+    settings = {"stages": 2, "grad_partitioned": False}
+    job = job_of(1, {"tensor": 4, "pipeline": 2}, pipeline=settings)
     assert (job.parallelism.style, job.parallelism.schedule) == ("deepspeed", "1f1b")
     assert job.data_parallel_size == 2
     pipeline = of_kind(job.strategy, DeepSpeedConfig).pipeline
-    assert (pipeline.pipe_partitioned, pipeline.grad_partitioned) == (False, True)
+    assert (pipeline.pipe_partitioned, pipeline.grad_partitioned) == (True, False)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -14,6 +14,7 @@ from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.one_thread import in_one_thread
+from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger
@@ -23,6 +24,7 @@ from zsim.plan.stage import DataParallel, Stage, mesh_groups
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE
@@ -83,7 +85,7 @@ def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
         return [model]
-    if parallelism.style in ("megatron", "nanotron"):
+    if parallelism.has_megatron_layers:
         model = with_fused_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
     return cut_into_stages(model, parallelism.layers_per_stage)
@@ -152,12 +154,15 @@ def plan_stages(
             if ranks[number] == rank
         }
         owners = {number: framework.make(stage, strategy) for number, stage in stages.items()}
-        messenger = None
-        if parallelism.pipeline > 1:
+        messenger: Messenger | None = None
+        if isinstance(strategy, DeepSpeedConfig) and parallelism.pipeline > 1:
+            messenger = DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
+        elif parallelism.pipeline > 1:
             empties = parallelism.style in ("megatron", "nanotron")
             messenger = Messenger(builder, stages, ranks, rank, empties_outputs=empties)
         run_actions(builder, owners, steps, messenger)
         resident = [memory for owner in owners.values() for memory in owner.resident()]
+        resident += messenger.resident() if messenger is not None else []
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())
         programs.append((builder.program(resident, name), startup))

@@ -13,7 +13,8 @@ cross_entropy.py). torch: torchtitan's DTensors gather once for all columns and 
 nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py).
 nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
-embedding and norms are whole, the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
+in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
+the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class _Cutter:
 
     @property
     def overlaps(self) -> bool:
-        style = self.parallelism.style
-        return style in ("megatron", "deepspeed") or (style == "nanotron" and self.parallelism.async_tensor)
+        style, is_async = self.parallelism.style, self.parallelism.async_tensor
+        return style in ("megatron", "deepspeed") or (style in ("nanotron", "autotp") and is_async)
 
     @property
     def cuts_products(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.ops import Group, Message
+from zsim.plan.ops import Group, Memory, Message
 from zsim.plan.pipeline.schedules import Action, Kind, MessageCall
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
@@ -41,25 +41,35 @@ class Messenger:
         self.ranks, self.empties_outputs = ranks, empties_outputs
         self._events: dict[Action, int] = {}
 
+    def resident(self) -> list[Memory]:
+        """The buffers that a rank keeps between steps."""
+        return []
+
     # -- around the computation ---------------------------------------------------------------------------
 
     def before_forward(self, stage: int, micro_batch: int) -> None:
         """Wait for the input, which the stage's first module takes over."""
         if not self.stages[stage].is_first and not self._is_local(stage, -1):
             self._wait(Action("RECV_F", stage, micro_batch))
-            self._allocate(-1, _input(stage), stage, micro_batch)
+            self._allocate(-1, input_of(stage), stage, micro_batch)
 
     def after_forward(self, stage: int, micro_batch: int) -> None:
         """The output is there."""
         if not self.stages[stage].is_last and not self._is_local(stage, 1):
-            self._allocate(1, _output(stage), stage, micro_batch)
+            self._allocate(1, output_of(stage), stage, micro_batch)
 
     def before_backward(self, stage: int, micro_batch: int) -> None:
         """Wait for the gradient of the output."""
         if not self.stages[stage].is_last and not self._is_local(stage, 1):
             self._wait(Action("RECV_B", stage, micro_batch))
             if not self.empties_outputs:
-                self._allocate(-1, _output(stage), stage, micro_batch)
+                self._allocate(-1, output_of(stage), stage, micro_batch)
+
+    def after_backward(self, stage: int, micro_batch: int) -> None:
+        """The backward has been issued."""
+
+    def end_step(self) -> None:
+        """Behind the optimizer: what the stages tell each other."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -68,7 +78,7 @@ class Messenger:
         builder = self.builder
         for message in call.messages:
             if message.kind == "RECV_F":
-                self._allocate(1, _input(message.stage), message.stage, message.micro_batch)
+                self._allocate(1, input_of(message.stage), message.stage, message.micro_batch)
             elif message.kind == "RECV_B":
                 self._allocate(1, RESIDUAL, message.stage, message.micro_batch)
         if call.is_batched:
@@ -99,7 +109,7 @@ class Messenger:
             return
         self.builder.stream_wait(COMPUTE, event)
         if message.kind == "SEND_F" and self.empties_outputs:
-            self._allocate(-1, _output(message.stage), message.stage, message.micro_batch)
+            self._allocate(-1, output_of(message.stage), message.stage, message.micro_batch)
         elif message.kind == "SEND_B":
             self._allocate(-1, RESIDUAL, message.stage, message.micro_batch)
 
@@ -148,9 +158,13 @@ class Messenger:
     def _bytes(self, message: Action) -> int:
         return self.stages[message.stage].message_bytes
 
-    def _allocate(self, sign: int, owner: str, stage: int, micro_batch: int | None) -> None:
+    def _allocate(
+        self, sign: int, owner: str, stage: int, micro_batch: int | None, size: int | None = None
+    ) -> None:
+        """Allocate (`sign` 1) or free (-1) `size` bytes of a micro-batch, those of a message if None."""
         number = 0 if micro_batch is None else micro_batch
-        self.builder.activations(sign * self.stages[stage].message_bytes, owner, number)
+        count = self.stages[stage].message_bytes if size is None else size
+        self.builder.activations(sign * count, owner, number)
 
 
 def _direction(message: Action) -> Direction:
@@ -162,9 +176,11 @@ def _shift(distance: int, size: int) -> int:
     return (distance + size // 2) % size - size // 2 if abs(distance) == size - 1 and size > 2 else distance
 
 
-def _input(stage: int) -> str:
+def input_of(stage: int) -> str:
+    """The owner of a stage's received activation."""
     return f"input of stage {stage}"
 
 
-def _output(stage: int) -> str:
+def output_of(stage: int) -> str:
+    """The owner of a stage's output."""
     return f"output of stage {stage}"

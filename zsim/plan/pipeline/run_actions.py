@@ -49,6 +49,8 @@ def run_actions(
     chunks[0].finish_gradients()
     builder.phase, builder.micro_batch = "optimizer", -1
     chunks[0].optimizer_step()
+    if messenger is not None:
+        messenger.end_step()
     for owner in chunks:
         if (logs := owner.stage.workload.logs) is not None:
             logs.end_step(builder)
@@ -76,6 +78,8 @@ def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: 
             messenger.before_backward(stage, micro_batch)
         if kind == "B":
             walk.backward(is_last=is_last, is_told=is_told)
+            if messenger is not None:
+                messenger.after_backward(stage, micro_batch)
         elif kind == "I":
             walk.backward_inputs(is_told=is_told)
         else:

@@ -59,6 +59,13 @@ def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
     )
 
 
+def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:
+    """`[training]` with the kernels of Megatron-DeepSpeed's layers, which are Megatron's."""
+    if table.liger or table.cross_entropy is not None:
+        return table.model_copy(update={"compile": True})
+    return table.model_copy(update={"compile": True, "cross_entropy": "megatron"})
+
+
 def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:
     """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is given: Megatron's arguments.py asserts
     it before Blackwell if tensor or context parallelism is on (core 0.16.1 `validate_args`)."""

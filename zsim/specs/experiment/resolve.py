@@ -12,6 +12,7 @@ from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import (
+    as_megatron_deepspeed_runs,
     as_megatron_runs,
     attention_kind,
     check_fp8_tokens,
@@ -39,6 +40,7 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import resolve_parallelism
+from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
 
 _DEFAULT_SEQUENCE = 4096
@@ -84,7 +86,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         model = with_tiled_linears(model, table.tile_numel)
     asked_degrees, style = asked_parallelism(experiment)
     parallelism = resolve_parallelism(
-        asked_degrees, style, table.kind, placement.world_size, len(model.blocks)
+        asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable):
@@ -95,6 +97,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     replicas = placement.world_size // parallelism.model_ranks
     ranks = replicas * parallelism.context
     asked = _training_table(experiment, replicas)
+    if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
+        asked = as_megatron_deepspeed_runs(asked)
     if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
         asked = with_one_connection(asked, cluster)
     deepspeed: DeepSpeedConfig | None = None

@@ -21,7 +21,7 @@ from zsim.specs.experiment.tables import (
 )
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.degrees import check_degrees, with_degrees
+from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
@@ -117,6 +117,7 @@ def resolve_deepspeed(
             f"{resolved.zero.stage}"
         )
     check_degrees(resolved, parallelism)
+    resolved = in_pipeline(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
     refuse_what_is_not_simulated(resolved)
     if table.delayed_parameter_update:

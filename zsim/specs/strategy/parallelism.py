@@ -4,12 +4,13 @@ What is left out besides degrees is the framework's own default: torchtitan has 
 layer less on the first and last stage, and gathers K and V for context parallelism (torchtitan v0.2.2
 `config/job_config.py`, `distributed/pipeline_parallel.py`); Megatron-Core has sequence parallelism off, equal
 stages, and a ring (core 0.16.1 `training/arguments.py`); DeepSpeed's sequence parallelism is Ulysses
-(`deepspeed/sequence/layer.py` of 0.19.8); nanotron runs all forwards first (`config/parallelism_config.py`).
+(`deepspeed/sequence/layer.py` of 0.19.8), its split that of `deepspeed_layers`; nanotron runs all forwards
+first (`config/parallelism_config.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -20,6 +21,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
 from zsim.specs.model.spec import ContextMethod
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.partition import deepspeed_layers
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
@@ -122,6 +124,12 @@ class Parallelism:
         return self.tensor * self.pipeline * self.context
 
     @property
+    def has_megatron_layers(self) -> bool:
+        """Whether the model's own layers are Megatron's: projections of one input are one product."""
+        is_theirs = self.style in ("megatron", "nanotron")
+        return is_theirs or (self.style == "deepspeed" and self.tensor > 1)
+
+    @property
     def num_stages(self) -> int:
         """Virtual stages of the whole pipeline."""
         return self.pipeline * self.virtual_stages
@@ -148,10 +156,15 @@ class Parallelism:
 
 
 def resolve_parallelism(
-    table: ParallelismTable, style: Style | None, kind: str, world_size: int, num_layers: int
+    table: ParallelismTable,
+    style: Style | None,
+    kind: str,
+    world_size: int,
+    num_layers: int,
+    weights: Sequence[int] = (),
 ) -> Parallelism:
     """The table resolved for a framework: `style`, None if it knows data parallelism only; `kind`: its name
-    in an experiment.
+    in an experiment; `weights`: the model's `layer_weights`, where a framework deals layers out by them.
 
     Raises InputError for degrees that do not divide the GPUs or the layers, and for what the framework
     refuses; NotSimulatedError for what it has and zsim lacks.
@@ -191,6 +204,10 @@ def resolve_parallelism(
     if table.schedule_csv is not None:
         text = read_given(Path(table.schedule_csv)).decode(errors="replace")
         found = replace(found, schedule_csv=table.schedule_csv, schedule_text=text)
+    ends = table.layers_per_stage, table.first_stage_less_layers, table.last_stage_less_layers
+    if style == "deepspeed" and weights and ends == (None, None, None):
+        layers = deepspeed_layers(weights, num_layers, table.pipeline, by_blocks=table.tensor > 1)
+        return replace(found, layers_per_stage=layers)
     return replace(found, layers_per_stage=_layers(table, found, num_layers))
 
 

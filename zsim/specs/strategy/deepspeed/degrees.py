@@ -9,6 +9,7 @@ Read in DeepSpeed 0.19.8: `runtime/tensor_parallel/config.py` and `runtime/engin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def with_degrees(
     where, data = load_object(source, name)
     found = _degrees(data)
     _check_inner_size(where, data, found["tensor"][1] if "tensor" in found else 0)
-    changes: dict[str, int] = {}
+    changes: dict[str, Any] = {}
     for key, (path, degree) in found.items():
         asked = getattr(table, key)
         if key in table.model_fields_set and asked != degree:
@@ -43,6 +44,8 @@ def with_degrees(
                 "leave one out"
             )
         changes[key] = degree
+    if "tensor" in found and _nested(data, "tensor_parallel.tp_overlap_comm") is True:
+        changes["async_tensor"] = True
     # Degrees that are no numbers are the schema's to refuse; all others are at least 1.
     return table.model_copy(update=changes), "autotp" if "tensor" in found else "deepspeed"
 
@@ -79,7 +82,19 @@ def _nested(data: Mapping[str, Any], path: str) -> Any:
 
 def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
     """Raises InputError for what DeepSpeed refuses beside tensor, pipeline and sequence parallelism."""
-    where = config.name
+    where, pipeline = config.name, config.pipeline
+    if parallelism.style == "deepspeed" and parallelism.async_tensor:
+        raise InputError(
+            "parallelism.async_tensor: Megatron-DeepSpeed's layers always reduce beneath the weights' "
+            f"gradients and have nothing else to overlap; expected false, or {where}: {_AUTOTP} with "
+            "tp_overlap_comm"
+        )
+    is_cut = parallelism.pipeline > 1 and parallelism.tensor > 1
+    if is_cut and pipeline.grad_partitioned and not pipeline.pipe_partitioned:
+        raise InputError(
+            f"{where}: pipeline.grad_partitioned: found true without pipe_partitioned: one stage sends a "
+            "gradient in two messages, and the other waits for one; expected both true or both false"
+        )
     if parallelism.pipeline > 1 and config.stage > 1:
         raise InputError(
             f"{where}: zero_optimization.stage: found {config.stage} with {parallelism.pipeline} pipeline "
@@ -104,3 +119,16 @@ def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
             f"{where}: {_ULYSSES}: zsim does not simulate Ulysses beside AutoTP ({_AUTOTP} "
             f"{parallelism.tensor}) yet"
         )
+
+
+def in_pipeline(config: DeepSpeedConfig, parallelism: Parallelism) -> DeepSpeedConfig:
+    """The configuration as PipelineEngine runs it: it turns `overlap_comm` off (`_configure_zero_optimizer`
+    of `runtime/engine.py`)."""
+    if parallelism.pipeline == 1 or not config.zero.overlap_comm:
+        return config
+    note = (
+        f"{config.name}: zero_optimization.overlap_comm: DeepSpeed turns it off under a pipeline, whose "
+        "gradients it reduces after all backwards"
+    )
+    zero = config.zero.model_copy(update={"overlap_comm": False})
+    return replace(config, zero=zero, notes=(*config.notes, note))

@@ -45,7 +45,6 @@ def _find_in_tensor_parallel(block: TensorParallelBlock | None) -> list[Unsimula
     if block is None or block.autotp_size <= 1:
         return []
     asked = {
-        "tp_overlap_comm": (block.tp_overlap_comm, "all-reduces beneath the weights' gradients"),
         "vocab_parallel_lm_head": (block.vocab_parallel_lm_head, "a head split by its vocabulary"),
         "partition_config": (block.partition_config, "layers split in a way of one's own"),
     }

@@ -1,0 +1,184 @@
+"""DeepSpeed's pipeline buffers: what a rank copies, cuts and gathers around its blocking sends and receives.
+
+Source: `PipelineEngine` of DeepSpeed 0.19.8 `deepspeed/runtime/pipe/engine.py`, `PartitionedTensor` of
+`deepspeed/runtime/utils.py`.
+
+# [Note: pipeline buffers]
+One tensor receives all activations of a stage, another all gradients; an activation is copied out of it
+(`recvd`), and once more before the forward. The first copy stays until the gradient of the input has been
+sent, an output until its backward has ended: up to max(2, min(stages behind and this, micro-batches)) of each
+(`TrainSchedule.num_pipe_buffers`). Nobody empties the last stage's outputs: the logits of the latest
+micro-batches are held until others take their places.
+
+# [Note: a part from each]
+If tensor-parallel ranks share a stage, each sends 1/t of an activation (`pipe_partitioned`) and of a gradient
+(`grad_partitioned`), behind the tensor's shape and parts in int64, which is copied to the GPU while the host
+waits. The receiver gathers the input before its forward, and before the backward its own output, which it had
+replaced by its part, and the gradient. Without `grad_partitioned` gradients travel whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.cost.kernels.shapes import BatchShape
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.ops import Memory, Message
+from zsim.plan.pipeline.messages import Messenger, input_of, output_of
+from zsim.plan.pipeline.schedules import Action, MessageCall
+from zsim.plan.stage import Stage
+from zsim.plan.walk import RESIDUAL
+from zsim.specs.model.spec import Loss
+from zsim.specs.strategy.deepspeed.schema import PipelineBlock
+from zsim.specs.strategy.mesh import PIPELINE, TENSOR
+
+_LOSSES_BYTES = 2 * 4  # the replica's loss and the mean over the replicas, fp32
+
+
+class DeepSpeedMessenger(Messenger):
+    """Messages of the stage that a pipeline rank holds; see the module's notes. `settings`: the JSON's
+    `pipeline`."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        stages: Mapping[int, Stage],
+        ranks: Sequence[int],
+        rank: int,
+        settings: PipelineBlock,
+    ) -> None:
+        super().__init__(builder, stages, ranks, rank, empties_outputs=False)
+        (self.stage,) = stages.values()
+        sharing = self.stage.parallelism.tensor
+        self.parts = sharing if settings.pipe_partitioned else 1
+        self.gradient_parts = sharing if settings.grad_partitioned else 1
+        self.whole = self.stage.message_bytes
+        self._shape_bytes = 8 * (sharing + 7)  # dimensions, 3 sizes, parts, rank, t + 1 offsets
+
+    def resident(self) -> list[Memory]:
+        """The tensors that receive, and the logits of earlier micro-batches."""
+        found = []
+        if not self.stage.is_first:
+            found.append(Memory("buffers", self.whole // self.parts))
+        if not self.stage.is_last:
+            found.append(Memory("buffers", self.whole // self.gradient_parts))
+        if self.stage.training.gradient_accumulation_steps > 1:
+            found.append(Memory("buffers", self._logits_bytes))
+        return found
+
+    @property
+    def _logits_bytes(self) -> int:
+        """Bytes of the last stage's outputs, which Megatron-DeepSpeed's GPTModelPipe casts to fp32."""
+        losses = [module.work for module in self.stage.workload.model.after if isinstance(module.work, Loss)]
+        tokens = BatchShape.of(self.stage.training).tokens
+        return sum(tokens * loss.vocab_size * DTYPE_BYTES["fp32"] for loss in losses)
+
+    # -- around the computation ---------------------------------------------------------------------------
+
+    def before_forward(self, stage: int, micro_batch: int) -> None:
+        if micro_batch == 0:
+            self.builder.allocate("buffers", self._logits_bytes)  # left from the step before
+        if self.stage.is_first:
+            return
+        part = self.whole // self.parts
+        self.builder.kernels("copy input", moves(part, part))
+        if self.parts > 1:
+            self._gather("input", self.parts)
+            self._allocate(-1, input_of(stage), stage, micro_batch, part)
+
+    def after_forward(self, stage: int, micro_batch: int) -> None:
+        if self.stage.is_last:
+            self.builder.free("buffers", self._logits_bytes)
+            return
+        if self.parts > 1:
+            self._cut("output", self.parts)
+        self._allocate(1, output_of(stage), stage, micro_batch, self.whole // self.parts)
+
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        if self.stage.is_last:
+            return
+        if self.parts > 1 and self.gradient_parts > 1:
+            self._gather_output(stage, micro_batch)
+        if self.gradient_parts > 1:
+            self._gather("gradient", self.gradient_parts)
+        self._allocate(1, RESIDUAL, stage, micro_batch)
+
+    def after_backward(self, stage: int, micro_batch: int) -> None:
+        if self.stage.is_last:
+            self.builder.allocate("buffers", self._logits_bytes)
+        else:
+            held = self.whole + (self.whole // self.parts if self.parts > 1 else 0)
+            self._allocate(-1, output_of(stage), stage, micro_batch, held)
+        if self.parts > 1 and not self.stage.is_first:
+            self._allocate(1, input_of(stage), stage, micro_batch)  # until its gradient is sent
+
+    def end_step(self) -> None:
+        """`_aggregate_total_loss`: the last stage averages the loss over its data-parallel ranks and hands
+        it to the other stages, whose host waits for a copy of zeros to the GPU first."""
+        builder = self.builder
+        builder.free("buffers", self._logits_bytes)
+        if self.stage.is_last:
+            data = self.stage.group()
+            if data.size > 1:
+                builder.collective("all_reduce", 4, "fp32", data.name, stream=COMPUTE, name="all_reduce loss")
+        else:
+            builder.host_wait(builder.record(COMPUTE))
+            builder.host("place of the losses")
+        builder.collective(
+            "broadcast", _LOSSES_BYTES, "fp32", PIPELINE, stream=COMPUTE, name="broadcast losses"
+        )
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def post(self, call: MessageCall) -> None:
+        """Each message alone, and whatever goes before and after it."""
+        for message in call.messages:
+            kind, stage, micro_batch = message[0], message.stage, message.micro_batch or 0
+            if kind == "SEND_B" and self.gradient_parts > 1:
+                self._cut("gradient", self.gradient_parts)
+            if kind == "RECV_B" and self.parts > 1 and self.gradient_parts == 1:
+                self._gather_output(stage, micro_batch)
+            self._alone(message, call)
+            self._wait(message)
+            if kind == "RECV_F":
+                part = self.whole // self.parts
+                self._allocate(1, input_of(stage), stage, micro_batch, part)
+                self.builder.kernels("copy received input", moves(part, part))
+            elif kind == "SEND_B":
+                self._allocate(-1, input_of(stage), stage, micro_batch)
+
+    def _bytes(self, message: Action) -> int:
+        is_activation = message.kind in ("SEND_F", "RECV_F")
+        return self.whole // (self.parts if is_activation else self.gradient_parts)
+
+    def _issue(self, messages: list[Message], group: str, call: MessageCall) -> int:
+        """The shape first, where a part is sent."""
+        if messages[0].bytes < self.whole:
+            self.builder.wait_stream(group, COMPUTE)
+            shapes = [one._replace(bytes=self._shape_bytes) for one in messages]
+            self.builder.point_to_point(shapes, "int64", group, stream=group)
+        return super()._issue(messages, group, call)
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    def _cut(self, what: str, parts: int) -> None:
+        """`PartitionedTensor` of a tensor, and `to_meta`, a blocking copy."""
+        size, builder = self.whole // parts, self.builder
+        builder.kernels(f"cut {what}", moves(size, size))
+        builder.host_wait(builder.record(COMPUTE))
+        builder.host(f"shape of {what}")
+
+    def _gather(self, what: str, parts: int) -> None:
+        """`full`: gather into zeros, and copy."""
+        builder, size = self.builder, self.whole
+        builder.allocate("buffers", size)
+        builder.kernels(f"zeros for {what}", moves(0, size))
+        dtype = self.stage.message_dtype
+        builder.collective("all_gather", size, dtype, TENSOR, stream=COMPUTE, name=f"all_gather {what}")
+        builder.kernels(f"copy gathered {what}", moves(size, size))
+        builder.free("buffers", size)
+
+    def _gather_output(self, stage: int, micro_batch: int) -> None:
+        self._gather("output", self.parts)
+        self._allocate(1, output_of(stage), stage, micro_batch)

@@ -1,0 +1,81 @@
+"""Layers dealt out to pipeline stages by weight, as DeepSpeed's PipelineModule does.
+
+Source: `partition_balanced` and `partition_uniform` of DeepSpeed 0.19.8 `deepspeed/runtime/utils.py`, and
+`_partition_layers` of `deepspeed/runtime/pipe/module.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from zsim.errors import InputError
+from zsim.specs.model.spec import Linear, ModelSpec
+
+
+def layer_weights(model: ModelSpec) -> tuple[int, ...]:
+    """Parameters of the layers that PipelineModule counts: the embedding, every block, the final norm, and
+    the head, which counts in full where it is tied too."""
+    norm = head = 0
+    for module in model.after:
+        if isinstance(module.work, Linear):
+            head += max(module.numel, module.work.in_features * module.work.out_features)
+        else:
+            norm += module.numel
+    embedding = sum(module.numel for module in model.before)
+    return embedding, *(block.numel for block in model.blocks), norm, head
+
+
+def partition_balanced(weights: Sequence[int], parts: int) -> list[int]:
+    """Where the parts begin, and the end: `parts` + 1 numbers. Parts are runs of layers whose largest and
+    smallest sum of weights differ least; among equals, each part from the last on is as short as possible.
+    Layers that are not more than the parts get one each."""
+    count = len(weights)
+    if count <= parts:
+        return partition_uniform(count, parts)
+    sums = np.concatenate([[0.0], np.cumsum(weights, dtype=float)])
+    largest = np.full((count + 1, parts + 1), np.inf)
+    smallest = np.full((count + 1, parts + 1), np.inf)
+    begins = np.zeros((count + 1, parts + 1), dtype=np.int64)
+    largest[0, 0], numbers = 0, np.arange(parts)
+    for end in range(1, count + 1):
+        last = (sums[end] - sums[:end])[:, None]  # of the part that ends here, by where it begins
+        highest, lowest = np.maximum(largest[:end, :-1], last), np.minimum(smallest[:end, :-1], last)
+        begin = end - 1 - np.argmin((highest - lowest)[::-1], axis=0)
+        largest[end, 1:], smallest[end, 1:] = highest[begin, numbers], lowest[begin, numbers]
+        begins[end, 1:] = begin
+    found = [count]
+    for number in range(parts, 0, -1):
+        found.append(int(begins[found[-1], number]))
+    return found[::-1]
+
+
+def partition_uniform(count: int, parts: int) -> list[int]:
+    """Where the parts begin, and the end: equal numbers of layers, the first `count % parts` parts one more;
+    with fewer layers than parts the last parts are empty."""
+    if count <= parts:
+        return [min(number, count) for number in range(parts + 1)]
+    each, more = divmod(count, parts)
+    return [number * each + min(number, more) for number in range(parts + 1)]
+
+
+def deepspeed_layers(
+    weights: Sequence[int], num_blocks: int, stages: int, *, by_blocks: bool
+) -> tuple[int, ...]:
+    """Blocks of every stage where nothing says a split: PipelineModule balances the layers of `layer_weights`
+    by their parameters; `by_blocks`: Megatron-DeepSpeed's models, which alone have tensor parallelism beside
+    a pipeline, ask it to count blocks ('type:transformer', `megatron/model/gpt_model.py` of f4157bea).
+
+    Raises InputError for more stages than blocks.
+    """
+    if stages > num_blocks:
+        raise InputError(
+            f"parallelism.pipeline: found {stages} stages for {num_blocks} layers; expected at most "
+            f"{num_blocks}"
+        )
+    counted = [0, *[1] * num_blocks, 0, 0] if by_blocks else weights
+    begins = partition_balanced(counted, stages)
+    inside = [min(max(begin, 1), num_blocks + 1) for begin in begins]  # blocks are layers 1 to num_blocks
+    return tuple(end - begin for begin, end in pairwise(inside))
