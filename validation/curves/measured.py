@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 
@@ -108,9 +108,22 @@ def _curves_of(table: Path) -> list[Curve]:
 
 
 def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
-    cluster = load_cluster(row["cluster"])
-    nodes, gpus = int(row["nodes"]), int(row["gpus"])
     kind: CollectiveKind = row["collective"]  # type: ignore[assignment]
+    own = curve_of(row["cluster"], kind, int(row["nodes"]), int(row["gpus"]))
+    return replace(
+        own,
+        name=row["curve"],
+        network=row["network"],
+        role=row["role"],
+        source=row["source"],
+        points=tuple(points),
+        harness_seconds=float(row["harness_seconds"] or 0),
+    )
+
+
+def curve_of(preset: str, kind: CollectiveKind, nodes: int, gpus: int) -> Curve:
+    """A collective of all GPUs of some nodes, without a measured point."""
+    cluster = load_cluster(preset)
     work = Collective(kind, 8, "fp32", "world")
     topology = Topology(cluster, nodes, gpus // nodes)
     communicator = idle_fabric(topology, Group.regular("world", gpus), [work]).communicator("world")
@@ -123,19 +136,7 @@ def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
         )
         for choice in communicator.choices[kind]
     )
-    return Curve(
-        row["curve"],
-        cluster,
-        kind,
-        gpus,
-        row["network"],
-        row["role"],
-        row["source"],
-        communicator,
-        options,
-        tuple(points),
-        float(row["harness_seconds"] or 0),
-    )
+    return Curve(preset, cluster, kind, gpus, "", "", "", communicator, options, (), 0.0)
 
 
 def preset_constants(name: str) -> dict[tuple[str, str], ProtocolCosts]:

@@ -91,9 +91,9 @@ class Megatron:
     `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
     reads the norm of a bucket before it is reduced. `has_owners`: InternEvo's distributed optimizer, never
     Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
-    `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's; None
-    with CUDA graphs and for another engine's blocks. `skips_update`: the loss scale is still falling, and
-    gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
+    `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
+    nanotron's; None with CUDA graphs and for InternEvo's blocks. `skips_update`: the loss scale is still
+    falling, and gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
     (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
@@ -148,7 +148,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
     is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
-    block = "megatron_core_block" if has_core else "megatron_block"
+    own = "megatron_core_block" if has_core else "megatron_block"
+    blocks = {"megatron": own, "nanotron": "nanotron_block"}
     return Megatron(
         table.distributed_optimizer,
         table.overlap_grad_reduce,
@@ -164,7 +165,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
         checks_nan=has_core and is_megatron and table.check_for_nan,
         has_owners=sums_all,
-        block_overhead=block if is_megatron and not table.cuda_graph else None,
+        block_overhead=None if table.cuda_graph else blocks.get(table.engine),
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,

@@ -131,7 +131,7 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
         data["parallelism"] = {**parallelism, "passes": steps} if pieces > 1 else parallelism
     if data["strategy"]["kind"] in ("ddp", "fsdp1"):
         data["training"]["stored_dtype"] = _stored_dtype(run)
-    assumptions += apply_rules(run, data, gpus // per_node)
+    assumptions += apply_rules(run, data)
     data["cluster"] = finished_cluster(run, data["cluster"])
     data["strategy"] = finished_strategy(data["strategy"])
     if data["training"]["attention"] not in (None, "math", *preset.gpu.attention.variants):

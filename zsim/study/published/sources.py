@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.reading import parse_toml
@@ -21,22 +20,6 @@ from zsim.study.published.table import PublishedRun
 _FILE = "published_sources.toml"
 
 
-class ByNodes(BaseModel):
-    """A number as a function of the row's number of nodes, divided by `of`: linear in the logarithm of the
-    nodes between the given points."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    by_nodes: dict[int, float]
-    of: float = 1.0
-
-    def at(self, nodes: int) -> float:
-        """The number for `nodes` nodes."""
-        known = sorted(self.by_nodes)
-        values = [self.by_nodes[count] for count in known]
-        return float(np.interp(np.log(max(nodes, 1)), np.log(known), values)) / self.of
-
-
 class SourceRule(BaseModel):
     """One rule of the file."""
 
@@ -46,7 +29,7 @@ class SourceRule(BaseModel):
     when: dict[str, str]
     unless: dict[str, str] = {}
     cells: dict[str, str] = {}
-    changes: dict[str, ByNodes | bool | int | float | str] = Field(default={}, alias="set")
+    changes: dict[str, bool | int | float | str] = Field(default={}, alias="set")
     assume: str | None = None
 
     def applies(self, run: PublishedRun, kind: str) -> bool:
@@ -104,14 +87,14 @@ def _with_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
     return replace(run, cells={**run.cells, **cells})
 
 
-def apply_rules(run: PublishedRun, data: dict[str, Any], nodes: int) -> Iterable[str]:
+def apply_rules(run: PublishedRun, data: dict[str, Any]) -> Iterable[str]:
     """Set the rules' changes in the experiment's `data`; returns the rules' assumptions."""
     kind = str(data["strategy"]["kind"])
     assumptions = []
     for rule in source_rules():
         if rule.changes and rule.applies(run, kind):
             for key, value in rule.changes.items():
-                put(data, key, value.at(nodes) if isinstance(value, ByNodes) else value)
+                put(data, key, value)
                 if key.startswith("cluster."):
                     put(data, f"{key.rpartition('.')[0]}.source", " ".join(rule.why.split()))
             assumptions += [rule.assume] if rule.assume else []

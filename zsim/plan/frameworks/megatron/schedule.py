@@ -165,10 +165,14 @@ class MegatronSchedule(Hooks):
 
     def _enter(self, segment: Segment, passes: int) -> None:
         """Host time of a block: forking and restoring random states, products as autograd functions in
-        Python."""
-        overhead = self.strategy.block_overhead
-        if overhead is not None and segment.kind == "block":
-            self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
+        Python; of nanotron's under a pipeline, what it waits for every rank of its tensor parallelism."""
+        overhead, split = self.strategy.block_overhead, self.stage.parallelism
+        if overhead is None or segment.kind != "block":
+            return
+        self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
+        if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
+            waits = passes * split.tensor
+            self.builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
     # -- gradients --------------------------------------------------------------------------------------
 
