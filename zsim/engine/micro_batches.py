@@ -7,10 +7,11 @@ between steps of three and of two; a smaller last micro-batch adds the differenc
 peak is the peak of three. If torch's allocator runs short, micro-batches differ from each other.
 
 # [Note: a full pipeline repeats]
-A pipeline of p ranks is full after at most 2 p micro-batches, whether interleaved or not (warm-up:
-2 (p - 1) + (v - 1) p of its v p forwards), and from then on one more takes as long as one before. So a step
-of n takes the time of 3 p, plus (n - 3 p) / p times the difference between 3 p and 2 p; interleaved schedules
-run in groups of p, so that n has to be a multiple. Schedules that hold all micro-batches at once (GPipe,
+A pipeline of p ranks under 1F1B is full after p micro-batches; interleaved, with v stages a rank, after
+at most 2 p (the first rank begins with 2 (p - 1) + (v - 1) p of its v p forwards). From then on one more
+takes as long as one before. So a step of n takes the time of p + 2, plus (n - p - 2) / 2 times the
+difference between p + 2 and p; interleaved, in groups of p, the time of 3 p, plus (n - 3 p) / p times the
+difference between 3 p and 2 p, where n is a multiple. Schedules that hold all micro-batches at once (GPipe,
 looped BFS) are simulated whole.
 """
 
@@ -135,7 +136,7 @@ def few_of(job: Job) -> tuple[int, int]:
     holds_all = split.schedule in ("gpipe", "looped-bfs") or split.schedule_csv or split.passes > 1
     if holds_all or (split.virtual_stages > 1 and steps % ranks):
         return steps, steps
-    return FEW * ranks, (FEW - 1) * ranks
+    return (ranks + 2, ranks) if split.schedule == "1f1b" else (FEW * ranks, (FEW - 1) * ranks)
 
 
 def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
