@@ -1,9 +1,11 @@
 """A Llama parallelized as torchtitan v0.2.2 does it, on fake process groups: every collective and message.
 
 Run as a script with a JSON list of questions; prints a JSON list of answers: by asked rank, the calls of the
-second step as [kind, bytes, dtype, ranks]. The stages are torch's `PipelineStage`, their schedules torch's
-own, the tensor-parallel plan is torchtitan's (`apply_tp` of models/llama3/infra/parallelize.py), and so are
-the units that `fully_shard` wraps (`apply_fsdp`), the split of the loss, checkpointing and clipping.
+second step as [kind, bytes, dtype, ranks], the bytes of each stage's buffers for messages, and those of each
+tensor that autograd keeps of a forward, parameters aside. The stages are torch's `PipelineStage`, their
+schedules torch's own, the tensor-parallel plan is torchtitan's (`apply_tp` of
+models/llama3/infra/parallelize.py), and so are the units that `fully_shard` wraps (`apply_fsdp`), the split
+of the loss, checkpointing and clipping.
 """
 
 from __future__ import annotations
@@ -207,8 +209,8 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
 
 
-def answer(question: Any, rank: int) -> list[Any]:
-    """All calls of one rank in its second step."""
+def answer(question: Any, rank: int) -> dict[str, Any]:
+    """The answer of one rank."""
     sizes = [question[name] for name in MESH]
     world = sizes[0] * sizes[1] * sizes[2] * sizes[3]
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
@@ -218,7 +220,7 @@ def answer(question: Any, rank: int) -> list[Any]:
         dist.destroy_process_group()
 
 
-def _answer(question: Any, mesh: DeviceMesh) -> list[Any]:
+def _answer(question: Any, mesh: DeviceMesh) -> dict[str, Any]:
     shape, ranks, micro_batches = question["shape"], question["pp"], question["micro_batches"]
     layers, total = question["layers_per_stage"], len(question["layers_per_stage"])
     place = mesh["pp"].get_local_rank()
@@ -227,7 +229,9 @@ def _answer(question: Any, mesh: DeviceMesh) -> list[Any]:
     data = mesh["dp_replicate", "fsdp"] if question["dp_replicate"] > 1 else mesh["fsdp"]
     length = question["length"]
     local = length // (question["tp"] if question["sequence_parallel"] else 1)
-    parts, stages = [], []
+    parts: list[Any] = []
+    stages: list[Any] = []
+    saved: dict[int, Tensor] = {}
     for number in held:
         first = sum(layers[:number])
         model = Transformer(
@@ -261,15 +265,23 @@ def _answer(question: Any, mesh: DeviceMesh) -> list[Any]:
             stages[0] if single else stages, n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False
         )
         schedule._warmup_p2p = _static  # shapes are given, so no rank asks the others for them
+    log = Log()
     for _ in range(2):
-        log = Log()
+        log.found.clear()
         with log:
             optimizer.zero_grad()
             _forward_backward(question, parts, schedule, held, total)
             _clip(parts, mesh, question)
             optimizer.step()
-        found = log.found
-    return found
+    buffers = [
+        sum(info.buffer.nbytes for infos in given.values() for info in infos if info.buffer is not None)
+        for stage in stages
+        for given in (stage.args_recv_info, stage.grad_recv_info)
+    ]
+    if schedule is None:
+        _forward_backward(question | {"micro_batches": 1}, parts, None, held, total, saved)
+    sizes = sorted(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    return {"calls": log.found, "buffers": buffers, "saved": sizes}
 
 
 def _static(stages: list[Any], *_: Any) -> None:
@@ -277,13 +289,39 @@ def _static(stages: list[Any], *_: Any) -> None:
         stage._inference_mode = InferenceMode.STATIC
 
 
-def _forward_backward(question: Any, parts: list[Any], schedule: Any, held: list[int], total: int) -> None:
+def _keeping(saved: dict[int, Tensor], part: nn.Module) -> Any:
+    """A context in which autograd's saved tensors that are not parameters are put down by storage."""
+
+    def local(tensor: Tensor) -> Tensor:
+        inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return getattr(inner, "elem", inner)
+
+    def pack(tensor: Tensor) -> Tensor:
+        own = {local(parameter).untyped_storage().data_ptr() for parameter in part.parameters()}
+        place = local(tensor).untyped_storage().data_ptr()
+        if place not in own:
+            saved[place] = local(tensor)
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def _forward_backward(
+    question: Any,
+    parts: list[Any],
+    schedule: Any,
+    held: list[int],
+    total: int,
+    saved: dict[int, Tensor] | None = None,
+) -> None:
     micro_batches, length = question["micro_batches"], question["length"]
     with loss_parallel() if question["tp"] > 1 else nullcontext():
         if schedule is None:
             for _ in range(micro_batches):
                 tokens = torch.zeros(1, length, dtype=torch.int64)
-                loss_of(parts[0](tokens), tokens).backward()
+                with _keeping(saved, parts[0]) if saved is not None else nullcontext():
+                    loss = loss_of(parts[0](tokens), tokens)
+                loss.backward()
             return
         tokens = torch.zeros(micro_batches, length, dtype=torch.int64)
         inputs = (tokens,) if 0 in held else ()

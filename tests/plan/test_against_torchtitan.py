@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.plan.titan import WIDE, ask, calls_of, plan_for, question
+from tests.plan.titan import WIDE, ask, calls_of, plan_for, question, workloads_of
+from zsim.specs.model.spec import Norm
 
 pytestmark = [
     pytest.mark.torch,
@@ -58,6 +59,40 @@ def _answers() -> dict[str, Any]:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_plan_has_torch_s_calls(answers: dict[str, Any], name: str) -> None:
     plan = plan_for(QUESTIONS[name])
-    for rank, calls in answers[name].items():
-        assert calls
-        assert calls_of(plan, int(rank)) == calls, f"rank {rank}"
+    for rank, answer in answers[name].items():
+        assert answer["calls"]
+        assert calls_of(plan, int(rank)) == answer["calls"], f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", [name for name, asked in QUESTIONS.items() if asked["pp"] > 1])
+def test_stages_keep_torch_s_buffers(answers: dict[str, Any], name: str) -> None:
+    """Of every stage, for the inputs and for the gradients of all micro-batches; none at the model's ends.
+    (Stages of a rank that are neighbours have each other's tensors in place of buffers.)"""
+    asked = QUESTIONS[name]
+    plan = plan_for(asked)
+    for rank, answer in answers[name].items():
+        program = plan.program_on(int(rank))
+        kept: dict[str, int] = {}
+        for change in program.memory:
+            if change.op <= 1 and "buffers for" in change.owner:
+                kept[change.owner] = kept.get(change.owner, 0) + change.bytes
+        assert sorted(kept.values()) == sorted(size for size in answer["buffers"] if size)
+
+
+@pytest.mark.parametrize("name", ["tensor", "one FSDP rank", "no sequence parallelism"])
+def test_forward_keeps_torch_s_tensors(answers: dict[str, Any], name: str) -> None:
+    """Tensor by tensor: with sequence parallelism attention and the MLP keep their gathered inputs whole, and
+    heads and features in between are halves. Norms apart, of which torch keeps other things on CPUs: two
+    tensors in fp32 and the statistics."""
+    asked = QUESTIONS[name]
+    rank = 32 * 64 // (2 if asked["sequence_parallel"] else 1)
+    norms = 2 * sum(asked["layers_per_stage"]) + 1
+    statistics = 4 * rank // 64
+    kept = list(answers[name]["0"]["saved"])
+    for size in (4 * rank, 4 * rank, statistics):
+        for _ in range(norms):
+            kept.remove(size)
+    kept.remove(4)  # the loss's number of tokens
+    calls = [call for segment in workloads_of(asked)[0].segments for call in segment.calls]
+    own = [call.work.tensors.saved for call in calls if not isinstance(call.module.work, Norm)]
+    assert sorted(size for sizes in own for size in sizes) == kept

@@ -168,5 +168,8 @@ def _simulated(job: Job, steps: int, run: Simulate) -> SimulatedStep:
 def _with_steps(job: Job, steps: int) -> Job:
     if job.training.gradient_accumulation_steps == steps and job.sequences is None:
         return job
+    split, whole = job.parallelism, job.training.gradient_accumulation_steps
+    if split.pipeline > 1 and steps < whole:
+        split = replace(split, buffered_micro_batches=whole // split.passes)
     training = replace(job.training, gradient_accumulation_steps=steps)
-    return replace(job, training=training, sequences=None)
+    return replace(job, training=training, parallelism=split, sequences=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.plan.builder import PlanBuilder
@@ -20,6 +20,7 @@ from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.messages import Messenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
+from zsim.plan.pipeline.torch_messages import TorchMessenger
 from zsim.plan.stage import DataParallel, Stage, mesh_groups
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
@@ -154,12 +155,9 @@ def plan_stages(
             if ranks[number] == rank
         }
         owners = {number: framework.make(stage, strategy) for number, stage in stages.items()}
-        messenger: Messenger | None = None
-        if isinstance(strategy, DeepSpeedConfig) and parallelism.pipeline > 1:
-            messenger = DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
-        elif parallelism.pipeline > 1:
-            empties = parallelism.style in ("megatron", "nanotron")
-            messenger = Messenger(builder, stages, ranks, rank, empties_outputs=empties)
+        messenger = None
+        if parallelism.pipeline > 1:
+            messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
         run_actions(builder, owners, steps, messenger)
         resident = [memory for owner in owners.values() for memory in owner.resident()]
         resident += messenger.resident() if messenger is not None else []
@@ -177,6 +175,22 @@ def plan_stages(
     plan = plan.with_programs(lambda program: replace(program, startup_bytes=next(startups)))
     check_plan(plan)
     return plan
+
+
+def _messenger(
+    builder: PlanBuilder,
+    stages: Mapping[int, Stage],
+    ranks: Sequence[int],
+    rank: int,
+    parallelism: Parallelism,
+    strategy: Strategy,
+) -> Messenger:
+    if isinstance(strategy, DeepSpeedConfig):
+        return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
+    if parallelism.style == "torch":
+        return TorchMessenger(builder, stages, ranks, rank)
+    empties = parallelism.style in ("megatron", "nanotron")
+    return Messenger(builder, stages, ranks, rank, empties_outputs=empties)
 
 
 def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> list[list[Step]]:

@@ -45,6 +45,9 @@ class Messenger:
         """The buffers that a rank keeps between steps."""
         return []
 
+    def begin_step(self) -> None:
+        """The counterpart of `end_step`: what the step before has left."""
+
     # -- around the computation ---------------------------------------------------------------------------
 
     def before_forward(self, stage: int, micro_batch: int) -> None:
@@ -71,21 +74,21 @@ class Messenger:
     def end_step(self) -> None:
         """Behind the optimizer: what the stages tell each other."""
 
+    def begin_gradients(self, stage: int, micro_batch: int) -> None:
+        """The backward that computes the input's gradient begins."""
+
+    def end_gradients(self, stage: int, micro_batch: int) -> None:
+        """The backward that computes the input's gradient has ended."""
+
     # -- messages -----------------------------------------------------------------------------------------
 
     def post(self, call: MessageCall) -> None:
         """Issue the messages of one call."""
         builder = self.builder
         for message in call.messages:
-            if message.kind == "RECV_F":
-                self._allocate(1, input_of(message.stage), message.stage, message.micro_batch)
-            elif message.kind == "RECV_B":
-                self._allocate(1, RESIDUAL, message.stage, message.micro_batch)
-        if call.is_batched:
-            self._batch(call)
-        else:
-            for message in call.messages:
-                self._alone(message, call)
+            if message.kind.startswith("RECV"):
+                self._receive(message)
+        self._post(call)
         if call.waits == "use":
             return
         events = [self._events[message] for message in call.messages]
@@ -93,6 +96,18 @@ class Messenger:
         if call.waits == "host":
             for event in (builder.record(COMPUTE), *events):
                 builder.host_wait(event)
+
+    def _receive(self, message: Action) -> None:
+        """Allocate what a message is received in."""
+        owner = input_of(message.stage) if message.kind == "RECV_F" else RESIDUAL
+        self._allocate(1, owner, message.stage, message.micro_batch)
+
+    def _post(self, call: MessageCall) -> None:
+        if call.is_batched:
+            self._batch(call)
+        else:
+            for message in call.messages:
+                self._alone(message, call)
 
     def wait(self, messages: tuple[Action, ...]) -> None:
         """Have the compute stream wait for messages; what was sent is no longer needed."""
@@ -108,6 +123,10 @@ class Messenger:
         if event is None:
             return
         self.builder.stream_wait(COMPUTE, event)
+        self._sent(message)
+
+    def _sent(self, message: Action) -> None:
+        """Free what was sent, unless its stage keeps it."""
         if message.kind == "SEND_F" and self.empties_outputs:
             self._allocate(-1, output_of(message.stage), message.stage, message.micro_batch)
         elif message.kind == "SEND_B":
@@ -182,5 +201,5 @@ def input_of(stage: int) -> str:
 
 
 def output_of(stage: int) -> str:
-    """The owner of a stage's output."""
+    """The owner of the memory of a stage's output."""
     return f"output of stage {stage}"

@@ -33,6 +33,8 @@ def run_actions(
         owner.begin_step()
         if (logs := owner.stage.workload.logs) is not None:
             logs.begin_step(builder)
+    if messenger is not None:
+        messenger.begin_step()
     actions = [step for step in steps if isinstance(step, Action)]
     told = {action.stage for action in actions if action.kind in _VERBS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
@@ -76,6 +78,9 @@ def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: 
             return
         if messenger is not None and kind in ("B", "I"):
             messenger.before_backward(stage, micro_batch)
+        makes_input = kind == "B" or (kind == "W" if owner.stage.is_first else kind == "I")
+        if messenger is not None and makes_input:
+            messenger.begin_gradients(stage, micro_batch)
         if kind == "B":
             walk.backward(is_last=is_last, is_told=is_told)
             if messenger is not None:
@@ -84,3 +89,5 @@ def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: 
             walk.backward_inputs(is_told=is_told)
         else:
             walk.backward_weights(is_last=is_last, is_told=is_told)
+        if messenger is not None and makes_input:
+            messenger.end_gradients(stage, micro_batch)
