@@ -29,7 +29,7 @@ def question(**changes: Any) -> Question:
     base: Question = {
         "pp": 1, "dp_replicate": 1, "fsdp": 2, "tp": 2, "shape": SHAPE, "layers_per_stage": [2],
         "schedule": "1f1b", "micro_batches": 1, "length": 32, "sequence_parallel": True,
-        "checkpointing": "none", "reshards": None, "ranks": [0], "is_real": False,
+        "checkpointing": "none", "reshards": None, "ranks": [0], "async_tensor": False,
     }  # fmt: skip
     return base | changes
 
@@ -75,7 +75,11 @@ def parallelism_of(asked: Question) -> Parallelism:
             "layers_per_stage": tuple(asked["layers_per_stage"]),
         }
     table = ParallelismTable(
-        tensor=asked["tp"], sequence_parallel=asked["sequence_parallel"], pipeline=asked["pp"], **pipeline
+        tensor=asked["tp"],
+        sequence_parallel=asked["sequence_parallel"],
+        async_tensor=asked["async_tensor"],
+        pipeline=asked["pp"],
+        **pipeline,
     )
     return resolve_parallelism(table, "torch", "fsdp2", world_of(asked), sum(asked["layers_per_stage"]))
 

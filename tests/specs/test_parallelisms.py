@@ -99,11 +99,35 @@ def test_data_parallelism_is_what_remains() -> None:
         ({"order": "tp-pp"}, "megatron", "expected tp, cp, dp and pp in some order"),
         ({"context": 2, "context_method": "all-to-all"}, "fsdp2", "torchtitan has no 'all-to-all'"),
         ({"pipeline": 2, "passes": 3}, "fsdp2", "parallelism.passes: found 3, which does not divide 8"),
+        ({"tensor": 2}, "ddp", "for data parallelism alone; expected strategy 'fsdp2'"),
+        ({"async_tensor": True}, "fsdp2", "async_tensor: has no effect with tensor = 1"),
+        ({"tensor": 2, "async_tensor": True}, "fsdp2", "expected training.compile = true"),
     ],
 )
 def test_what_does_not_go_is_refused(parallelism: dict[str, Any], kind: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(parallelism, kind)
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ("full", NotSimulatedError, "torch recomputes a block for each of its parameters"),
+        ("selective-op", InputError, "torch takes selective checkpoints through one backward"),
+    ],
+)
+def test_split_backwards_recompute_nothing(policy: str, error: type[Exception], message: str) -> None:
+    """Seen with torch 2.13 on fake ranks: under interleaved zero bubbles a block of nine parameters ran ten
+    times more per micro-batch with full checkpoints; selective ones end in "Trying to backward an extra
+    time"."""
+    data: dict[str, Any] = {
+        **DATA,
+        "training": {"gradient_accumulation_steps": 8, "activation_checkpointing": policy},
+        "parallelism": {"pipeline": 2, "schedule": "zbv-zero-bubble"},
+    }
+    experiment = zsim.Experiment(**data, strategy={"kind": "fsdp2"})
+    with pytest.raises(error, match=message):
+        resolve(experiment)
 
 
 @pytest.mark.parametrize("kind", ["fsdp1", "reference"])

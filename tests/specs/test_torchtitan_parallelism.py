@@ -237,7 +237,6 @@ def test_only_degrees_above_one_are_written() -> None:
     [
         ({"tensor": 8, "sequence_parallel": False}, "always has sequence parallelism"),
         ({"tensor": 8, "order": "tp-cp-pp-dp"}, "its mesh has one order"),
-        ({"tensor": 8, "async_tensor": True}, "only with compile"),
     ],
 )
 def test_what_torchtitan_cannot_be_told_is_said(table: dict[str, Any], why: str) -> None:

@@ -93,11 +93,16 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
         products = products[:-1]
         scatters = [one for one in scatters if one is not scatters[-1] or _feeds_norm(modules, one)]
     is_core = [module for module in modules if isinstance(module.work, Attention)]
-    return (*products[::2], *is_core, *scatters)
+    found = (*products[::2], *is_core, *scatters)
+    return tuple(dict.fromkeys(found))
 
 
 def _is_scatter(module: Module) -> bool:
-    return isinstance(module.work, Exchange) and module.work.forward == "reduce_scatter"
+    """Whether it reduce-scatters, be it a product that scatters its own output in pieces."""
+    work = module.work
+    if isinstance(work, Linear):
+        return work.in_pieces is not None and work.in_pieces.scatters > 0
+    return isinstance(work, Exchange) and work.forward == "reduce_scatter"
 
 
 def _feeds_norm(modules: tuple[Module, ...], module: Module) -> bool:
@@ -115,7 +120,8 @@ def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tup
     if isinstance(work, Attention):
         return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
     assert isinstance(work, Linear)
-    return (shape.tokens * work.out_features * e,)
+    parts = work.in_pieces.ranks if work.in_pieces is not None and work.in_pieces.scatters else 1
+    return (shape.tokens * work.out_features * e // parts,)
 
 
 def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:

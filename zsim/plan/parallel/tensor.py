@@ -10,7 +10,10 @@ columns, a reduce-scatter behind the row, in place of all-reduces.
 megatron: column products gather their input again and reduce its gradient beneath their two products; the
 loss is computed on a part of the vocabulary (Megatron-Core 0.16.1 core/tensor_parallel/layers.py,
 cross_entropy.py). torch: torchtitan's DTensors gather once for all columns and keep what they gathered;
-nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py).
+nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py)
+unless `async_tensor`, with which compiled blocks gather in pieces beneath the first column, scatter pieces
+beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
+columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py).
 nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
 in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
@@ -93,8 +96,10 @@ class _Cutter:
 
     @property
     def cuts_products(self) -> bool:
-        """Whether products overlap their own collectives: `--tp-comm-overlap`."""
-        return self.parallelism.style == "megatron" and self.parallelism.async_tensor and self.is_split
+        """Whether products overlap their own collectives: `--tp-comm-overlap`, torch's asynchronous tensor
+        parallelism."""
+        offered = self.parallelism.style in ("megatron", "torch")
+        return offered and self.parallelism.async_tensor and self.is_split
 
     @property
     def cuts_vocabulary(self) -> bool:
@@ -160,6 +165,12 @@ class _Cutter:
             return [self._exchange(module.name, None, "all_reduce", width), cut]
         if not is_first or module.shares_input:
             return [cut]
+        if self.is_split and self.cuts_products and not is_head:
+            local = replace(
+                work, out_features=work.out_features // shares, in_pieces=InPieces(shares, "forward")
+            )
+            reduction = self._exchange(module.name, None, "reduce_scatter", width)
+            return [reduction, replace(cut, work=local)]
         if self.is_split:
             return [self._exchange(module.name, "all_gather", "reduce_scatter", width), cut]
         return [self._exchange(module.name, None, "all_reduce", width), cut]
@@ -178,7 +189,8 @@ class _Cutter:
             ),
         )
         if self.cuts_products:
-            pieces = InPieces(shares, "backward", _SCATTERED_PIECES)
+            scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
+            pieces = InPieces(shares, "backward", scattered)
             local = replace(work, in_features=work.in_features // shares, in_pieces=pieces)
             return [replace(cut, work=local)]
         if self.is_split:

@@ -59,8 +59,9 @@ def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOption
         return _exchanged(module.work, module.work.backward, shape, options)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_backward(module.work, shape, options)
-    if isinstance(module.work, Linear) and module.work.beneath is None and module.work.in_pieces is not None:
-        return product_backward(module, module.work, module.work.in_pieces, shape, options)
+    pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
+    if isinstance(module.work, Linear) and pieces is not None and pieces.gathers == "backward":
+        return product_backward(module, module.work, pieces, shape, options)
     if isinstance(module.work, Linear) and module.work.beneath is not None:
         return _around_products(module, module.work, module.work.beneath, shape, options)
     return Kernels(work.backward_kernels(module, shape, options))

@@ -11,6 +11,7 @@ from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
+from zsim.plan.workload.product_pieces import gathered_input
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
@@ -160,11 +161,15 @@ def _without_kernels(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
-    only, a product and an exchange nothing."""
+    only, an exchange nothing, a product nothing unless it gathers the input that its weight's gradient
+    needs."""
     shape = shape.split(module.token_shards)
     output = footprint.kept_outputs(module, shape, options)[0]
     if isinstance(module.work, Exchange):
         return replace(_without_output(one, output), forward=())
+    if isinstance(module.work, Linear) and module.work.gathers_input:
+        gathered = (gathered_input(module.work, shape, options),)
+        return replace(_without_output(one, output), forward=gathered, forward_launches=0)
     forward = work.unkept_kernels(module, shape, options)
     return replace(_without_output(one, output), forward=Kernels(forward), forward_launches=count(forward))
 

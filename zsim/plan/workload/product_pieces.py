@@ -26,6 +26,14 @@ def gathered_type(options: work.WorkOptions) -> tuple[int, str]:
     return (1, "fp8") if options.dtype == "fp8" else (options.activation_bytes, options.kernel_dtype)
 
 
+def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOptions) -> WorkPart:
+    """The input of a product that gathers it, gathered whole and in line."""
+    assert product.in_pieces is not None
+    element, dtype = gathered_type(options)
+    size = shape.tokens * product.in_features * element
+    return WorkPart(Collective("all_gather", size, dtype, product.in_pieces.group))
+
+
 def product_forward(
     module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:

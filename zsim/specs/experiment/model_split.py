@@ -12,7 +12,12 @@ from zsim.specs.strategy.training import Training
 
 
 def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
-    """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks."""
+    """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks, and
+    for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
+    checkpoints of which it recomputes a block once per parameter."""
+    if parallelism.style == "torch":
+        _check_async(training, parallelism)
+        _check_split_backward(training, parallelism)
     if parallelism.tensor > 1:
         for block in {id(block): block for block in model.blocks}.values():
             _check_block(block, model, parallelism)
@@ -32,6 +37,49 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
             f"parallelism.passes: found {passes}, which does not divide {steps} micro-batches "
             "(training.gradient_accumulation_steps)"
         )
+
+
+def _check_async(training: Training, parallelism: Parallelism) -> None:
+    """torchtitan v0.2.2 distributed/tensor_parallel.py; torch 2.13 _inductor/fx_passes/micro_pipeline_tp.py,
+    which knows gathers and scatters."""
+    if not parallelism.async_tensor:
+        return
+    if parallelism.tensor == 1:
+        raise InputError("parallelism.async_tensor: has no effect with tensor = 1; expected tensor above 1")
+    if not training.compile:
+        raise InputError(
+            "parallelism.async_tensor: torch.compile makes it, and training.compile is false; expected "
+            "training.compile = true"
+        )
+    if not parallelism.sequence_parallel:
+        raise InputError(
+            "parallelism.async_tensor: torch.compile fuses all-gathers and reduce-scatters with products, "
+            "not all-reduces; expected sequence_parallel = true"
+        )
+
+
+_SPLIT_BACKWARDS = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
+
+
+def _check_split_backward(training: Training, parallelism: Parallelism) -> None:
+    """Each parameter's gradient is a graph task of its own where a schedule splits backward
+    (`stage_backward_weight` of torch 2.13 distributed/pipelining/_backward.py), and a checkpoint recomputes
+    per graph task (utils/checkpoint.py), or, with selective contexts, raises at the second."""
+    policies = {training.activation_checkpointing, *training.block_checkpointing} - {"none"}
+    if parallelism.pipeline == 1 or parallelism.schedule not in _SPLIT_BACKWARDS or not policies:
+        return
+    what = (
+        f"training.activation_checkpointing: found '{min(policies)}' with schedule '{parallelism.schedule}'"
+    )
+    if "selective-op" in policies:
+        raise InputError(
+            f"{what}, whose backward is in two parts; torch takes selective checkpoints through one backward "
+            "only; expected 'none'"
+        )
+    raise NotSimulatedError(
+        f"{what}, whose backward is in two parts: torch recomputes a block for each of its parameters, which "
+        "zsim does not simulate; expected 'none', or schedule 'interleaved-1f1b'"
+    )
 
 
 def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> None:

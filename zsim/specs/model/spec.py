@@ -77,6 +77,11 @@ class Linear:
     beneath: Beneath | None = None
     in_pieces: InPieces | None = None
 
+    @property
+    def gathers_input(self) -> bool:
+        """Whether its forward gathers its input in pieces."""
+        return self.in_pieces is not None and self.in_pieces.gathers == "forward"
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:

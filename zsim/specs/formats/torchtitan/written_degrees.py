@@ -22,8 +22,6 @@ def why_not_degrees(job: Job) -> str | None:
         return f"it replicates batches: {strategy.replicate} replicas do not divide {job.data_parallel_size}"
     if parallelism.tensor > 1 and not parallelism.sequence_parallel:
         return "its tensor parallelism always has sequence parallelism"
-    if parallelism.async_tensor and not job.training.compile:
-        return "it has asynchronous tensor parallelism only with compile"
     if parallelism.order != Parallelism().order:
         return "its mesh has one order, tp-cp-dp-pp"
     if parallelism.pipeline == 1 and parallelism.passes > 1:

@@ -1,0 +1,99 @@
+"""Tensor parallelism as torchtitan has it: bytes of its collectives per layer, what runs beneath what, and
+what is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.plan.titan import Question, plan_for, question, workloads_of
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, Kernels, PointToPoint
+
+TOKENS, WIDTH = 32, 64
+X = 2 * TOKENS * WIDTH  # bytes of all tokens' activations
+
+
+def moved(kind: str, size: int, ranks: int) -> float:
+    """Bytes that a rank sends in a ring."""
+    return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks * size
+
+
+def bytes_per_layer(asked: Question) -> float:
+    """Of the first layer, forward and backward."""
+    return sum(
+        moved(op.work.kind, op.work.bytes, asked["tp"])
+        for op in plan_for(asked).program_on(0).ops
+        if isinstance(op.work, Collective)
+        and op.work.group == "tensor"
+        and op.module.startswith("model.layers.0.")
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("is_sequence", [True, False])
+def test_a_layer_moves_eight_activations(ranks: int, is_sequence: bool) -> None:
+    """8 q X with q = (t - 1) / t: two all-gathers and two reduce-scatters each way, or two all-reduces each
+    way; Megatron's sequence parallelism gathers twice more."""
+    shape = {"hidden": WIDTH, "heads": 4, "kv_heads": 4, "head": 16, "ffn": 96, "vocab": 128}
+    asked = question(tp=ranks, sequence_parallel=is_sequence, shape=shape)
+    assert bytes_per_layer(asked) == 8 * (ranks - 1) / ranks * X
+
+
+@pytest.mark.parametrize(("policy", "more"), [("full", 3), ("selective-op", 2)])
+def test_recomputation_gathers_again(policy: str, more: int) -> None:
+    """Both all-gathers, and the reduce-scatter of attention unless it is kept; the MLP's is not needed."""
+    assert bytes_per_layer(question(checkpointing=policy)) == (8 + more) * X / 2
+
+
+def test_nothing_overlaps_without_compile() -> None:
+    """All collectives of the tensor-parallel group are on the compute stream."""
+    ops = plan_for(question(), compile=False).program_on(0).ops
+    streams = {op.stream for op in ops if isinstance(op.work, Collective) and op.work.group == "tensor"}
+    assert streams == {COMPUTE}
+
+
+def asynchronous(**changes: Any) -> Any:
+    asked = question(async_tensor=True, **changes)
+    return plan_for(asked, compile=True).program_on(0)
+
+
+def test_asynchronous_products_gather_and_scatter_in_pieces() -> None:
+    """Per layer: one step of the ring beneath q and gate in forward, beneath the input's gradient of o and
+    down in backward; two pieces of o's and down's output scattered. The columns' gradients are scattered
+    whole, two per layer."""
+    program = asynchronous()
+    inside = [op for op in program.ops if op.module.startswith("model.layers.0.")]
+    ring = [op.module for op in inside if isinstance(op.work, PointToPoint)]
+    names = {
+        "q": "self_attn.q_proj",
+        "o": "self_attn.o_proj",
+        "gate": "mlp.gate_proj",
+        "down": "mlp.down_proj",
+    }
+    assert ring == [f"model.layers.0.{names[key]}" for key in ("q", "gate", "down", "o")]
+    pieces = [op for op in inside if isinstance(op.work, Collective) and op.work.group == "tensor"]
+    scattered = [(op.stream, op.work.bytes) for op in pieces if op.name.endswith("scatter piece")]
+    assert scattered == [("tensor", X // 2)] * 4
+    exposed = [op.work.kind for op in pieces if op.stream == COMPUTE]
+    assert exposed == ["reduce_scatter"] * 2
+
+
+def test_a_product_that_scatters_is_kept_by_selective_checkpoints() -> None:
+    """o, every second product, would run again; what it scattered is kept, half the tokens."""
+    segment = workloads_of(question(async_tensor=True, checkpointing="selective-op"), compile=True)[
+        0
+    ].segments[1]
+    kept = {call.name: call.work.kept_outputs for call in segment.calls if call.work.kept_outputs}
+    assert kept["model.layers.0.self_attn.o_proj"] == (X // 2,)
+    again = {call.name: call.work for call in segment.recomputed}
+    assert again["model.layers.0.self_attn.o_proj"].forward_launches == 0
+    gathers = [
+        call.name.rpartition(".")[2]
+        for call in segment.recomputed
+        if not isinstance(call.work.forward, Kernels)
+        for part in call.work.forward
+        if isinstance(part.work, Collective) and part.work.kind == "all_gather"
+    ]
+    assert gathers == ["q_proj", "gate_proj"]  # kept, but their weights' gradients read the whole input
