@@ -34,7 +34,10 @@ from zsim.specs.strategy.training import Precision, Training
 
 def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
     """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
-    it is; None: the strategy has none."""
+    it is; None: the strategy has none.
+
+    Raises InputError for degrees that torchtitan refuses beside DDP (v0.2.2 `parallelize_llama`).
+    """
     table, parallelism = experiment.strategy, experiment.parallelism
     if isinstance(table, MegatronTable):
         return parallelism, "nanotron" if table.engine == "nanotron" else "megatron"
@@ -42,6 +45,12 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
         if table.config is None:
             return parallelism, "deepspeed"
         return with_degrees(parallelism, table.config, table.config_name)
+    for key, degree in (("tensor", parallelism.tensor), ("context", parallelism.context)):
+        if isinstance(table, DdpTable) and degree > 1:
+            raise InputError(
+                f"parallelism.{key}: found {degree} with strategy 'ddp', which torchtitan takes for data "
+                "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
+            )
     return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
 
 

@@ -180,12 +180,6 @@ def resolve_parallelism(
                     "simulates alone; expected strategy 'fsdp2', 'ddp', 'megatron' or 'deepspeed'"
                 )
         return Parallelism()
-    for key in ("tensor", "context"):
-        if kind == "ddp" and degrees[key] > 1:
-            raise InputError(
-                f"parallelism.{key}: found {degrees[key]} with strategy 'ddp', which torchtitan takes for "
-                "data parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
-            )
     model_ranks = table.tensor * table.pipeline * table.context
     if world_size % model_ranks:
         raise InputError(
