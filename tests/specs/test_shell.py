@@ -75,6 +75,7 @@ def test_what_is_not_followed_is_noted() -> None:
         ("show 'a\n", "line 1: ' without its end"),
         ("A=(\n --x 1\n", r"line 1: \( without its end"),
         ("show ${A\n", "without its end"),
+        ('show "a`b" c\n', "line 1: ` without its end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 20 + "show $A\n", "more than 100,000 characters"),
         ("show a\n" * 3000, "more than 2,000 commands"),
         ('X=\'eval "$X"\'\neval "$X"\n', "nested too deep"),

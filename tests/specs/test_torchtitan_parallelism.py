@@ -222,6 +222,19 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str, replicate: int)
     assert set(exported.missing) == {"fsdp2.py", "accelerate.yaml"}
 
 
+def test_0_3_has_asynchronous_products_among_what_is_compiled() -> None:
+    experiment = zsim.Experiment(
+        model="llama-3-8b",
+        cluster="dgx-h100",
+        training={"compile": True, "gradient_clipping": 1.0},
+        parallelism={"tensor": 8, "async_tensor": True},
+        strategy={"kind": "fsdp2"},
+    )
+    text = export_files(resolve(experiment)).files["torchtitan.toml"]
+    assert "--compile.enable_async_tensor_parallel=True" in text
+    assert tomllib.loads(text)["parallelism"]["enable_async_tensor_parallel"]
+
+
 def test_only_degrees_above_one_are_written() -> None:
     experiment = zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", strategy={"kind": "fsdp2"})
     written = tomllib.loads(export_files(resolve(experiment)).files["torchtitan.toml"])

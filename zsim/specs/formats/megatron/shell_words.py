@@ -119,6 +119,9 @@ class _Lexer:
                 self.at += 1
                 self._bracket()
                 continue
+            elif quote == '"' and self.text[self.at] == "`":
+                self._quoted("`")
+                continue
             self.at += 1
         if self.at >= len(self.text):
             raise InputError(f"line {self._line(start)}: {quote} without its end")
@@ -188,7 +191,7 @@ class Variables:
         while at < len(word):
             here = word[at]
             if here == "'" and not in_double:
-                end = word.index("'", at + 1)
+                end = _end(word, "'", at + 1)
                 yield word[at + 1 : end], True, None
                 at = end + 1
             elif here == '"':
@@ -263,10 +266,16 @@ def _whole(node: ast.expr) -> int:
     raise ValueError("not a whole number")
 
 
+def _end(word: str, quote: str, start: int) -> int:
+    """Where a quote ends; the word's end if nothing ends it."""
+    end = word.find(quote, start)
+    return len(word) if end < 0 else end
+
+
 def _expansion(word: str, at: int) -> tuple[str, int]:
     """(the expansion that begins at `at`, where it ends); "$" for a dollar that begins none."""
     if word[at] == "`":
-        end = word.find("`", at + 1)
+        end = _end(word, "`", at + 1)
         return word[at : end + 1], end + 1
     after = word[at + 1 : at + 2]
     if after and after in "({":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
@@ -9,7 +10,9 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.torchtitan.keys import PRESETS
 from zsim.specs.formats.torchtitan.written_degrees import (
+    ASYNC,
     MODULE_NAMES,
+    ROTATE,
     degrees_of,
     local_batch_size,
     why_not_degrees,
@@ -60,9 +63,7 @@ def torchtitan_toml(job: Job) -> str:
     sections = _sections(job)
     words = " ".join(
         f"--{section}.{key} {' '.join(value)}" if isinstance(value, list) else f"--{section}.{key}={value}"
-        for section in ("training", "parallelism", "compile")
-        for key, value in sections[section].items()
-        if key != MODULE_NAMES
+        for section, key, value in _options_of_0_3(sections)
     )
     mode = sections["activation_checkpoint"]["mode"]
     return toml_text(
@@ -70,6 +71,17 @@ def torchtitan_toml(job: Job) -> str:
         "torchtitan 0.2 reads this file; 0.3 takes the same as\n"
         f"  --module MODEL --config CONFIG {words} activation-checkpoint:{mode}",
     )
+
+
+def _options_of_0_3(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """(section, key, value) of 0.3's command line, which takes no lists of lists, and gathers for context
+    parallelism in any case."""
+    for section in ("training", "parallelism", "compile"):
+        for key, value in sections[section].items():
+            if key == ASYNC:
+                yield "compile", key, value
+            elif key not in (MODULE_NAMES, ROTATE):
+                yield section, key, value
 
 
 def _sections(job: Job) -> dict[str, dict[str, Any]]:

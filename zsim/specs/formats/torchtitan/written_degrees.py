@@ -11,6 +11,7 @@ from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, Parallelism
 
 MODULE_NAMES = "module_fqns_per_model_part"
+ASYNC, ROTATE = "enable_async_tensor_parallel", "context_parallel_rotate_method"
 _DEFAULT_ENDS, _DEFAULT_STAGES = (1, 1), 2
 
 
@@ -44,13 +45,13 @@ def degrees_of(job: Job) -> dict[str, Any]:
     if parallelism.tensor > 1:
         keys["tensor_parallel_degree"] = parallelism.tensor
         if parallelism.async_tensor:
-            keys["enable_async_tensor_parallel"] = True
+            keys[ASYNC] = True
     if parallelism.pipeline > 1:
         keys |= {"pipeline_parallel_degree": parallelism.pipeline, **_pipeline(job)}
     if parallelism.context > 1:
         methods = {own: name for name, own in ROTATE_METHODS.items()}
         keys["context_parallel_degree"] = parallelism.context
-        keys["context_parallel_rotate_method"] = methods[parallelism.context_method]
+        keys[ROTATE] = methods[parallelism.context_method]
     return keys
 
 
