@@ -96,6 +96,25 @@ def test_variables_before_a_script_are_its_environment(script: Path) -> None:
     assert (experiment.parallelism.tensor, experiment.gpus) == (8, 32)
 
 
+def test_flags_after_a_script_win_over_its_own(script: Path) -> None:
+    experiment = experiment_from(
+        {"cluster": "dgx-h100"},
+        {"strategy.config": f"{script} --tensor-model-parallel-size 2 --micro-batch-size 4"},
+        origin="test",
+    )
+    assert (experiment.parallelism.tensor, experiment.training.micro_batch_size) == (2, 4)
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.sh: no such file; expected a script that starts Megatron"):
+        read_arguments(str(tmp_path / "none.sh"))
+    with pytest.raises(InputError, match=r"\.sh: cannot be read: File name too long"):
+        read_arguments("a" * 300 + ".sh")
+    (tmp_path / "empty.sh").write_text("echo nothing\n")
+    with pytest.raises(InputError, match=r"starts no Megatron: expected pretrain_gpt.py"):
+        read_arguments(str(tmp_path / "empty.sh"))
+
+
 def test_an_experiment_names_a_script_beside_itself(script: Path) -> None:
     path = script.with_name("experiment.toml")
     path.write_text('cluster = "dgx-h100"\n[strategy]\nkind = "megatron"\nconfig = "train.sh"\n')

@@ -13,7 +13,8 @@ def export(
     asked: ExperimentOptions,
     out: Annotated[Path, folder_option(help="Write the files there.")],
 ) -> None:
-    """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML: what can say it."""
+    """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML, a Megatron script: what
+    can say it."""
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
 

@@ -20,10 +20,12 @@ EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 def import_file(
     context: typer.Context,
     asked: ExperimentOptions,
-    file: Annotated[str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON.")],
+    file: Annotated[
+        str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON, Megatron's script.")
+    ],
     output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
 ) -> None:
-    """A training file as an experiment; torchtitan's own options may follow it.
+    """A training file as an experiment; torchtitan's or Megatron's own options may follow it.
 
     What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
     """

@@ -40,7 +40,8 @@ class ExperimentOptions:
     experiment: Annotated[
         Path | None,
         typer.Argument(
-            help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML). "
+            help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML, "
+            "Megatron's script or recipe). "
             "Without it the README's example. --model keeps all else, how it trains included, and says so.",
             show_default=False,
         ),
@@ -55,7 +56,8 @@ class ExperimentOptions:
 
     def load(self) -> Experiment:
         """The experiment file with the command line's changes. It may also be a DeepSpeed JSON, an Accelerate
-        YAML or a torchtitan TOML; a model and cluster that such a file does not name must then be given."""
+        YAML, a torchtitan TOML or a script that starts Megatron; a model and cluster that such a file does
+        not name must then be given."""
         from zsim.specs.experiment.load import experiment_from, load_experiment
         from zsim.specs.formats.detect import is_training_file, names_training_file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,22 +132,32 @@ def is_command_line(words: Sequence[str]) -> bool:
 
 
 def names_script(words: Sequence[str]) -> bool:
-    """Whether the last of the words is a shell script, with variables for it before."""
-    return bool(words) and Path(words[-1]).suffix in _SCRIPTS and all("=" in word for word in words[:-1])
+    """Whether the words name a shell script, with variables for it before and flags after it."""
+    return _script_at(words) is not None
+
+
+def _script_at(words: Sequence[str]) -> int | None:
+    """The place of the script among the words."""
+    at = next((number for number, word in enumerate(words) if "=" not in word), None)
+    if at is None or Path(words[at]).suffix not in _SCRIPTS:
+        return None
+    return at if at + 1 == len(words) or words[at + 1].startswith("--") else None
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
-    """The arguments in a shell script (with `NAME=value` before it), a command line or a list of arguments.
+    """The arguments in a shell script (with `NAME=value` before it and flags after it, which win over its
+    own), in a command line or a list of arguments.
 
     Raises InputError for flags and numbers of values that Megatron's parser refuses.
     """
     if not isinstance(config, str):
         return _parsed([str(word) for word in config], "strategy.config")
     words = _words(config)
-    if not names_script(words):
+    at = _script_at(words)
+    if at is None:
         return _parsed(words, "command line")
-    path = words[-1]
-    environment = dict(word.partition("=")[::2] for word in words[:-1])
+    path, more = words[at], words[at + 1 :]
+    environment = dict(word.partition("=")[::2] for word in words[:at])
     try:
         text = read_text(Path(path))
     except FileNotFoundError:
@@ -163,7 +174,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
         raise InputError(
             f"{path}: starts no Megatron: expected pretrain_gpt.py with --num-layers and the like"
         )
-    found = _parsed(words, path)
+    found = _parsed([*words, *more], path)
     variables = script.variables.values
     found.environment = {name: values[0] for name, values in variables.items() if values}
     found.notes = list(dict.fromkeys(script.notes))
@@ -173,8 +184,7 @@ def read_arguments(config: str | Sequence[str]) -> Arguments:
 
 
 def _words(config: str) -> list[str]:
-    path = Path(config)
-    if path.suffix in _SCRIPTS and len(config) < 4096 and path.exists():
+    if Path(config).suffix in _SCRIPTS and os.path.exists(config):  # False, too, for a name too long
         return [config]
     try:
         return shlex.split(config)
