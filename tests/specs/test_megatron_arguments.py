@@ -184,7 +184,9 @@ def test_every_flag_of_the_network_counts(flags: str, parameters: int) -> None:
 
 def test_a_vocabulary_that_a_tokenizer_has_is_asked_for() -> None:
     network = NETWORK.replace("--vocab-size 128256 ", "")
-    with pytest.raises(InputError, match="vocab_size"):
+    with pytest.raises(
+        InputError, match=r"from the tokenizer's file; give it as --vocab-size, or --set model"
+    ):
         resolve(read("", network=network))
     assert resolve(read("", network=network, model__vocab_size=32_000)).model.vocab_size == 32_000
 

@@ -34,6 +34,11 @@ def megatron(config: ConfigReader) -> ModelSpec:
     kv_heads = config.integer("num_key_value_heads", heads)
     config.check_kv_heads(heads, kv_heads)
     head_dim = config.optional_integer("head_dim") or config.head_dim(hidden, heads)
+    if config.optional_integer("vocab_size") is None:
+        raise config.error(
+            "no 'vocab_size': Megatron takes it from the tokenizer's file; give it as --vocab-size, or "
+            "--set model.vocab_size=128256"
+        )
     norm = _norm(config)
     dropout, of_scores = config.fraction("hidden_dropout", 0.1), config.fraction("attention_dropout", 0.1)
     positions = _one_of(config, "position_embedding_type", _POSITIONS)
