@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from tests.browser import as_plotly, check_text
-from tests.pipelines import gpipe, groups_of, one_f_one_b, pipeline_plan
+from tests.pipelines import Stage, gpipe, groups_of, one_f_one_b, pipeline_plan
 from tests.report.test_bubbles import LONG, SHORT, free_job, seconds_of
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import Outcome, simulate_job
@@ -20,7 +21,7 @@ from zsim.explain.pipeline import pipeline_of, rank_layers, seconds_by_cause
 from zsim.explain.report_of import report_of
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Group, Plan
 from zsim.plan.pipeline.schedules import Action
 from zsim.report.pipeline.schedule import Box, boxes
 from zsim.report.pipeline.section import PipelineSection
@@ -206,6 +207,28 @@ def test_virtual_stages_are_chunks_and_split_backwards_are_boxes_of_their_own() 
     ]  # fmt: skip
     assert {box.micro_batch for box in found[:-1]} == {5}
     assert [box.seconds for box in found] == pytest.approx([2 * f] * 5 + [f], rel=1e-6)
+
+
+def test_an_optimizer_that_waits_for_others_is_cut_where_it_waits() -> None:
+    """The norm of the gradients before an all-reduce of all, which the last stage reaches three backwards
+    before the first, and the update after it."""
+    stages, groups = 4, [*groups_of(4), Group.regular("world", 4)]
+    programs = []
+    for number in range(stages):
+        stage = Stage(number, stages, groups, (SHORT, LONG), sent_bytes=0)
+        one_f_one_b(stage, 4)
+        stage.builder.phase = "optimizer"
+        stage.builder.kernels("norm", [SHORT])
+        stage.builder.collective("all_reduce", 4, "fp32", "world", stream=COMPUTE)
+        stage.builder.kernels("update", [SHORT])
+        programs.append(stage.builder.program((), f"pipeline rank {number}"))
+    plan = Plan("by hand", tuple(programs), np.arange(4), {group.name: group for group in groups})
+    job = free_job(4, placement={"gpus_per_node": [4]})
+    outcome = simulate_job(job, plan=plan)
+    updates = [[box.seconds for box in boxes(plan, outcome.trace, rank) if not box.kind] for rank in (0, 3)]
+    f = seconds_of(SHORT, job)
+    assert updates[0] == [pytest.approx(2 * f, rel=0.05)]
+    assert updates[1] == pytest.approx([f, f], rel=1e-6)
 
 
 def test_the_sketch_has_a_line_per_rank_and_a_cell_per_70th_of_the_step() -> None:

@@ -88,7 +88,7 @@ def answer(experiment: Experiment) -> Answer:
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
-        views=tuple(views(outcome.trace, report.rank)),
+        views=tuple(views(outcome.trace.on_clock_of(report.rank), report.rank)),
         notes=report.notes,
         evidence=report.evidence,
         resolved=resolved(job),
@@ -125,7 +125,7 @@ def _tiers(report: Report) -> Iterator[Tier]:
 
 def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
     yield "step", figures.step_breakdown(report)
-    yield "timeline", stream_timeline(trace, report.breakdown, report.rank)
+    yield "timeline", stream_timeline(trace.on_clock_of(report.rank), report.breakdown, report.rank)
     ledger = Ledger.of(trace.memory)
     for device, peak in report.peaks.items():
         if peak.total:

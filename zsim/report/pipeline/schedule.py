@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zsim.plan.builder import COMPUTE
@@ -10,12 +12,14 @@ from zsim.trace.trace import Trace
 
 COMPUTING = frozenset({"forward", "recompute", "backward"})
 DRAWN = ("F", "B", "I", "W")
+_APART = 1 / 200  # of the step, between kernels of the optimizer
 
 
 class Box(NamedTuple):
     """One action of a pipeline rank from its first kernel to its last, on the trace's clock. `kind`: F, B, I
-    or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer, whose stage, chunk and micro-batch
-    are -1; `chunk`: the place of the stage among the rank's own, 0 without virtual stages."""
+    or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer, which is cut where it waits for
+    other ranks; its stage, chunk and micro-batch are -1. `chunk`: the place of the stage among the rank's
+    own, 0 without virtual stages."""
 
     kind: str
     stage: int
@@ -39,10 +43,22 @@ def boxes(plan: Plan, trace: Trace, rank: int) -> tuple[Box, ...]:
     chunk_of = {stage: chunk for chunk, stage in enumerate(_stages(program))}
     found = []
     for (kind, stage, micro_batch), places in program.once(_places_by_action):
-        if places:
-            start, end = min(starts[place] for place in places), max(ends[place] for place in places)
+        spans = [(starts[place], ends[place]) for place in places]
+        apart = math.inf if kind else _APART * trace.step_seconds
+        for start, end in _runs(spans, apart):
             found.append(Box(kind, stage, chunk_of.get(stage, -1), micro_batch, start, end))
     return tuple(found)
+
+
+def _runs(spans: Sequence[tuple[float, float]], apart: float) -> list[tuple[float, float]]:
+    """From the first to the last of `spans`, in order, cut where more than `apart` seconds are between."""
+    runs: list[tuple[float, float]] = []
+    for start, end in spans:
+        if runs and start - runs[-1][1] <= apart:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], end))
+        else:
+            runs.append((start, end))
+    return runs
 
 
 def stages_of(plan: Plan, rank: int) -> tuple[int, ...]:

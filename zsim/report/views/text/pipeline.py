@@ -146,5 +146,5 @@ def _cell(row: PipelineRow, at: float) -> str:
             return {"F": f"{number}", "W": "w"}.get(box.kind, _LETTERS[number])
     if any(start <= at < end for start, end in row.bubbles):
         return "."
-    update = row.boxes[-1] if row.boxes and not row.boxes[-1].kind else None
-    return "u" if update is not None and update.start_seconds <= at < update.end_seconds else " "
+    is_update = any(not box.kind and box.start_seconds <= at < box.end_seconds for box in row.boxes)
+    return "u" if is_update else " "
