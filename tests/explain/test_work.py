@@ -3,6 +3,7 @@ micro-batch of 4,096 tokens, and there are 3 per step and replica."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.explain.report_of import report_of
+from zsim.explain.resolved import model_size
 from zsim.explain.work import step_work
 from zsim.report.job_features import strategy_name
 from zsim.report.report import Report
@@ -23,6 +25,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.huggingface import load_model
 from zsim.specs.strategy.parallelism import ParallelismTable
 from zsim.study.scaling.scaling import _batch, _split
 from zsim.study.sensitivity.requirements import parse_target
@@ -121,3 +124,12 @@ def test_the_headline_has_the_degrees() -> None:
 
 def test_validated_runs_of_data_parallelism_alone_say_little_about_a_pipeline() -> None:
     assert strategy_name(job()) == "FSDP2 + TP + PP"
+
+
+def test_active_parameters_leave_out_experts_that_a_token_does_not_pass() -> None:
+    """Mixtral 8x7B: 6 of the 8 experts of 32 layers, three matrices of 4,096 x 14,336 each."""
+    found = model_size(replace(job(), model=load_model("mixtral-8x7b")))
+    idle = 32 * 6 * 3 * 4096 * 14336
+    assert found == {
+        "parameters": 46_702_792_704, "active_parameters": 46_702_792_704 - idle, "mtp_parameters": 0,
+    }  # fmt: skip

@@ -81,6 +81,8 @@ def test_json_has_the_promised_keys_with_the_pipelines_figures() -> None:
         assert row["busy_seconds"] == pytest.approx(8 * both, rel=1e-9)
         assert row["bubble_seconds"] == pytest.approx(3 * both, rel=1e-9)
     assert found["peak_bytes"]["gpu"]["total"] == found["stages"][0]["peak_bytes"]
+    whole = outcome.job.model.numel
+    assert found["model"] == {"parameters": whole, "active_parameters": whole, "mtp_parameters": 0}
     assert found["parallelism"].items() >= {"pipeline": 4, "data": 2, "tensor": 1, "schedule": "1f1b"}.items()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 

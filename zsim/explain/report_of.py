@@ -11,7 +11,7 @@ from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline,
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
-from zsim.explain.resolved import resolved_experiment, resolved_parallelism
+from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
 from zsim.explain.variants import Variants
 from zsim.explain.work import kernel_activity_of, step_work
 from zsim.plan.memory.capacity import (
@@ -118,6 +118,7 @@ def _facts(outcome: Outcome) -> JobFacts:
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
+        model=model_size(job),
         rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
 

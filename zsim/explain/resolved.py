@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from zsim.cost.flops import active_numel
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -42,6 +43,16 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         **_besides(job),
         **_irregularities(job),
         "cluster": job.cluster.model_dump(by_alias=True),
+    }
+
+
+def model_size(job: Job) -> dict[str, int]:
+    """Parameters of the whole model, whatever part of it a rank holds; active ones are all but those of the
+    experts that a token is not routed to. No model of zsim's has a multi-token-prediction module."""
+    return {
+        "parameters": job.model.numel,
+        "active_parameters": active_numel(job.model),
+        "mtp_parameters": 0,
     }
 
 

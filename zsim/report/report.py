@@ -65,7 +65,7 @@ class JobFacts:
     "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
     each GPU held before the first step, where that is more than in the step. `over_limits`: exceeded limits
     that memory over time does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
-    for data parallelism alone.
+    for data parallelism alone; `model`: the numbers of its parameters.
     """
 
     zsim_version: str
@@ -80,6 +80,7 @@ class JobFacts:
     over_limits: Sequence[OutOfMemory] = ()
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     rank_map: RankMap | None = None
+    model: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ class Report:
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     pipeline: PipelineSection | None = None
     rank_map: RankMap | None = None
+    model: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -251,6 +253,7 @@ class Report:
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
             "verdict": self.verdict,
+            "model": dict(self.model),
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
@@ -337,6 +340,7 @@ def make_report(
         validation=validation,
         parallelism=job.parallelism,
         rank_map=job.rank_map,
+        model=job.model,
         pipeline=pipeline,
     )
 
