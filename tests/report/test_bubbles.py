@@ -11,6 +11,7 @@ import pytest
 from tests.pipelines import (
     BACK,
     ON,
+    PIPELINE,
     Schedule,
     Stage,
     gpipe,
@@ -226,30 +227,96 @@ def test_messages_of_ranks_that_do_the_same_are_no_pipeline() -> None:
     assert not is_pipeline(replace(plan, programs=tuple(silent)))
 
 
-def waiting(makes: Callable[[Stage], None]) -> Outcome:
-    """Two stages; the first forwards and sends, the second begins with `makes`."""
-    groups = groups_of(2)
+def waiting(makes: Callable[[Stage], None], **training: object) -> Outcome:
+    """Two stages of two replicas; the first forwards and sends, the second does what `makes` has it do."""
+    groups = groups_of(2, 2)
     first, second = (Stage(number, 2, groups, (SHORT, LONG), sent_bytes=0) for number in range(2))
     first.forward(0)
     first.batch(("send", ON))
     makes(second)
     programs = tuple(stage.builder.program((), f"pipeline rank {stage.number}") for stage in (first, second))
-    plan = Plan("by hand", programs, np.arange(2), {group.name: group for group in groups})
-    return simulate_job(free_job(2, placement={"gpus_per_node": [2]}), plan=plan)
+    plan = Plan("by hand", programs, np.array([0, 0, 1, 1]), {group.name: group for group in groups})
+    job = free_job(4)
+    return simulate_job(replace(job, training=replace(job.training, **training)), plan=plan)  # type: ignore[arg-type]
+
+
+def receive(stage: Stage, stream: str = PIPELINE) -> int:
+    """Post the receive of the first stage's output, without a wait."""
+    return stage.builder.point_to_point([Message("recv", 0, BACK)], "bf16", PIPELINE, stream=stream)
 
 
 def test_a_host_that_blocks_on_a_message_waits_in_a_bubble() -> None:
     """As Megatron's `batch_p2p_sync`: the next kernel is issued when the message has come."""
 
     def makes(stage: Stage) -> None:
-        stage.batch(("recv", BACK))
-        stage.builder.host_wait(stage.builder.record("pipeline"))
+        message = receive(stage)
+        stage.builder.host_wait(message)
         stage.builder.host("synchronize")
         stage.forward(0)
 
     outcome = waiting(makes)
-    seconds = breakdown_of(outcome, 1).seconds
+    seconds = breakdown_of(outcome, 2).seconds
     assert seconds["bubble"] == pytest.approx(seconds_of(SHORT, outcome.job), rel=1e-9)
+
+
+def test_a_message_on_the_compute_stream_itself_waits_in_a_bubble() -> None:
+    """As torch's blocking `send` and `recv` since 2.8, which run on the caller's stream."""
+
+    def makes(stage: Stage) -> None:
+        receive(stage, COMPUTE)
+        stage.forward(0)
+
+    outcome = waiting(makes)
+    seconds = breakdown_of(outcome, 2).seconds
+    late = seconds_of(SHORT, outcome.job)
+    assert seconds["bubble"] + seconds["host_bound"] == pytest.approx(late, rel=1e-9)
+    assert seconds["bubble"] > 0.9 * late
+
+
+@pytest.mark.parametrize(("connections", "is_held"), [(1, True), (8, False)])
+def test_a_kernel_behind_a_launch_that_waits_for_a_message_waits_in_a_bubble(
+    connections: int, is_held: bool
+) -> None:
+    """A gather waits for the message, and the forward for neither; with one hardware queue it is held up
+    behind the gather's launch."""
+
+    def makes(stage: Stage) -> None:
+        message = receive(stage)
+        stage.builder.stream_wait("gather", message)
+        stage.builder.collective("all_gather", 2**20, "bf16", "data", stream="gather")
+        stage.forward(0)
+
+    outcome = waiting(makes, device_max_connections=connections)
+    bubbles = Bubbles(outcome.plan, outcome.trace, outcome.peers, connections)
+    seconds = bubbles.cut_from(step_breakdown(outcome.trace, 2), 2).seconds
+    late = seconds_of(SHORT, outcome.job)
+    assert seconds["bubble"] == pytest.approx(late if is_held else 0.0, rel=1e-9)
+
+
+def test_messages_between_ranks_of_one_stage_are_exposed() -> None:
+    """As a ring of context parallelism, beside a GPU at half the speed: the other waits for that, and not for
+    another stage. The first stage forwards from 0 to 1 and from 2 to 3, and is in the drain until 6; the
+    second waits for its message until 3, forwards to 4, waits for the ring and forwards from 5 to 6."""
+    groups = groups_of(2, 2)
+    programs = []
+    for number in range(2):
+        stage = Stage(number, 2, groups, (SHORT, LONG), sent_bytes=0)
+        stage.batch(("recv", BACK))
+        stage.forward(0)
+        stage.builder.wait_stream("ring", COMPUTE)
+        ring = [Message("send", 0, ON), Message("recv", 0, -ON)]
+        stage.builder.stream_wait(COMPUTE, stage.builder.point_to_point(ring, "bf16", "data", stream="ring"))
+        stage.forward(1)
+        stage.batch(("send", ON))
+        programs.append(stage.builder.program((), f"pipeline rank {number}"))
+    plan = Plan("by hand", tuple(programs), np.array([0, 0, 1, 1]), {group.name: group for group in groups})
+    job = free_job(4, faults=FaultsTable(slow_gpus={"1": 2.0}))
+    outcome = simulate_job(job, plan=plan, unfold=True)
+    forward = seconds_of(SHORT, job)
+    for rank in (0, 2):
+        seconds = breakdown_of(outcome, rank).seconds
+        assert seconds["exposed_communication"] == pytest.approx(forward, rel=1e-2)
+        assert seconds["bubble"] == pytest.approx(3 * forward, rel=1e-2)
 
 
 def test_a_message_that_the_next_kernels_do_not_need_makes_no_bubble() -> None:

@@ -161,6 +161,36 @@ def test_drawn_steps_of_a_pipeline_count_bubbles_with_its_waits() -> None:
     assert "exposed communication and bubbles" in printed(report)
 
 
+def test_ranks_whose_steps_begin_apart_are_broken_down_on_their_own_clocks() -> None:
+    """Nothing at its end makes all ranks of this step wait for each other, so that the last stage begins the
+    next one first. Each rank computes for as long as its kernels take."""
+    job = resolve(
+        Experiment(
+            model="gpt2",
+            cluster="dgx-h100",
+            gpus=4,
+            strategy={"kind": "fsdp2"},
+            parallelism={"pipeline": 2},
+            training={"micro_batch_size": 8, "sequence_length": 1024, "gradient_accumulation_steps": 4},
+        )
+    )
+    outcome = simulate_job(job)
+    section = pipeline_of(outcome)
+    assert section is not None
+    assert any(outcome.trace.begins.values())
+    for row in section.rows:
+        own = outcome.trace.of_rank(row.first_rank).rows()
+        kernels = sum(
+            end - start
+            for _, info, start, end in own
+            if info.stream == COMPUTE and info.kind in ("compute", "optimizer", "copy")
+        )
+        assert row.busy_seconds == pytest.approx(kernels, rel=1e-9)
+        idle = sum(end - start for start, end in row.bubbles)
+        assert row.bubble_seconds == pytest.approx(idle, rel=1e-9)
+        assert sum(row.breakdown.seconds.values()) == pytest.approx(section.step_seconds, rel=1e-9)
+
+
 # -- the schedule as it ran ------------------------------------------------------------------------------
 
 
