@@ -9,8 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from zsim.engine.executor import Executor
-from zsim.engine.jitter.draw import class_generator, op_seconds, rank_factors
-from zsim.engine.jitter.slowest_of_class import ClassOfRanks
 from zsim.engine.prepare import Prepared, Seconds
 from zsim.engine.priced_program import slowed
 from zsim.engine.record import make_trace, step_seconds
@@ -59,6 +57,9 @@ def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jitte
 
     A class of one rank draws its factors, a larger class the envelope of its slowest members.
     """
+    from zsim.engine.jitter.draw import class_generator, op_seconds, rank_factors
+    from zsim.engine.jitter.slowest_of_class import ClassOfRanks
+
     own = rank_factors(jitter, prepared.job.world_size)
     ranks, sizes = prepared.classes.representatives, prepared.classes.sizes.tolist()
     seconds = [

@@ -4,7 +4,7 @@
 Megatron or its arguments, besides a DeepSpeed JSON.
 
 The file fills in what the experiment leaves open. Two different explicit values are an error that names both;
-`--set` wins over either.
+`--set` wins over either. Readers are imported where a file is named: most runs name none.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, read_toml
 from zsim.specs.experiment.overrides import with_overrides
-from zsim.specs.formats.accelerate.read import read_accelerate
-from zsim.specs.formats.megatron.arguments import is_command_line, names_script
-from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.formats.megatron.recipe import is_recipe, read_recipe
-from zsim.specs.formats.torchtitan.read import read_torchtitan
-from zsim.specs.formats.torchtitan.text import is_saved_config
-from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
-from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.library import Library
 
-Reader = Callable[[str], TrainingFile]
+if TYPE_CHECKING:
+    from zsim.specs.formats.training_file import TrainingFile
+
+    Reader = Callable[[str], TrainingFile]
 
 
 def is_training_file(config: Any) -> bool:
@@ -44,6 +39,8 @@ def _is_arguments(config: Any) -> bool:
 
 def names_training_file(path: str | Path) -> bool:
     """Whether a file given in place of an experiment is a training file (or a DeepSpeed JSON)."""
+    from zsim.specs.formats.megatron.arguments import names_script
+
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json") or names_script([str(path)]):
         return True
     data = _toml_tables(path)
@@ -67,6 +64,8 @@ def read_training_file(config: str | Sequence[str]) -> TrainingFile:
 
     Raises InputError if it is neither, or has keys that its program would refuse.
     """
+    from zsim.specs.formats.megatron.read import read_megatron
+
     if not isinstance(config, str):
         return read_megatron(config)
     reader = _reader(config)
@@ -79,6 +78,14 @@ def read_training_file(config: str | Sequence[str]) -> TrainingFile:
 
 
 def _reader(config: str) -> Reader | None:
+    from zsim.specs.formats.accelerate.read import read_accelerate
+    from zsim.specs.formats.megatron.arguments import is_command_line, names_script
+    from zsim.specs.formats.megatron.read import read_megatron
+    from zsim.specs.formats.megatron.recipe import is_recipe, read_recipe
+    from zsim.specs.formats.torchtitan.read import read_torchtitan
+    from zsim.specs.formats.torchtitan.text import is_saved_config
+    from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
+
     suffix = Path(config).suffix.lower()
     if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):
         return read_training_arguments
