@@ -123,19 +123,18 @@ def median_timeouts(*runs: Callable[[], Any], rounds: int) -> list[float]:
 
 @pytest.mark.speed
 def test_folding_makes_the_cost_nearly_independent_of_the_gpu_count() -> None:
-    """GPT-3's step, its run without overlap and its report: 1,024 GPUs at 720,000 timeouts (on a
-    busy machine up to 800,000), 16,384 at 1.07 to 1.15 times that. Of 12,446 ops and 18,704
-    tensors the plan is a fifth, two runs on the clock another, torch's allocator a fifth, the report a sixth,
-    the prices and the trace a tenth."""
+    """GPT-3's step, its run without overlap and its report: 1,024 GPUs at 520,000 timeouts, 16,384 at 1.07 to
+    1.15 times that. Of 12,446 ops and 18,704 tensors the plan is a fifth, two runs on the clock another,
+    torch's allocator a fifth, the report a sixth, the prices and the trace a tenth."""
     gpt3(128)
     few, many = median_timeouts(lambda: gpt3(128), lambda: gpt3(2048), rounds=7)
     print(f"\n1,024 GPUs: {few:,.0f} raw timeouts; 16,384: {many:,.0f}, {many / few:.2f} times as many")
-    assert few < 750_000
+    assert few < 650_000
     assert many < 1.2 * few
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("gpus", "limit"), [(64, 1_200_000), (512, 750_000), (4096, 900_000)])
+@pytest.mark.parametrize(("gpus", "limit"), [(64, 1_200_000), (512, 650_000), (4096, 750_000)])
 def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
     """64 run twice, because torch's allocator runs short there."""
     gpt3(gpus // 8)
@@ -174,13 +173,13 @@ def run_apart(code: str) -> str:
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("is_written", "limit"), [(False, 1_700_000), (True, 3_000_000)])
+@pytest.mark.parametrize(("is_written", "limit"), [(False, 1_700_000), (True, 2_600_000)])
 def test_a_run_on_the_terminal_from_start_to_finish(
     tmp_path: Path, *, is_written: bool, limit: float
 ) -> None:
     """`zsim run` of the README's example with Python's own start, as it is installed: its modules compiled.
-    1,700,000 to 2,000,000 timeouts, and 3,100,000 with `--out`; half of the former are imports, a half of
-    them numpy, pydantic and typer."""
+    1,150,000 to 1,400,000 timeouts, and 1,800,000 to 2,300,000 with `--out`, the more the busier the machine;
+    half of the former are imports, a half of them numpy, pydantic and typer."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     command = [sys.executable, "-m", "zsim", "run", *(["--out", str(tmp_path / "out")] if is_written else [])]

@@ -178,3 +178,16 @@ def test_a_passing_request_takes_what_malloc_would_and_changes_nothing(count: in
     block = memory.malloc(count, "compute")
     assert block is not None
     assert (taken, segments) == (block.bytes, memory.num_segments)
+
+
+def test_allocators_of_one_layout_give_the_same_blocks_whatever_their_capacity() -> None:
+    """4 of the 20 MiB of one segment are taken, then 3 more; a segment more is another layout."""
+    small, large = CachingAllocator(100 * MIB), CachingAllocator(ROOM)
+    for allocator in (small, large):
+        allocator.free(taken(allocator, 20 * MIB))
+        taken(allocator, 4 * MIB)
+    assert small.layout() == large.layout() == small.copy(ROOM).layout()
+    assert taken(small, 3 * MIB).address == taken(large, 3 * MIB).address == 4 * MIB
+    assert small.layout() == large.layout()
+    large.free(taken(large, 30 * MIB))
+    assert small.layout() != large.layout()
