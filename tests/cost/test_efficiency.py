@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from zsim.cost.kernels.kernel import Layout
+from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.rates.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
+from zsim.cost.rates.gpu import arithmetic_seconds
+from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import AttentionEfficiency, GemmEfficiency
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
@@ -186,3 +189,15 @@ def test_hbm_reaches_half_of_its_fraction_at_bytes_half() -> None:
     """f = F b/(b+B): 0.9 x 2/(2+2)."""
     assert hbm_fraction(2e6, 0.9, 2e6) == pytest.approx(0.45)
     assert hbm_fraction(2e6, 0.9, 0) == pytest.approx(0.9)
+
+
+def test_blocks_of_scores_are_as_efficient_as_the_causal_sequence_of_as_many_keys_a_query() -> None:
+    """All of 512 queries see 512 keys: as a causal sequence of 1024 tokens, whose queries see 512 in the
+    mean; the last 512 queries of 1024 keys see 768."""
+    gpu = load_gpu("h100-sxm-80gb")
+    square = Kernel("attention_forward", 1e12, 0.0, "bf16", (1, 512, 512, 128), is_causal=False)
+    late = Kernel("attention_forward", 1e12, 0.0, "bf16", (1, 512, 1024, 128))
+    for kernel, tokens in ((square, 1024), (late, 1536)):
+        causal = Kernel("attention_forward", 1e12, 0.0, "bf16", (1, tokens, tokens, 128))
+        assert arithmetic_seconds(kernel, gpu) == arithmetic_seconds(causal, gpu)
+    assert arithmetic_seconds(replace(square, is_causal=True), gpu) > arithmetic_seconds(square, gpu)

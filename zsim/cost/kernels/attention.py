@@ -16,6 +16,7 @@ GPT-2), dropout.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.cost.kernels.elementwise import ROTARY_EAGER, ROTARY_FUSED
@@ -161,7 +162,8 @@ def fused_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 
 def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The fused kernel of one block of the scores of each of `sequences`."""
-    return _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
+    kernel = _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
+    return replace(kernel, is_causal=block.is_causal)
 
 
 def _fused_forward(
@@ -183,7 +185,8 @@ def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) ->
 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The backward of `block_forward`."""
-    return _fused_backward(work, sequences, block.queries, block.keys, block.pairs, options)
+    kernel = _fused_backward(work, sequences, block.queries, block.keys, block.pairs, options)
+    return replace(kernel, is_causal=block.is_causal)
 
 
 def _fused_backward(

@@ -27,7 +27,8 @@ class Kernel:
     sequence, because few threads read. `indexed_elements`: elements read or written through one index each,
     one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x k,
     k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy W),
-    "tn" for the gradient of its weight (dy^T x).
+    "tn" for the gradient of its weight (dy^T x). `is_causal`: in fused attention the last query sees all
+    keys, each one before it one less; else all queries see all keys.
     """
 
     kind: KernelKind
@@ -39,3 +40,4 @@ class Kernel:
     dependent_loads: int = 0
     indexed_elements: int = 0
     layout: Layout = "nt"
+    is_causal: bool = True

@@ -81,9 +81,14 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
 
         f = F * s / (s + H) * d / (d + D)
 
-    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: keys
-    per sequence; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the width at which the softmax
-    (whose work per score does not depend on d) takes as long as the matrix products (whose work does).
+    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: twice
+    the keys that a query sees in the mean; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the
+    width at which the softmax (whose work per score does not depend on d) takes as long as the matrix
+    products (whose work does).
+
+    s is the tokens of a causal sequence, 2 k - q of q queries that end with the last of k keys, 2 k without a
+    mask: a block of queries begins and ends once, and passes over the keys that it sees in between (Dao 2023,
+    "FlashAttention-2", section 3.1).
     """
     fraction = attention.fraction(head_dim, is_backward=is_backward)
     return (

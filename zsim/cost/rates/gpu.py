@@ -36,7 +36,8 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.launches)))
         fraction = gemm_fraction(m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout)
     elif kernel.kind in ("attention_forward", "attention_backward"):
-        _, _, keys, head_dim = kernel.shape
+        _, queries, keys, head_dim = kernel.shape
+        keys = 2 * keys - (queries if kernel.is_causal else 0)
         is_backward = kernel.kind == "attention_backward"
         fraction = attention_fraction(keys, head_dim, gpu.attention, is_backward=is_backward)
     else:
