@@ -30,13 +30,13 @@ METHODS += [("fsdp2", "all-gather"), ("fsdp2", "p2p"), ("deepspeed", "all-to-all
 
 def job_of(
     kind: str, method: str | None, ranks: int, *, gpus: int = 16, degrees: dict[str, int] | None = None,
-    model: dict[str, Any] = LLAMA, **training: Any,
+    model: dict[str, Any] = LLAMA, stage: int = 3, cluster: str = "dgx-a100-80gb", **training: Any,
 ) -> Job:  # fmt: skip
-    strategy = {"kind": kind, **({"stage": 3} if kind == "deepspeed" else {})}
+    strategy = {"kind": kind, **({"stage": stage} if kind == "deepspeed" else {})}
     parallelism = {"context": ranks, **(degrees or {}), **({"context_method": method} if method else {})}
     given = {"sequence_length": LENGTH, "micro_batch_size": BATCH, "attention": "flash", **training}
     experiment = zsim.Experiment(
-        model=model, cluster="dgx-a100-80gb", gpus=gpus, parallelism=parallelism, strategy=strategy,
+        model=model, cluster=cluster, gpus=gpus, parallelism=parallelism, strategy=strategy,
         training=given,
     )  # fmt: skip
     return resolve(experiment)
@@ -234,6 +234,40 @@ def test_one_rank_is_no_context_parallelism() -> None:
     alone, absent = job_of("fsdp2", None, 1), job_of("fsdp2", None, 1, degrees={})
     assert stages_of(alone.model, alone.parallelism)[0] is alone.model
     assert make_plan(alone).ops == make_plan(absent).ops
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "degrees", "gpus"),
+    [
+        ("megatron", 2, {"tensor": 4, "pipeline": 4}, 64),
+        ("fsdp2", 4, {"tensor": 2, "pipeline": 2}, 32),
+        ("megatron", 3, {}, 24),
+        ("ddp", 2, {"tensor": 2}, 8),
+    ],
+)
+def test_folded_equals_unfolded_with_other_parallelisms(
+    kind: str, ranks: int, degrees: dict[str, int], gpus: int
+) -> None:
+    job = job_of(
+        kind, None, ranks, gpus=gpus, degrees=degrees, sequence_length=6144, gradient_accumulation_steps=4
+    )
+    folded, unfolded = simulate_job(job), simulate_job(job, unfold=True)
+    assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_stage_of_zero_shares_sequences(stage: int) -> None:
+    job = job_of("deepspeed", None, 4, stage=stage)
+    assert sent(make_plan(job), "forward")["all_to_all", LENGTH // 4 * BATCH * GROUPS * HEAD_DIM * 2] == 2
+
+
+def test_fp8_products_sum_over_a_ranks_tokens() -> None:
+    with pytest.raises(
+        InputError, match=r"64 divides .16 on each of 4 ranks.*nearest sequence_length is 2,048"
+    ):
+        job_of(
+            "megatron", None, 4, cluster="dgx-h100", precision="fp8", sequence_length=2040, micro_batch_size=1
+        )
 
 
 @pytest.mark.parametrize(("kind", "method"), METHODS)

@@ -103,8 +103,9 @@ def check_stored_types(training: Training, kind: str) -> None:
         )
 
 
-def check_fp8_tokens(training: Training) -> None:
-    """Raises InputError for fp8 if the tokens of a micro-batch are not a multiple of 16.
+def check_fp8_tokens(training: Training, context: int = 1) -> None:
+    """Raises InputError for fp8 if the tokens of a micro-batch on one of `context` ranks are no multiple of
+    16.
 
     The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
     torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
@@ -112,15 +113,16 @@ def check_fp8_tokens(training: Training) -> None:
     Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8. Source: pytorch/ao issue 571,
     torchao/float8/config.py; NVIDIA/TransformerEngine, transformer_engine/pytorch/utils.py.
     """
-    tokens = training.micro_batch_tokens
-    if training.precision != "fp8" or tokens % _FP8_TOKENS == 0:
+    tokens, divisor = training.micro_batch_tokens, _FP8_TOKENS * context
+    if training.precision != "fp8" or tokens % divisor == 0:
         return
-    step = _FP8_TOKENS // gcd(training.micro_batch_size, _FP8_TOKENS)
+    step = divisor // gcd(training.micro_batch_size, divisor)
+    each = f" ({_FP8_TOKENS} on each of {context} ranks)" if context > 1 else ""
     length = training.sequence_length
     nearest = max(step, round(length / step) * step)
     raise InputError(
         f"training.sequence_length: found {length:,} (times micro_batch_size {training.micro_batch_size:,}: "
-        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {_FP8_TOKENS} divides: the "
-        f"gradients of weights are products over them, which torch refuses otherwise; the nearest "
+        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {divisor} divides{each}: "
+        f"the gradients of weights are products over them, which torch refuses otherwise; the nearest "
         f"sequence_length is {nearest:,}"
     )

@@ -118,7 +118,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism.context)
-    check_fp8_tokens(training)
+    check_fp8_tokens(training, parallelism.context)
     check_split(model, training, parallelism)
     strategy: Strategy
     if deepspeed is not None:
