@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from zsim.plan.make import make_plan, stages_of
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Kernels, Plan, PointToPoint
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -186,3 +186,42 @@ def test_what_a_step_ends_with() -> None:
     # two norms of two layers, with bias, and the biases of the two row products
     assert partial.bytes == 4 * 2 * (2 * 2 * HIDDEN + 2 * HIDDEN)
     assert work["all_reduce tied embedding"].bytes == 4 * 51200 // 2 * HIDDEN
+
+
+def test_old_megatron_sends_a_part_from_each_rank() -> None:
+    """Narayanan et al. 2021, section 4.1: 1/t of the bytes between nodes, and a gather behind."""
+    sent = {}
+    for version in ("2.5", "0.16.1"):
+        experiment = job_of(GPT, {"tensor": 4, "pipeline": 2}, gradient_accumulation_steps=2).experiment
+        table = experiment.strategy.model_copy(update={"version": version})
+        plan = make_plan(resolve(experiment.model_copy(update={"strategy": table})))
+        works = [op.work for op in plan.programs[0].ops]
+        messages = [work for work in works if isinstance(work, PointToPoint)]
+        sent[version] = sum(one.bytes for work in messages for one in work.messages)
+        gathers = [name for name in reductions(plan, "tensor") if name.startswith("all_gather")]
+        assert gathers == (["all_gather gradient of stage 0"] * 2 if version == "2.5" else [])
+    assert sent["2.5"] * 4 == sent["0.16.1"] == 2 * 2 * FULL
+
+
+def test_products_in_pieces_send_what_whole_ones_send() -> None:
+    """Userbuffers: rings of t - 1 steps bring the same tokens, four pieces scatter the same output, and the
+    arithmetic is the same."""
+    kinds: dict[bool, Counter[str]] = {}
+    flops = {}
+    for in_pieces in (False, True):
+        layout = {"tensor": 4, "sequence_parallel": True, "async_tensor": in_pieces}
+        ops = make_plan(job_of(LLAMA, layout)).ops
+        found: Counter[str] = Counter()
+        for op in ops:
+            if isinstance(op.work, PointToPoint):
+                found["gathered"] += op.work.messages[0].bytes * 4  # of each of three steps, 1/4
+            elif isinstance(op.work, Collective) and op.work.group == "tensor":
+                if op.work.kind == "all_gather":
+                    found["gathered"] += op.work.bytes * 3
+                elif op.work.kind == "reduce_scatter":
+                    found["scattered"] += op.work.bytes
+        kinds[in_pieces] = found
+        works = [op.work for op in ops if isinstance(op.work, Kernels)]
+        flops[in_pieces] = sum(kernel.flops for work in works for kernel in work.kernels)
+    assert kinds[True] == kinds[False]
+    assert flops[True] == pytest.approx(flops[False], rel=1e-12)

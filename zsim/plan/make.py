@@ -17,7 +17,7 @@ from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
-from zsim.plan.pipeline.messages import Messenger
+from zsim.plan.pipeline.messages import CuttingMessenger, Messenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
@@ -189,6 +189,9 @@ def _messenger(
         return DeepSpeedMessenger(builder, stages, ranks, rank, strategy.pipeline)
     if parallelism.style == "torch":
         return TorchMessenger(builder, stages, ranks, rank)
+    is_whole = parallelism.tensor == 1 or parallelism.sequence_parallel
+    if isinstance(strategy, Megatron) and strategy.cuts_messages and not is_whole:
+        return CuttingMessenger(builder, stages, ranks, rank, empties_outputs=True)
     empties = parallelism.style in ("megatron", "nanotron")
     return Messenger(builder, stages, ranks, rank, empties_outputs=empties)
 
