@@ -43,6 +43,12 @@ def model_ranks_of(run: PublishedRun) -> int:
     return prod(run.count(column) or 1 for column in _DEGREES)
 
 
+def kind_of_parallelism(run: PublishedRun) -> str:
+    """Which of "TP", "PP" and "CP" is above 1: "mixed" if several are, "data parallel" if none is."""
+    kinds = [column.upper() for column in _DEGREES if (run.count(column) or 1) > 1]
+    return "mixed" if len(kinds) > 1 else kinds[0] if kinds else "data parallel"
+
+
 def replicas_of(run: PublishedRun, gpus: int) -> int:
     """Replicas of the model on `gpus` GPUs; raises NotSimulatedError where the degrees do not divide them."""
     ranks = model_ranks_of(run)

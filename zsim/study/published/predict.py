@@ -21,7 +21,7 @@ from zsim.resources import CHECKOUT
 from zsim.specs.experiment.job import Job
 from zsim.study.published.cluster import network_of
 from zsim.study.published.job import RowJob, row_job
-from zsim.study.published.parallelism import model_ranks_of
+from zsim.study.published.parallelism import kind_of_parallelism, model_ranks_of
 from zsim.study.published.sources import known_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
@@ -39,7 +39,8 @@ class RowResult:
     `predicted_memory` have the bytes of every kind (allocated, active, reserved, device). The range contains
     the step with probability 80 %, according to runs of other sources (`validation`). Errors are predicted
     over measured, less one. `predicted_retries`: how often the allocator is predicted to run short, per
-    micro-batch; None if the tensors alone exceed the GPU's memory."""
+    micro-batch; None if the tensors alone exceed the GPU's memory. `framework`: "Megatron", "nanotron" ...;
+    `parallelism`: "TP", "PP", "CP", "mixed" or "data parallel"."""
 
     row_id: str
     source: str
@@ -62,6 +63,8 @@ class RowResult:
     predicted_memory: Mapping[str, int] = field(default_factory=dict)
     predicted_range_seconds: tuple[float, float] | None = None
     validation: Validation | None = None
+    framework: str = ""
+    parallelism: str = ""
 
     @property
     def is_within_range(self) -> bool | None:
@@ -142,6 +145,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         measured_fits=_measured_fits(run),
         role=run.role,
         tier=run.text("tier"),
+        parallelism=kind_of_parallelism(run),
     )
     measured = _measured_memory(run)
     kind = next(iter(measured), _memory_kind(run))
@@ -169,6 +173,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_memory=memory,
         predicted_range_seconds=judged.range_of(step.seconds),
         validation=judged,
+        framework=known_run(run).run.text("engine") or judged.features.framework,
     )
 
 

@@ -32,7 +32,19 @@ def summarise(rows: Sequence[Scored]) -> dict[str, Any]:
     """The figures of all rows, and of each source in alphabetical order."""
     sources = sorted({row.source for row in rows})
     by_source = {name: _figures([row for row in rows if row.source == name]) for name in sources}
-    return _figures(rows) | {"by_source": by_source}
+    return _figures(rows) | {"by_source": by_source, "mean_of_sources": mean_of_sources(rows)}
+
+
+def mean_of_sources(rows: Sequence[Scored]) -> dict[str, float | None]:
+    """The means over sources of each source's own mean, median and bias: sources count alike, however many
+    rows they have."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        if row.relative_error is not None:
+            errors.setdefault(row.source, []).append(row.relative_error)
+    names = ("mean_absolute_error", "median_absolute_error", "bias")
+    parts = [error_figures(own) for own in errors.values()]
+    return {name: fmean(part[name] or 0.0 for part in parts) if parts else None for name in names}
 
 
 def _figures(rows: Sequence[Scored]) -> dict[str, Any]:

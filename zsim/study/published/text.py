@@ -59,6 +59,12 @@ def _summary_lines(result: CheckResult) -> list[str]:
         _summary_cells(name, figures) for name, figures in (*summary["by_source"].items(), ("all", summary))
     ]
     lines = table(named_columns("source", "rows", "skipped", "mean", "median", "worst", "bias"), rows)
+    macro = summary["mean_of_sources"]
+    if len(summary["by_source"]) > 1 and macro["bias"] is not None:
+        lines.append(
+            f"mean of the sources: mean {_percent(macro['mean_absolute_error'])}, "
+            f"median {_percent(macro['median_absolute_error'])}, bias {_signed(macro['bias'])}"
+        )
     within = summary["within_range"]
     if within["rows"]:
         lines.append(
