@@ -180,3 +180,16 @@ def test_a_stage_may_have_no_layer_of_its_own() -> None:
     cells = {"strategy": "DP8 TP2 PP4 1F1B", "tp": "2", "pp": "4", "software": "nanotron 2025-01"}
     job = resolve(experiment("nanotron-sweep", LLAMA, **cells).experiment)
     assert job.parallelism.layers_per_stage == (6, 5, 5, 0)
+
+
+def test_flags_of_the_command_line_stand_in_the_note() -> None:
+    """Megatron's functional tests name them."""
+    note = (
+        "hybrid{sp=0,dist_opt=1}; CI golden values; num-distributed-optimizer-instances=2; "
+        "no-gradient-accumulation-fusion=True; cp-comm-type=a2a"
+    )
+    cells = {"strategy": "Megatron dist-opt (ZeRO-1) TP1 PP1 CP4", "cp": "4", "notes": note}
+    row = experiment("megatron-ci", CORE, **cells)
+    strategy = row.experiment.strategy.model_dump(exclude_unset=True)
+    assert (strategy["optimizer_instances"], strategy["gradient_accumulation_fusion"]) == (2, False)
+    assert parallelism(row) == {"context": 4, "context_method": "all-to-all"}

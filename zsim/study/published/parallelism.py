@@ -11,6 +11,7 @@ from zsim.errors import NotSimulatedError
 from zsim.study.published.table import PublishedRun
 
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+_CONTEXT_METHODS = {"p2p": "p2p", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "a2a+p2p"}
 _OFF = ("0", "False")
 _SEQUENCE_PARALLEL = r"\(SP\b|\+ ?SP\b|, SP\b"
 _ASYNC_TENSOR = r"Async ?TP"
@@ -22,6 +23,11 @@ def launch_settings(run: PublishedRun) -> dict[str, str]:
     text = run.text("hybrid") or (found[1] if found else "")
     pairs = (item.partition("=") for item in text.split(",") if item)
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def command_line(run: PublishedRun) -> dict[str, str]:
+    """Megatron's flags in the row's note: {"cp-comm-type": "a2a+p2p", ...}."""
+    return dict(re.findall(r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)", run.text("notes")))
 
 
 def is_on(settings: Mapping[str, str], key: str) -> bool:
@@ -73,6 +79,9 @@ def parallelism_table(
     settings, text = launch_settings(run), run.text("strategy")
     if degrees["tensor"] > 1:
         table |= _tensor(settings, text, is_torch=strategy["kind"] == "fsdp2")
+    method = _CONTEXT_METHODS.get(command_line(run).get("cp-comm-type", ""))
+    if method and degrees["context"] > 1:
+        table["context_method"] = method
     if degrees["pipeline"] > 1:
         table |= _pipeline(run, strategy, settings, degrees["pipeline"], assumptions)
     return table

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.study.published.parallelism import is_on, launch_settings
+from zsim.study.published.parallelism import command_line, is_on, launch_settings
 from zsim.study.published.table import PublishedRun
 
 _DEEPSPEED = (
@@ -158,7 +158,7 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     gathers = is_on(note, "param_overlap") or overlaps
     if "grad_overlap" not in note and not overlaps:
         assumptions.append("gradients are reduced after backward")
-    return {
+    table = {
         "kind": "megatron",
         "distributed_optimizer": is_sharded,
         "overlap_grad_reduce": gradients,
@@ -166,6 +166,12 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "grad_reduce_dtype": _grad_reduce_dtype(run),
         "cuda_graph": is_on(note, "cuda_graph"),
     }
+    flags = command_line(run)
+    if flags.get("no-gradient-accumulation-fusion") == "True":
+        table["gradient_accumulation_fusion"] = False
+    if is_sharded and "num-distributed-optimizer-instances" in flags:
+        table["optimizer_instances"] = int(flags["num-distributed-optimizer-instances"])
+    return table
 
 
 def _grad_reduce_dtype(run: PublishedRun) -> str:
