@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.published.job import RowExperiment, row_experiment
 from zsim.study.published.parallelism import nanotron_layers
 from zsim.study.published.predict import measured_seconds
@@ -193,3 +194,13 @@ def test_flags_of_the_command_line_stand_in_the_note() -> None:
     strategy = row.experiment.strategy.model_dump(exclude_unset=True)
     assert (strategy["optimizer_instances"], strategy["gradient_accumulation_fusion"]) == (2, False)
     assert parallelism(row) == {"context": 4, "context_method": "all-to-all"}
+
+
+def test_alike_micro_batches_of_a_pipeline_do_not_make_a_step_too_large() -> None:
+    """1,024 of 96 layers are 98,304 blocks, of which a row simulates 3 x 8 x 96; a file that asks for every
+    micro-batch is refused."""
+    row = experiment("somewhere", GPT, strategy="TP8 PP8 DP1 1F1B", tp="8", pp="8", grad_accum="1024")
+    assert resolve(row.experiment).training.gradient_accumulation_steps == 1024
+    data = row.experiment.model_dump(exclude_unset=True) | {"simulation": {"every_micro_batch": True}}
+    with pytest.raises(InputError, match="more than zsim simulates"):
+        resolve(Experiment(**data))

@@ -39,7 +39,7 @@ from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
-from zsim.specs.strategy.parallelism import resolve_parallelism
+from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
 
@@ -117,7 +117,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         recompute_modules=recomputed.modules,
     )
     check_stored_types(training, table.kind)
-    _check_size(model, training, parallelism.context)
+    _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     check_fp8_tokens(training, parallelism.context)
     check_split(model, training, parallelism)
     strategy: Strategy
@@ -211,11 +211,17 @@ def _training(
     )
 
 
-def _check_size(model: ModelSpec, training: Training, context: int) -> None:
+def _check_size(
+    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+) -> None:
     """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
-    memory."""
-    micro_batches = training.gradient_accumulation_steps
-    blocks = len(model.blocks) * micro_batches
+    memory; of micro-batches that are alike, only those count that are simulated: three for every pipeline
+    rank at most."""
+    context, micro_batches = parallelism.context, training.gradient_accumulation_steps
+    are_alike = parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
+    most = 3 * parallelism.pipeline if are_alike and not every_micro_batch else micro_batches
+    some = min(micro_batches, most)
+    blocks = len(model.blocks) * some
     if blocks > MAX_BLOCKS:
         raise InputError(
             f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
