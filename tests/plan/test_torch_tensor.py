@@ -3,6 +3,7 @@ what is kept."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -52,6 +53,19 @@ def test_nothing_overlaps_without_compile() -> None:
     ops = plan_for(question(), compile=False).program_on(0).ops
     streams = {op.stream for op in ops if isinstance(op.work, Collective) and op.work.group == "tensor"}
     assert streams == {COMPUTE}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_host_wraps_dtensors(compiles: bool) -> None:
+    """Two layers of seven products, two norms and two inputs each, and embedding, norm, head and the head's
+    input; of compiled blocks nothing is left."""
+    ops = plan_for(question(), compile=compiles).program_on(0).ops
+    layers = 0 if compiles else 2
+    for suffix in ("", "_backward"):
+        events = Counter(op.overhead for op in ops)
+        assert events[f"dtensor_product{suffix}"] == 7 * layers + 2
+        assert events[f"dtensor_norm{suffix}"] == 2 * layers + 1
+        assert events[f"dtensor_input{suffix}"] == 2 * layers + 1
 
 
 def asynchronous(**changes: Any) -> Any:

@@ -75,7 +75,7 @@ def resolved(
         "parallelism": parallelism,
         "training": training,
     }
-    return resolve(zsim.Experiment(**data, **more))
+    return resolve(zsim.Experiment(**{**data, **more}))
 
 
 def test_data_parallelism_is_what_remains() -> None:
@@ -107,6 +107,11 @@ def test_data_parallelism_is_what_remains() -> None:
 def test_what_does_not_go_is_refused(parallelism: dict[str, Any], kind: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolved(parallelism, kind)
+
+
+def test_a_tied_head_is_not_cut_off_its_embedding() -> None:
+    with pytest.raises(InputError, match="torchtitan's pipelines share no weight"):
+        resolved({"pipeline": 2}, "fsdp2", model="llama-3.2-1b")
 
 
 @pytest.mark.parametrize(

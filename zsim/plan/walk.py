@@ -14,7 +14,7 @@ from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.model.spec import Attention, Loss
+from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
 _AUTOGRAD = "autograd_node"
 RESIDUAL = "gradient of the residual stream"
@@ -28,6 +28,8 @@ class Walk:
         self.hooks, self.micro_batch = hooks, micro_batch
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
+        split = hooks.stage.parallelism
+        self.has_dtensors = split.style == "torch" and split.tensor > 1
 
     def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str | None) -> None:
         """Issue a module's work in one direction: one op, or its parts."""
@@ -46,6 +48,14 @@ class Walk:
                 event = None
             elif part.work is not None:
                 builder.communicate(label, part.stream, part.work, module)
+
+    def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
+        """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
+        that are compiled have no DTensors left when they run."""
+        is_compiled = self.workload.training.compile and call.segment not in ("before", "after")
+        event = _dtensor_event(call.module)
+        if event and not is_compiled:
+            self.builder.host(f"{call.name} in DTensors", event + suffix, module=call.name)
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
@@ -76,6 +86,8 @@ class Walk:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
         if isinstance(call.module.work, Attention) and call.module.work.host_waits:
             builder.host_wait(builder.record(COMPUTE))
+        if self.has_dtensors:
+            self._wrap(call)
         self._issue(name, work.forward, name, work.forward_launches, "module_call")
         if extra:
             builder.activations(-extra, name, micro_batch)
@@ -153,6 +165,8 @@ class Walk:
         self.builder.activations(
             work.backward_extra_bytes, call.name, self.micro_batch, work.tensors.backward
         )
+        if self.has_dtensors:
+            self._wrap(call, "_backward")
         self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
         self.hooks.gradient_ready(call)
         self.builder.activations(
@@ -180,6 +194,8 @@ class Walk:
         self.hooks.before_module(call)
         self._recompute_core(call)
         builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
+        if self.has_dtensors:
+            self._wrap(call, "_backward")
         issued = work.input_gradient
         self._issue(f"{name} backward input", issued, name, launches_of(issued), _AUTOGRAD)
         freed = work.backward_extra_bytes + work.recomputed_bytes
@@ -197,6 +213,18 @@ class Walk:
         if work.weight_gradient:
             freed = work.saved_bytes + _kept_for_weight(call)
             self.builder.activations(-freed, name, self.micro_batch)
+
+
+def _dtensor_event(module: Module) -> str:
+    """The host's event of DTensor around a module; "" without: attention and activations get local tensors,
+    a product's sum of outputs is counted with it."""
+    work = module.work
+    if isinstance(work, Linear | Embedding):
+        return "dtensor_product"
+    if isinstance(work, Norm):
+        return "dtensor_norm"
+    is_before = isinstance(work, Exchange) and not work.in_fp32 and work.forward in ("all_gather", None)
+    return "dtensor_input" if is_before else ""
 
 
 def _kept_for_weight(call: ModuleCall) -> int:

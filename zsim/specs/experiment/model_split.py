@@ -18,6 +18,12 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     if parallelism.style == "torch":
         _check_async(training, parallelism)
         _check_split_backward(training, parallelism)
+        if parallelism.pipeline > 1 and model.is_tied:
+            raise InputError(
+                f"parallelism.pipeline: found {parallelism.pipeline}, but '{model.name}' ties its head to "
+                "its embedding, and torchtitan's pipelines share no weight; expected pipeline = 1, or "
+                "strategy 'megatron'"
+            )
     if parallelism.tensor > 1:
         for block in {id(block): block for block in model.blocks}.values():
             _check_block(block, model, parallelism)
