@@ -10,6 +10,7 @@ import pytest
 
 import zsim
 from zsim.engine.simulate import simulate_job
+from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Collective, Copy, Plan, PointToPoint, Program
 from zsim.plan.workload.workload import make_workload
@@ -410,10 +411,28 @@ def test_a_pipeline_turns_overlap_comm_off_as_deepspeed_does() -> None:
         ),
         ({"tensor": 2, "async_tensor": True}, {}, "parallelism.async_tensor: Megatron-DeepSpeed.*false"),
         ({"pipeline": 8}, {}, "found 8 stages for 4 layers; expected at most 4"),
+        (
+            {"pipeline": 2},
+            {"pipeline": {"activation_checkpoint_interval": 2}},
+            "interval: zsim does not simulate one checkpoint around 2 layers yet; expected 1",
+        ),
     ],
 )
 def test_what_deepspeed_does_not_run_is_refused(
     parallelism: dict[str, Any], config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(zsim.InputError, match=message):
+    with pytest.raises((zsim.InputError, NotSimulatedError), match=message):
         job_of(1, parallelism, **config)
+
+
+@pytest.mark.parametrize("use_reentrant", [None, False])
+def test_an_interval_of_one_checkpoints_every_layer(use_reentrant: bool | None) -> None:
+    """`activation_checkpoint_interval`; PipelineEngine's checkpoints are reentrant unless told otherwise. It
+    has no effect without a pipeline."""
+    settings = {"activation_checkpoint_interval": 1, "use_reentrant": use_reentrant}
+    training = job_of(1, {"pipeline": 2}, pipeline=settings).training
+    assert training.activation_checkpointing == "full"
+    is_reentrant = use_reentrant is None
+    found = training.checkpoint_is_reentrant, training.checkpoint_stops_early
+    assert found == (is_reentrant, not is_reentrant)
+    assert job_of(1, {}, pipeline=settings).training.activation_checkpointing == "none"

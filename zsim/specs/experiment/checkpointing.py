@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.placement import node_numbers
 from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, is_core
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
@@ -68,6 +69,32 @@ def recomputation_of(
     has_core = CORE in modules and not is_void
     others = tuple(name for name in modules if name != CORE)
     return replace(found, policy="selective" if has_core else "none", modules=_simulated(others))
+
+
+def with_interval(
+    table: TrainingTable, config: DeepSpeedConfig | None, parallelism: Parallelism
+) -> TrainingTable:
+    """`[training]` with the checkpoints that PipelineModule makes, one around every so many layers of a
+    stage (`pipeline.activation_checkpoint_interval` of DeepSpeed's JSON), by default with reentrant ones.
+
+    Raises InputError where `[training]` says something else, NotSimulatedError for several layers in one.
+    """
+    interval = 0 if config is None else config.pipeline.activation_checkpoint_interval
+    if config is None or parallelism.pipeline == 1 or not interval:
+        return table
+    key, policy = f"{config.name}: pipeline.activation_checkpoint_interval", table.activation_checkpointing
+    if policy != "full" and "activation_checkpointing" in table.model_fields_set:
+        raise InputError(
+            f"{key}: found {interval}, which checkpoints layers, with training.activation_checkpointing "
+            f"'{policy}'; expected 'full', or an interval of 0"
+        )
+    if interval > 1:
+        raise NotSimulatedError(
+            f"{key}: zsim does not simulate one checkpoint around {interval} layers yet; expected 1"
+        )
+    is_reentrant = config.pipeline.use_reentrant is not False
+    changes = {"checkpoint_is_reentrant": is_reentrant, "checkpoint_stops_early": not is_reentrant}
+    return table.model_copy(update={"activation_checkpointing": "full", **changes})
 
 
 def _check_keys(table: TrainingTable) -> None:

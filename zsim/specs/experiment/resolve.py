@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
-from zsim.specs.experiment.checkpointing import recomputation_of
+from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
@@ -105,6 +105,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
+    asked = with_interval(asked, deepspeed, parallelism)
     is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
     fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
     training = _training(asked, model, cluster, deepspeed, notes, fp8_engine)

@@ -70,7 +70,8 @@ def parallelism_table(
     """`[parallelism]`; empty without any. `strategy`: the row's table.
 
     Where the layers do not divide by the stages but two more would, embedding and loss count as a layer each,
-    which is an assumption. nanotron's stages are those of its own rule.
+    which is an assumption. nanotron's stages are those of its own rule; Megatron-DeepSpeed's models count
+    blocks also where no tensor parallelism says that they are Megatron's.
     """
     degrees = {key: run.count(column) or 1 for column, key in _DEGREES.items()}
     table: dict[str, Any] = {key: degree for key, degree in degrees.items() if degree > 1}
@@ -115,6 +116,8 @@ def _pipeline(
     if layers % stages and (layers + 2) % stages == 0:
         assumptions.append("embedding and loss count as a layer each")
         table |= {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    elif strategy["kind"] == "deepspeed" and (run.count("tp") or 1) == 1:
+        table |= {"first_stage_less_layers": 0}
     return table
 
 
