@@ -45,6 +45,9 @@ def tune(
         bool,
         typer.Option("--parallelism", help="Tensor, pipeline and context degrees too, with megatron, fsdp2."),
     ] = False,
+    simulations: Annotated[
+        int | None, typer.Option(min=1, help="With degrees: how many configurations to simulate at most.")
+    ] = None,
     headroom: Annotated[float, typer.Option(help="Fraction of GPU memory to leave free.")] = 0.0,
     top: Annotated[int, typer.Option(min=1, help="How many to show and write.")] = 5,
     jobs: Jobs = None,
@@ -69,7 +72,7 @@ def tune(
     with Counts("checked", "simulated") as progress:
         tuned = find_best(
             experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised,
-            searches_parallelism=parallelism, headroom=headroom,
+            searches_parallelism=parallelism, budget=simulations, headroom=headroom,
             count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
         )  # fmt: skip
     answer(tuned_lines(tuned), lambda: tuned_to_dict(tuned), json_)

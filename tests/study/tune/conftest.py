@@ -21,25 +21,31 @@ TINY = {
 
 @pytest.fixture
 def make_tiny() -> Callable[..., zsim.Experiment]:
+    """`tiny`, as a fixture."""
+    return tiny
+
+
+def tiny(
+    strategy: dict[str, Any],
+    *,
+    memory: str = "40 GB",
+    nodes: int = 2,
+    num_layers: int = 3,
+    **training: Any,
+) -> zsim.Experiment:
     """Two DGX A100 nodes, two sequences per rank and step; `memory` shrinks the GPUs, `**` is [training]."""
-
-    def make(
-        strategy: dict[str, Any], *, memory: str = "40 GB", nodes: int = 2, **training: Any
-    ) -> zsim.Experiment:
-        cluster = {
-            "extends": "dgx-a100-40gb",
-            "name": "small",
-            "gpu": {
-                "extends": "a100-sxm-40gb",
-                "memory": {"capacity": memory, "source": "made up for a test", "evidence": "assumed"},
-            },
-        }
-        return zsim.Experiment(
-            model=TINY,
-            cluster=cluster,
-            nodes=nodes,
-            training={"sequence_length": 512, "gradient_accumulation_steps": 2, **training},
-            strategy=strategy,
-        )
-
-    return make
+    cluster = {
+        "extends": "dgx-a100-40gb",
+        "name": "small",
+        "gpu": {
+            "extends": "a100-sxm-40gb",
+            "memory": {"capacity": memory, "source": "made up for a test", "evidence": "assumed"},
+        },
+    }
+    return zsim.Experiment(
+        model={**TINY, "n_layer": num_layers},
+        cluster=cluster,
+        nodes=nodes,
+        training={"sequence_length": 512, "gradient_accumulation_steps": 2, **training},
+        strategy=strategy,
+    )

@@ -230,8 +230,13 @@ def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     for size in divisors(sequences):
         steps = sequences // size
         if steps <= _MAX_MICRO_BATCHES:
-            more = f" x {steps}" if steps > 1 else ""
-            yield AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
+            yield in_micro_batches(size, steps)
+
+
+def in_micro_batches(size: int, steps: int) -> AxisChoice:
+    """The choice of `steps` micro-batches of `size` sequences."""
+    more = f" x {steps}" if steps > 1 else ""
+    return AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
 
 
 def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:

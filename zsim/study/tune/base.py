@@ -18,6 +18,12 @@ from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
 from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+# what a key of [parallelism] means where it is left out
+_UNSET = {
+    "parallelism.virtual_stages": 1,
+    "parallelism.first_stage_less_layers": 0,
+    "parallelism.last_stage_less_layers": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     if parents[:1] == ["training"]:
         return getattr(job.training, last)
     if parents[:1] == ["parallelism"]:
-        return getattr(job.experiment.parallelism, last)
+        return _plain(key, getattr(job.experiment.parallelism, last))
     if parents[-1:] == ["zero_optimization"]:
         name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
         return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
@@ -173,4 +179,6 @@ def _plain(key: str, value: Any) -> Any:
     if key.endswith(("offload_optimizer", "offload_param")):
         device = value.get("device") if isinstance(value, Mapping) else getattr(value, "device", None)
         return None if device in (None, "none") else device
+    if value is None and key in _UNSET:
+        return _UNSET[key]
     return int(value) if isinstance(value, float) and value.is_integer() and "zero_opt" in key else value

@@ -2,6 +2,8 @@
 
 Forward selection over the axes in which the two differ. At each step the change with the largest gain is
 made; every combination on the way is checked for memory and simulated. Changes without a gain are left out.
+Every combination has the same global batch: with other degrees, or another micro-batch, the number of
+micro-batches changes too. A budget ends the selection: all changes that are left are then one step.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from itertools import combinations
 from typing import Any
 
 from zsim.study.differences import is_told_apart
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, PARALLELISM, in_micro_batches
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.degrees import replicas_of
 from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.refine import WORTH
 from zsim.study.tune.tellings import script_change
 
 _AT_ONCE = 3  # largest number of axes tried as one change, before all that are left at once
-_TOGETHER = ("checkpointing", "micro-batch")  # one frees memory that the other uses: also tried as one change
+_BATCH = "micro-batch"  # the axis
+_TOGETHER = ("checkpointing", _BATCH)  # one frees memory that the other uses: also tried as one change
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,14 @@ class TuningStep:
 
 
 def explain(
-    evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate
+    evaluator: Evaluator,
+    given: Candidate,
+    measured: Measured | None,
+    best: Candidate,
+    budget: int | None = None,
 ) -> list[TuningStep]:
     """The steps from `given` to the gains of `best`; `measured` is the result of `given`, None if it does not
-    fit."""
+    fit; `budget`: after so many configurations all that is left is one step."""
     left = differing_axes(given, best)
     current, before = given, measured
     asked = given  # without the values that hold by default
@@ -69,24 +78,59 @@ def explain(
         if name not in left:  # set explicitly, because the default may depend on what changes
             current = current.with_choice(name, choice, given.number)
     steps: list[TuningStep] = []
+    spent = evaluator.num_simulated
     while left:
         seconds = None if before is None else before.seconds
-        chosen = _best_change(evaluator, current, seconds, best, left)
+        is_over = budget is not None and evaluator.num_simulated - spent >= budget
+        most = 0 if is_over else _AT_ONCE if budget is None else 1
+        chosen = _best_change(evaluator, current, seconds, best, left, most)
         if chosen is None:
             break
         names, after = chosen
+        changed = [
+            name for name in best.choices if name in names or _has_moved(name, current, after.candidate)
+        ]
         changes = [
             change
-            for name in names
+            for name in changed
             for change in changes_of(current, after.candidate, best.choices[name].overrides)
         ]
-        for name in names:
-            asked = asked.with_choice(name, best.choices[name], given.number)
+        for name in changed:
+            asked = asked.with_choice(name, after.candidate.choices[name], given.number)
         asked, more = _with_what_followed(asked, after.candidate)
         steps.append(TuningStep((*changes, *more), before, after))
         current, before = after.candidate, after
-        left = [name for name in left if name not in names]
+        left = [name for name in left if current.choices.get(name) != best.choices[name]]
     return steps
+
+
+def _has_moved(name: str, before: Candidate, after: Candidate) -> bool:
+    """Whether the choice on an axis that a step did not name has changed with it."""
+    return name in after.choices and after.choices[name] != before.choices.get(name)
+
+
+def _with_choices(current: Candidate, best: Candidate, names: Sequence[str]) -> Candidate:
+    """`current` with the choices of `best` on these axes, and as many micro-batches as keep its global
+    batch, where a whole number does."""
+    found = current
+    for name in names:
+        found = found.with_choice(name, best.choices[name], current.number)
+    if PARALLELISM.name not in best.choices or not {PARALLELISM.name, _BATCH} & set(names):
+        return found
+    if _BATCH not in best.choices:
+        return found
+    size = value_of(found.base, found.overrides, MICRO_BATCH)
+    steps, rest = divmod(found.base.batch_sequences, size * replicas_of(found.base, found.overrides))
+    if rest or not steps or found.overrides.get(ACCUMULATION, 0) == steps:
+        return found
+    return found.with_choice(_BATCH, in_micro_batches(size, steps), current.number)
+
+
+def _keeps_batch(candidate: Candidate) -> bool:
+    """Whether a candidate has its base's global batch."""
+    base, overrides = candidate.base, candidate.overrides
+    size, steps = (value_of(base, overrides, key) for key in (MICRO_BATCH, ACCUMULATION))
+    return bool(size * steps * replicas_of(base, overrides) == base.batch_sequences)
 
 
 def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate, list[Change]]:
@@ -114,20 +158,23 @@ def differing_axes(given: Candidate, best: Candidate) -> list[str]:
 
 
 def _best_change(
-    evaluator: Evaluator, current: Candidate, seconds: float | None, best: Candidate, left: Sequence[str]
+    evaluator: Evaluator,
+    current: Candidate,
+    seconds: float | None,
+    best: Candidate,
+    left: Sequence[str],
+    most: int,
 ) -> tuple[tuple[str, ...], Measured] | None:
-    """The change with the largest gain, alone or in the smallest group that gains; None if nothing gains."""
+    """The change with the largest gain, alone or in the smallest group of up to `most` axes that gains, else
+    all together; None if nothing gains."""
     together = tuple(name for name in _TOGETHER if name in left)
-    for count in (*range(1, min(_AT_ONCE, len(left)) + 1), len(left)):
+    for count in (*range(1, min(most, len(left)) + 1), len(left)):
         groups = list(combinations(left, count))
         if count == 1 and len(together) > 1:
             groups.append(together)
-        tried = []
-        for names in groups:
-            candidate = current
-            for name in names:
-                candidate = candidate.with_choice(name, best.choices[name], current.number)
-            tried.append((names, candidate))
+        tried = [(names, _with_choices(current, best, names)) for names in groups]
+        if PARALLELISM.name in best.choices:
+            tried = [(names, candidate) for names, candidate in tried if _keeps_batch(candidate)]
         found = _measured(evaluator, tried)
         if found and (seconds is None or found[1].seconds < seconds * (1 - WORTH)):
             return found

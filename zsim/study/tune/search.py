@@ -3,6 +3,9 @@
 Candidates are taken in the order of their lower bounds: first from the batch alone; then, with memory checked
 exactly, from their plans. The most promising are simulated. The search ends when no remaining candidate could
 beat the best even with all communication hidden, so the result is the best of everything that fits.
+
+With a budget the search may end before that. What is left then is counted, with the lowest of its bounds: no
+candidate that was left is faster than that.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from zsim.study.tune.bounds import Bound
 from zsim.study.tune.candidates import Candidate
@@ -21,6 +25,7 @@ Objective = Callable[[float, int], float]
 # the period may be this much below the sum of the kernels.
 _SLACK = 0.995
 _WAVE = 4
+_PLANS = 4  # candidates planned for each that a budget lets be simulated
 
 
 def fastest(seconds: float, gpus: int) -> float:
@@ -35,8 +40,9 @@ def cheapest(seconds: float, gpus: int) -> float:
 
 @dataclass
 class SearchResult:
-    """The best results in order. `measured` are all simulated results; the counts are numbers of
-    candidates."""
+    """The best results in order. `measured` are all simulated results; the counts are numbers of candidates:
+    `num_left` those that the budget left, none of which is better than `least_worth` (None: none was
+    left)."""
 
     best: list[Measured]
     measured: list[Measured] = field(default_factory=list)
@@ -44,6 +50,8 @@ class SearchResult:
     num_refused: int = 0
     num_too_large: int = 0
     num_too_slow: int = 0
+    num_left: int = 0
+    least_worth: float | None = None
 
     @property
     def num_simulated(self) -> int:
@@ -57,19 +65,30 @@ def search(
     objective: Objective = fastest,
     count: int = 5,
     instead: Mapping[int, Candidate] | None = None,
+    budget: int | None = None,
 ) -> SearchResult:
     """The best candidate that fits, then the next best of those simulated; ties in the order of the space.
 
     The first is the same as if every candidate were simulated; at least `count` are simulated. `instead`: by
     candidate number, the candidate that replaces one that does not fit. If torch may not find room for a
-    candidate, its replacement is evaluated as well, and counts as one more candidate.
+    candidate, its replacement is evaluated as well, and counts as one more candidate. `budget`: at most about
+    so many candidates are simulated, and `_PLANS` times as many planned (None: as many as the proof needs).
     """
     found = SearchResult([], num_candidates=len(candidates))
     instead = instead or {}
     queue = _bounded(evaluator, candidates, objective, found, instead)
     heapq.heapify(queue)
+    planned = 0
     while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
-        wave = _next_wave(queue)
+        if budget is not None and found.measured and len(found.measured) >= budget:
+            break
+        wave = []
+        if budget is not None and planned >= _PLANS * budget:
+            wave = _planned_wave(queue, found.best[0].worth(objective) if found.best else inf)
+            if not wave and found.measured:
+                break
+        wave = wave or _next_wave(queue)
+        planned += 0 if wave[0].is_checked else len(wave)
         if wave[0].is_checked:
             others = _simulate(evaluator, wave, found, instead)
             found.num_candidates += len(others)
@@ -81,7 +100,10 @@ def search(
         else:
             for entry in _checked(evaluator, wave, objective, found, instead):
                 heapq.heappush(queue, entry)
-    found.num_too_slow = len(queue)
+    best = found.best[0].worth(objective) if found.best else inf
+    found.num_left = sum(entry.worth < best for entry in queue)
+    found.num_too_slow = len(queue) - found.num_left
+    found.least_worth = queue[0].worth if found.num_left else None
     return found
 
 
@@ -127,6 +149,14 @@ def _next_wave(queue: list[_Entry]) -> list[_Entry]:
     wave = [heapq.heappop(queue)]
     while queue and len(wave) < _WAVE and queue[0].is_checked == wave[0].is_checked:
         wave.append(heapq.heappop(queue))
+    return wave
+
+
+def _planned_wave(queue: list[_Entry], best: float) -> list[_Entry]:
+    """The next few entries that are planned and may be better than `best`."""
+    wave = sorted(entry for entry in queue if entry.is_checked and entry.worth < best)[:_WAVE]
+    queue[:] = [entry for entry in queue if entry not in wave]
+    heapq.heapify(queue)
     return wave
 
 

@@ -32,6 +32,12 @@ def tuned_lines(tuned: Tuned) -> Iterator[str]:
         yield from _changes(tuned)
     yield ""
     yield from paragraph(_counts(tuned))
+    if (gain := tuned.at_most_better) is not None:
+        yield from paragraph(
+            f"The budget of simulations is used up: the {tuned.found.num_left:,} left could be at most "
+            f"{percent(gain)} {'cheaper' if tuned.goal == 'cheapest' else 'faster'} by their bounds "
+            "(--simulations allows more)"
+        )
     for reason, count in _reasons(tuned.refused):
         yield from paragraph(f"{count} refused: {reason}", indent=4)
 
@@ -151,6 +157,7 @@ def _counts(tuned: Tuned) -> str:
     counts = [
         f"{found.num_too_large:,} do{'es' if found.num_too_large == 1 else ''} not fit",
         f"{found.num_too_slow:,} cannot be faster",
+        *([f"{found.num_left:,} left"] if found.num_left else []),
         *([f"{found.num_refused:,} refused"] if found.num_refused else []),
         f"{found.num_simulated:,} simulated",
     ]
@@ -194,10 +201,22 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
         "configurations": found.num_candidates,
         "do_not_fit": found.num_too_large,
         "cannot_be_faster": found.num_too_slow,
+        **_left(tuned),
         "refused": dict(tuned.refused),
         "refused_configurations": found.num_refused,
         "simulated_configurations": found.num_simulated,
         "simulated": tuned.num_simulated,
+    }
+
+
+def _left(tuned: Tuned) -> dict[str, Any]:
+    """What the budget of simulations left, where there is one."""
+    if tuned.budget is None:
+        return {}
+    return {
+        "simulations_budget": tuned.budget,
+        "left": tuned.found.num_left,
+        "left_at_most_better_fraction": tuned.at_most_better,
     }
 
 

@@ -10,7 +10,7 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import remedy_words
 from zsim.specs.experiment.tables import STRATEGIES, Experiment
-from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
+from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds
@@ -21,6 +21,8 @@ from zsim.study.tune.search import SearchResult
 from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
+BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
+_STEPS = 8  # configurations to simulate for the steps from the given one to the best of those
 
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
@@ -29,7 +31,7 @@ _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 class Tuned:
     """The result of a search: `best` in order. `given` is the given experiment, if it fits; `given_memory` is
     its memory in any case. `steps` lead from it to the best. `measured` are all simulated configurations, for
-    figures."""
+    figures. `budget`: of configurations to simulate, None for as many as the proof needs."""
 
     goal: str
     settled: str
@@ -43,6 +45,18 @@ class Tuned:
     refused: dict[str, int]
     num_simulated: int
     num_checked: int
+    budget: int | None = None
+
+    @property
+    def at_most_better(self) -> float | None:
+        """By what fraction of the best step (or of the goal's worth) anything that the budget left could at
+        most be better; None if nothing is left that could be."""
+        least = self.found.least_worth
+        if least is None:
+            return None
+        best = self.best[0]
+        gain = 1 - least / (best.seconds * best.gpus if self.goal == "cheapest" else best.seconds)
+        return gain if gain > 0 else None
 
 
 def tune(
@@ -53,6 +67,7 @@ def tune(
     keep: Sequence[str] = (),
     allows_quantised: bool = False,
     searches_parallelism: bool = False,
+    budget: int | None = None,
     headroom: float = 0.0,
     count: int = 5,
     jobs: int = 1,
@@ -64,6 +79,8 @@ def tune(
 
     The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
     experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
+    `budget`: where degrees are searched, about how many configurations are simulated at most; what could then
+    still be better is said by `Tuned.at_most_better`.
     Raises InputError where nothing fits, or `cache` cannot be made. Deterministic: `jobs` only changes the
     run time."""
     _check(goal, kinds, keep, headroom)
@@ -76,12 +93,20 @@ def tune(
     evaluator = Evaluator(jobs, cache, on_done, headroom)
     more = [QUANTISED] if allows_quantised else []
     question = Question(base, tuple(kinds) or (base.kind,), keep, more, evaluator)
+    has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
+    if has_degrees and not set(question.kinds) & set(PARALLELISM.kinds):
+        if searches_parallelism:
+            raise InputError(_no_degrees(question.kinds))
+        has_degrees = False
     try:
         space = GOALS[goal](question)
     except InputError as error:
         raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
     look = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
+    if has_degrees:
+        budget = BUDGET if budget is None else budget
+        look = replace(look, budget=budget)
     verified = look.at_best(space)
     given, memory = measured_given(evaluator, given_candidate)
     found, best = verified.found, verified.best[:count]
@@ -89,10 +114,13 @@ def tune(
         raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
-        steps = explain(evaluator, given_candidate, given, best[0].candidate)
+        steps = explain(
+            evaluator, given_candidate, given, best[0].candidate, budget=_STEPS if has_degrees else None
+        )
     return Tuned(
         goal, verified.space.settled, base, given, memory, best, steps, found, verified.measured,
         dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
+        budget if has_degrees else None,
     )  # fmt: skip
 
 
@@ -120,6 +148,13 @@ def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float
         raise InputError("--keep micro-batch: the goal largest-batch sets it")
     if not 0 <= headroom < 1:
         raise InputError(f"--headroom {headroom:g}: expected a fraction from 0 to below 1")
+
+
+def _no_degrees(kinds: Sequence[str]) -> str:
+    return (
+        f"--parallelism: found {' and '.join(kinds)}, whose degrees are not searched; expected --kind "
+        f"{' or '.join(PARALLELISM.kinds)}"
+    )
 
 
 def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:

@@ -43,13 +43,15 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verifier:
-    """How to search spaces: `given` is the given experiment, ranked among the results if `is_compared`."""
+    """How to search spaces: `given` is the given experiment, ranked among the results if `is_compared`;
+    `budget` as in `search`."""
 
     evaluator: Evaluator
     keep: Sequence[str]
     count: int
     given: Candidate
     is_compared: bool
+    budget: int | None = None
 
     def at_best(self, space: Space) -> Verified:
         """The results of the space, or of the first alternative (`otherwise`) whose best result does not run
@@ -83,7 +85,10 @@ class Verifier:
 
     def _searched(self, space: Space) -> SearchResult:
         first, instead = by_loss(space.candidates)
-        return search(self.evaluator, first, objective=space.objective, count=self.count, instead=instead)
+        return search(
+            self.evaluator, first, objective=space.objective, count=self.count, instead=instead,
+            budget=self.budget,
+        )  # fmt: skip
 
     def _with_losses(self, found: SearchResult, space: Space, measured: list[Measured]) -> list[Measured]:
         few = _ranked(found.measured, space)[: max(self.count, _FEW)]

@@ -1,0 +1,106 @@
+"""The search of degrees: the global batch stays, and a budget of simulations says what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.study.tune.conftest import tiny
+from zsim.errors import InputError
+from zsim.study.tune.base import value_of
+from zsim.study.tune.degrees import replicas_of
+from zsim.study.tune.evaluate import Measured
+from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
+from zsim.study.tune.tune import Tuned, tune
+
+Tiny = Callable[..., zsim.Experiment]
+MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
+
+
+def with_degrees(experiment: zsim.Experiment, **degrees: Any) -> zsim.Experiment:
+    data = experiment.model_dump(exclude_defaults=True)
+    return zsim.Experiment.model_validate({**data, "parallelism": degrees})
+
+
+@pytest.fixture(scope="module")
+def given() -> zsim.Experiment:
+    """8 GPUs, tensor 4: 2 replicas with 8 sequences each."""
+    return with_degrees(tiny(MEGATRON, nodes=1, num_layers=4, gradient_accumulation_steps=8), tensor=4)
+
+
+@pytest.fixture(scope="module")
+def tuned(given: zsim.Experiment) -> Tuned:
+    return tune(given, budget=4, count=2)
+
+
+def sequences(measured: Measured) -> int:
+    """Sequences of all replicas in a step."""
+    base, overrides = measured.candidate.base, measured.candidate.overrides
+    size, steps = (
+        value_of(base, overrides, f"training.{key}")
+        for key in ("micro_batch_size", "gradient_accumulation_steps")
+    )
+    return int(size * steps * replicas_of(base, overrides))
+
+
+def test_every_step_of_what_to_change_has_the_given_global_batch(tuned: Tuned) -> None:
+    """16 sequences, whatever the degrees; each step begins where the one before ended."""
+    assert tuned.steps
+    assert {sequences(step.after) for step in tuned.steps} == {16}
+    assert all(before.after is after.before for before, after in pairwise(tuned.steps))
+
+
+def test_steps_name_the_micro_batches_that_change_with_the_degrees(tuned: Tuned) -> None:
+    """More replicas have fewer sequences each."""
+    degrees = next(step for step in tuned.steps if any("tensor" in one.key for one in step.changes))
+    keys = {change.key for change in degrees.changes}
+    assert keys & {"training.micro_batch_size", "training.gradient_accumulation_steps"}
+
+
+def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuned) -> None:
+    found = tuned.found
+    assert found.num_simulated < 4 + 4
+    assert found.num_left > 0
+    assert tuned.at_most_better is not None
+    assert 0 < tuned.at_most_better < 1
+    parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated, found.num_left
+    assert sum(parts) == found.num_candidates
+    text = " ".join(" ".join(tuned_lines(tuned)).split())
+    share = f"{tuned.at_most_better * 100:.1f} %"
+    assert f"the {found.num_left:,} left could be at most {share} faster by their bounds" in text
+    json = tuned_to_dict(tuned)
+    assert json["simulations_budget"] == 4
+    assert json["left"] == found.num_left
+    assert json["left_at_most_better_fraction"] == tuned.at_most_better
+
+
+def test_what_is_left_keeps_its_promise(tuned: Tuned, given: zsim.Experiment) -> None:
+    """A search with three times the budget finds nothing that beats what the small one said."""
+    more = tune(given, budget=12, count=2)
+    least = tuned.best[0].seconds * (1 - (tuned.at_most_better or 0.0))
+    assert least <= more.best[0].seconds <= tuned.best[0].seconds
+
+
+def test_without_degrees_there_is_no_budget(make_tiny: Tiny) -> None:
+    tuned = tune(make_tiny(MEGATRON), count=1)
+    assert tuned.budget is None
+    assert tuned.found.num_left == 0
+    assert "left" not in tuned_to_dict(tuned)
+
+
+def test_lines_stay_within_80_columns(tuned: Tuned) -> None:
+    assert max(len(line) for line in tuned_lines(tuned)) <= 80
+
+
+def test_degrees_of_a_strategy_without_them_are_refused(make_tiny: Tiny) -> None:
+    with pytest.raises(InputError, match="--parallelism: found ddp, whose degrees"):
+        tune(make_tiny({"kind": "ddp"}), searches_parallelism=True)
+
+
+def test_the_files_of_a_result_have_its_degrees(tuned: Tuned) -> None:
+    files = tuned_files(tuned)
+    assert files["best/NOTES.txt"]
