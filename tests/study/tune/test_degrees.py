@@ -11,11 +11,14 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny
 from zsim.errors import InputError
-from zsim.study.tune.base import value_of
+from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.degrees import replicas_of
-from zsim.study.tune.evaluate import Measured
+from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import Tuned, tune
+from zsim.study.tune.verify import measured_given
 
 Tiny = Callable[..., zsim.Experiment]
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
@@ -47,18 +50,29 @@ def sequences(measured: Measured) -> int:
     return int(size * steps * replicas_of(base, overrides))
 
 
-def test_every_step_of_what_to_change_has_the_given_global_batch(tuned: Tuned) -> None:
+@pytest.fixture(scope="module")
+def steps(given: zsim.Experiment) -> list[TuningStep]:
+    """To data parallelism alone: 8 replicas with one micro-batch of 2 sequences each."""
+    base, evaluator = base_of(given), Evaluator()
+    wanted = "Megatron, data parallel, distributed optimizer, checkpointing none, micro-batch 2"
+    best = next(one for one in candidates([base]) if one.label == wanted)
+    start = Candidate(base, {}, -1)
+    return explain(evaluator, start, measured_given(evaluator, start)[0], best, budget=6)
+
+
+def test_every_step_of_what_to_change_has_the_given_global_batch(steps: list[TuningStep]) -> None:
     """16 sequences, whatever the degrees; each step begins where the one before ended."""
-    assert tuned.steps
-    assert {sequences(step.after) for step in tuned.steps} == {16}
-    assert all(before.after is after.before for before, after in pairwise(tuned.steps))
+    assert len(steps) > 1
+    assert {sequences(step.after) for step in steps} == {16}
+    assert all(before.after is after.before for before, after in pairwise(steps))
 
 
-def test_steps_name_the_micro_batches_that_change_with_the_degrees(tuned: Tuned) -> None:
-    """More replicas have fewer sequences each."""
-    degrees = next(step for step in tuned.steps if any("tensor" in one.key for one in step.changes))
-    keys = {change.key for change in degrees.changes}
-    assert keys & {"training.micro_batch_size", "training.gradient_accumulation_steps"}
+def test_steps_name_the_micro_batches_that_change_with_the_degrees(steps: list[TuningStep]) -> None:
+    """4 times the replicas have a quarter of the sequences each: 2 micro-batches of one."""
+    (degrees,) = (step for step in steps if any("tensor" in one.key for one in step.changes))
+    changes = {change.key: (change.before, change.after) for change in degrees.changes}
+    assert changes["parallelism.tensor"] == (4, 1)
+    assert changes["training.gradient_accumulation_steps"] == (8, 2)
 
 
 def test_a_budget_ends_the_search_and_says_what_it_left(tuned: Tuned) -> None:

@@ -10,7 +10,7 @@ import pytest
 import zsim
 from tests.expect import of_kind, there
 from zsim.engine.micro_batches import FEW
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
@@ -260,7 +260,7 @@ def test_mistakes_name_what_was_expected(make_tiny: Tiny, arguments: dict[str, o
 
 @pytest.mark.parametrize("kind", ["tp", "pipeline", "3D"])
 def test_other_parallelisms_are_refused_by_name(make_tiny: Tiny, kind: str) -> None:
-    with pytest.raises(NotSimulatedError, match="parallelism yet; expected ddp"):
+    with pytest.raises(InputError, match="--parallelism searches the degrees of --kind megatron"):
         tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", kind))
 
 

@@ -24,6 +24,7 @@ from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.training import Training
 from zsim.study.tune.stage_bounds import StageBounds
 
@@ -37,16 +38,20 @@ class Bound:
 
 
 class Bounds:
-    """Bounds of jobs of one model on one kind of GPU; each training setting is evaluated once."""
+    """Bounds of jobs of one model on one kind of GPU; each training setting is evaluated once. If
+    `has_degrees`, jobs without model parallelism are bounded like those with it, by exposed collectives, the
+    host and the states too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_degrees: bool = False) -> None:
+        self.has_degrees = has_degrees
         self._of_one: dict[tuple[str, str, Training], Bound] = {}
         self._pricers: dict[str, KernelPricer] = {}
         self._staged = StageBounds()
 
     def of(self, job: Job) -> Bound:
         """The bound on the job's step."""
-        if not job.parallelism.is_trivial:
+        is_staged = self.has_degrees and isinstance(job.strategy, Megatron)
+        if is_staged or not job.parallelism.is_trivial:
             context = job.cluster.framework_memory.context
             return Bound(self._staged.seconds(job), self._staged.gpu_bytes(job) + context)
         one = replace(job.training, gradient_accumulation_steps=1)

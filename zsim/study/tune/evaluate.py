@@ -142,7 +142,7 @@ class Evaluator:
     on it.
 
     `on_done` is called after each piece of work with its kind (checked, simulated) and the count so far.
-    `headroom` is the fraction of GPU memory that a candidate must leave free.
+    `headroom` is the fraction of GPU memory that a candidate must leave free; `has_degrees` as in `Bounds`.
     """
 
     def __init__(
@@ -151,6 +151,7 @@ class Evaluator:
         cache: Path | None = None,
         on_done: Callable[[str, int], None] | None = None,
         headroom: float = 0.0,
+        has_degrees: bool = False,
     ) -> None:
         self.jobs = jobs
         self.headroom = headroom
@@ -160,7 +161,7 @@ class Evaluator:
         self.simulator = Simulator()
         self._seconds = 0.0  # of work in this process
         self._cache = cache
-        self._bounds = Bounds()
+        self._bounds = Bounds(has_degrees=has_degrees)
         self._identities = Identities()
         self._resolved: dict[str, Job | str] = {}
         self._memory: dict[str, MemoryBounds | str] = {}

@@ -25,7 +25,7 @@ Objective = Callable[[float, int], float]
 # the period may be this much below the sum of the kernels.
 _SLACK = 0.995
 _WAVE = 4
-_PLANS = 4  # candidates planned for each that a budget lets be simulated
+_PLANS = 3  # candidates planned for each that a budget lets be simulated
 
 
 def fastest(seconds: float, gpus: int) -> float:

@@ -5,7 +5,15 @@ A pipeline rank can begin only after the stages before it have had one forward, 
 of all micro-batches of its own stages, and after its last backward the stages before it still have theirs. So
 a step takes at least lead-in + own work + drain of every rank (Narayanan et al. 2021, arXiv 2104.04473,
 section 2.2, for unequal stages). Where backward is split (zero bubble) the drain is left out. Collectives
-between a layer's products that nothing overlaps count at the full rate of the links.
+between a layer's products that nothing overlaps take as long as alone. Nor is a step shorter than the host
+needs to issue the modules of a rank: with Megatron's 1F1B, whose host waits for the device at every message,
+this holds for each micro-batch.
+
+# [Note: reduced behind the last backward]
+Megatron reduces what it does not overlap after the last backward, and gathers parameters after the update.
+With overlap a stage is one bucket (but for the first: `MegatronSchedule`), which is complete when the stage's
+last backward ends. The rank with stage 0 does so behind the drain. The others are done before it, but where
+the norm of the gradients is taken over all ranks none goes on until all are done.
 
 Memory: parameters, gradients and optimizer states of the rank's stages, and the activations of the
 micro-batches that its schedule has in flight.
@@ -18,10 +26,11 @@ from dataclasses import dataclass, replace
 
 from zsim.cost.kernels.update import OPTIMIZER_STATES
 from zsim.cost.rates.gpu import KernelPricer
+from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
-from zsim.plan.ops import Collective
+from zsim.plan.ops import Collective, CollectiveKind
 from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.workload.issued import Issued, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
@@ -29,18 +38,22 @@ from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.mesh import DATA
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
+from zsim.study.tune.idle_collectives import IdleCollectives
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Seconds and bytes of a segment: forward, backward with recomputation, kept activations, parameters."""
+    """Seconds and bytes of a segment: forward, backward with recomputation, the host's time for both, kept
+    activations, parameters."""
 
     forward: float = 0.0
     backward: float = 0.0
+    host: float = 0.0
     kept_bytes: int = 0
     numel: int = 0
 
@@ -48,6 +61,7 @@ class _Piece:
         return _Piece(
             self.forward + other.forward,
             self.backward + other.backward,
+            self.host + other.host,
             self.kept_bytes + other.kept_bytes,
             self.numel + other.numel,
         )
@@ -71,6 +85,7 @@ class StageBounds:
     def __init__(self) -> None:
         self._pieces: dict[Key, _Pieces] = {}
         self._pricers: dict[str, KernelPricer] = {}
+        self._collectives = IdleCollectives()
 
     def seconds(self, job: Job) -> float:
         """Seconds that the step takes at least: see [Note: a pipeline is never faster]."""
@@ -78,14 +93,44 @@ class StageBounds:
         ranks = ranks_of_stages(split.schedule, split.pipeline, split.virtual_stages)
         steps = job.training.gradient_accumulation_steps
         drains = split.schedule not in _SPLIT_BACKWARD
-        least = 0.0
+        least, slower = 0.0, slowest_of(job)
+        waits = isinstance(job.strategy, Megatron) and split.schedule == "1f1b" and split.pipeline > 1
+        syncs = job.training.gradient_clipping > 0 and drains
+        of_first = sum(stage.numel for stage, holder in zip(stages, ranks, strict=True) if holder == ranks[0])
+        last = self._tail(job, of_first, 0)  # behind the drain
         for rank in range(split.pipeline):
             own = [number for number, holder in enumerate(ranks) if holder == rank]
             ahead = stages[: own[0]]
-            busy = sum(stages[number].forward + stages[number].backward for number in own)
-            outside = sum(stage.forward + (stage.backward if drains else 0.0) for stage in ahead)
-            least = max(least, outside + steps * busy)
-        return least * slowest_of(job)
+            busy = slower * sum(stages[number].forward + stages[number].backward for number in own)
+            host = sum(stages[number].host for number in own)
+            lead_in = slower * sum(stage.forward for stage in ahead)
+            drain = slower * sum(stage.backward for stage in ahead) if drains else 0.0
+            numel = sum(stages[number].numel for number in own)
+            tail = self._tail(job, numel, 0 if own[0] == 0 else stages[own[0]].numel) if syncs else 0.0
+            issued = steps * (max(busy, host) if waits else busy)
+            least = max(least, lead_in + issued + max(drain + last, tail), steps * host)
+        return least
+
+    def _tail(self, job: Job, numel: int, numel_of_last: int) -> float:
+        """Seconds of the reduction and of the gathering of a rank with `numel` parameters that nothing
+        overlaps; `numel_of_last`: of the stage whose backward is the last. See [Note: reduced behind the last
+        backward]."""
+        strategy = job.strategy
+        ranks = job.data_parallel_size * job.parallelism.context
+        if not isinstance(strategy, Megatron) or strategy.optimizer_instances > 1 or ranks == 1:
+            return 0.0
+        if not strategy.is_contiguous or strategy.has_owners:
+            return 0.0
+        reduced = numel_of_last if strategy.overlap_grad_reduce else numel
+        way: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
+        calls: list[tuple[CollectiveKind, int, str]] = [(way, reduced, strategy.grad_dtype)]
+        if strategy.distributed_optimizer and not strategy.overlap_param_gather:
+            calls.append(("all_gather", numel, strategy.param_dtype))
+        return sum(
+            self._collectives.seconds(job, Collective(kind, count * DTYPE_BYTES[dtype], dtype, DATA))
+            for kind, count, dtype in calls
+            if count
+        )
 
     def gpu_bytes(self, job: Job) -> int:
         """Bytes that the fullest rank needs at least."""
@@ -139,9 +184,27 @@ class StageBounds:
         backward = sum(self._seconds(job, call.work.backward) for call in segment.calls)
         backward += sum(self._seconds(job, call.work.forward) for call in segment.recomputed)
         backward += sum(self._again(job, call) for call in segment.calls)
+        host = self._host(job, segment)
         saved = sum(call.work.saved_bytes for call in segment.calls)
         kept = segment.checkpoint_bytes if segment.is_checkpointed else saved
-        return _Piece(forward, backward, kept, segment.numel)
+        return _Piece(forward, backward, host, kept, segment.numel)
+
+    def _host(self, job: Job, segment: Segment) -> float:
+        """Seconds of the host thread for forward and backward of a segment, without the framework's hooks
+        but for Megatron's around a block."""
+        strategy, costs = job.strategy, shipped_host_costs()
+
+        def seconds(overhead: str | None, events: int, launches: int) -> float:
+            return host_seconds(overhead, events, launches, job.cluster.host, costs)
+
+        forwards = (*segment.calls, *segment.recomputed)
+        found = sum(seconds("module_call", 1, call.work.forward_launches) for call in forwards)
+        for call in segment.calls:
+            found += seconds("autograd_node", 1, call.work.backward_launches)
+            found += seconds(None, 0, call.work.recompute_launches)
+        if isinstance(strategy, Megatron) and strategy.block_overhead is not None and segment.kind == "block":
+            found += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)
+        return found
 
     def _again(self, job: Job, call: ModuleCall) -> float:
         return self._seconds(job, call.work.recompute) if call.work.recompute is not None else 0.0
@@ -152,12 +215,9 @@ class StageBounds:
         total: float = sum(pricer.seconds(kernel) for kernel in kernels_of(issued).kernels)
         if not isinstance(issued, tuple):
             return total
-        cluster = job.cluster
-        rate = max(cluster.node_link.bandwidth, cluster.pcie.bandwidth, cluster.nic.bandwidth)
         for part in issued:
             if isinstance(part.work, Collective) and part.stream == COMPUTE:
-                ranks = job.mesh.size(part.work.group)
-                total += part.work.bytes * (ranks - 1) / ranks / rate
+                total += self._collectives.seconds(job, part.work)
         return total
 
 

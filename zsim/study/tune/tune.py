@@ -21,8 +21,8 @@ from zsim.study.tune.search import SearchResult
 from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
-BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
-_STEPS = 8  # configurations to simulate for the steps from the given one to the best of those
+BUDGET = 12  # configurations to simulate where degrees are searched: thousands of them differ by little
+_STEPS = 6  # configurations to simulate for the steps from the given one to the best of those
 
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
@@ -90,14 +90,15 @@ def tune(
     base = base_of(experiment)
     if searches_parallelism:
         base = replace(base, data={"parallelism": {}, **base.data})
-    evaluator = Evaluator(jobs, cache, on_done, headroom)
-    more = [QUANTISED] if allows_quantised else []
-    question = Question(base, tuple(kinds) or (base.kind,), keep, more, evaluator)
+    kinds = tuple(kinds) or (base.kind,)
     has_degrees = "parallelism" in base.data and PARALLELISM.name not in keep
-    if has_degrees and not set(question.kinds) & set(PARALLELISM.kinds):
+    if has_degrees and not set(kinds) & set(PARALLELISM.kinds):
         if searches_parallelism:
-            raise InputError(_no_degrees(question.kinds))
+            raise InputError(_no_degrees(kinds))
         has_degrees = False
+    evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees)
+    more = [QUANTISED] if allows_quantised else []
+    question = Question(base, kinds, keep, more, evaluator)
     try:
         space = GOALS[goal](question)
     except InputError as error:
