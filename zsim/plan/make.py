@@ -11,7 +11,7 @@ from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import CollectiveKind, Group, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.fusion import with_fused_projections
-from zsim.plan.parallel.stages import cut_into_stages, tied_numel
+from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
@@ -89,7 +89,10 @@ def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
     if parallelism.has_megatron_layers:
         model = with_fused_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
-    return cut_into_stages(model, parallelism.layers_per_stage)
+    stages = cut_into_stages(model, parallelism.layers_per_stage)
+    if parallelism.style == "deepspeed" and model.is_tied and len(stages) > 1:
+        stages[-1] = with_head_first(stages[-1])
+    return stages
 
 
 def plan_step(

@@ -31,6 +31,15 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
     return stages
 
 
+def with_head_first(stage: ModelSpec) -> ModelSpec:
+    """The last stage with its head registered before the blocks, where DeepSpeed's PipelineModule has its
+    tied layers (`tied_modules`, DeepSpeed 0.19.8 `runtime/pipe/module.py`)."""
+    heads = tuple(
+        module.name for module in stage.after if isinstance(module.work, Linear) and module.parameters
+    )
+    return replace(stage, registered_before_blocks=heads)
+
+
 def tied_numel(model: ModelSpec) -> int:
     """Elements of the weight that the embedding and a tied head share, on this rank; 0 if they do not."""
     return next(
