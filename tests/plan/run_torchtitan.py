@@ -2,10 +2,12 @@
 
 Run as a script with a JSON list of questions; prints a JSON list of answers: by asked rank, the calls of the
 second step as [kind, bytes, dtype, ranks], the bytes of each stage's buffers for messages, and those of each
-tensor that autograd keeps of a forward, parameters aside. The stages are torch's `PipelineStage`, their
-schedules torch's own, the tensor-parallel plan is torchtitan's (`apply_tp` of
-models/llama3/infra/parallelize.py), and so are the units that `fully_shard` wraps (`apply_fsdp`), the split
-of the loss, checkpointing and clipping.
+tensor that autograd keeps of a forward, parameters aside. The ranks of a question that "is_real"
+run together on gloo, all of them, and meet at its file.
+
+The stages are torch's `PipelineStage`, their schedules torch's own, the tensor-parallel plan is torchtitan's
+(`apply_tp` of models/llama3/infra/parallelize.py), and so are the units that `fully_shard` wraps
+(`apply_fsdp`), the split of the loss, checkpointing and clipping.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
@@ -190,6 +193,10 @@ def apply_fsdp(model: Transformer, mesh: DeviceMesh, question: Any) -> None:
         always = question["reshards"] is True and question["pp"] > 1
         fully_shard([model.norm, model.output], **config, reshard_after_forward=always)
     fully_shard(model, **config)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(question["is_real"])  # gloo has no other reduction
 
 
 class Log(CollectiveLog):
@@ -213,7 +220,11 @@ def answer(question: Any, rank: int) -> dict[str, Any]:
     """The answer of one rank."""
     sizes = [question[name] for name in MESH]
     world = sizes[0] * sizes[1] * sizes[2] * sizes[3]
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    if question["is_real"]:
+        store = FileStore(question["file"], world)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    else:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         return _answer(question, init_device_mesh("cpu", tuple(sizes), mesh_dim_names=MESH))
     finally:
@@ -349,6 +360,7 @@ if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     pairs = [(question, rank) for question in asked for rank in question["ranks"]]
     # a process per answer: DTensor keeps the groups' names of an earlier world
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+    together = max(len(question["ranks"]) if question["is_real"] else 1 for question in asked)
+    with multiprocessing.get_context("fork").Pool(together, maxtasksperchild=1) as pool:
         answers = iter(pool.starmap(answer, pairs, chunksize=1))
     print(json.dumps([{str(rank): next(answers) for rank in question["ranks"]} for question in asked]))

@@ -4,11 +4,12 @@ collectives and messages of a whole step, call by call, with their bytes, types,
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plan.titan import WIDE, ask, calls_of, plan_for, question, workloads_of
+from tests.plan.titan import WIDE, ask, calls_of, plan_for, question, workloads_of, world_of
 from zsim.specs.model.spec import Norm
 
 pytestmark = [
@@ -96,3 +97,22 @@ def test_forward_keeps_torch_s_tensors(answers: dict[str, Any], name: str) -> No
     calls = [call for segment in workloads_of(asked)[0].segments for call in segment.calls]
     own = [call.work.tensors.saved for call in calls if not isinstance(call.module.work, Norm)]
     assert sorted(size for sizes in own for size in sizes) == kept
+
+
+REAL: dict[str, Any] = {
+    "FSDP by tensor on 4 CPUs": question(ranks=[0, 1, 2, 3]),
+    "a pipeline of them on 8": question(
+        pp=2, layers_per_stage=[1, 1], micro_batches=4, ranks=list(range(8)), checkpointing="full"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_ranks_make_the_same_calls(name: str, tmp_path: Path) -> None:
+    """Each rank in a process of its own, with gloo."""
+    asked = REAL[name] | {"is_real": True, "file": str(tmp_path / "store")}
+    (answers,) = ask([asked])
+    plan = plan_for(asked)
+    assert len(answers) == world_of(asked)
+    for rank, answer in answers.items():
+        assert calls_of(plan, int(rank)) == answer["calls"], f"rank {rank}"

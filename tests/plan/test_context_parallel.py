@@ -242,7 +242,7 @@ def test_one_rank_is_no_context_parallelism() -> None:
         ("megatron", 2, {"tensor": 4, "pipeline": 4}, 64),
         ("fsdp2", 4, {"tensor": 2, "pipeline": 2}, 32),
         ("megatron", 3, {}, 24),
-        ("ddp", 2, {"tensor": 2}, 8),
+        ("fsdp2", 2, {"tensor": 2}, 8),
     ],
 )
 def test_folded_equals_unfolded_with_other_parallelisms(

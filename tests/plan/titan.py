@@ -30,6 +30,7 @@ def question(**changes: Any) -> Question:
         "pp": 1, "dp_replicate": 1, "fsdp": 2, "tp": 2, "shape": SHAPE, "layers_per_stage": [2],
         "schedule": "1f1b", "micro_batches": 1, "length": 32, "sequence_parallel": True,
         "checkpointing": "none", "reshards": None, "ranks": [0], "async_tensor": False,
+        "is_real": False, "file": "",
     }  # fmt: skip
     return base | changes
 

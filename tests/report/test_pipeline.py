@@ -166,7 +166,15 @@ def test_ranks_whose_steps_begin_apart_are_broken_down_on_their_own_clocks() -> 
     next one first. Each rank computes for as long as its kernels take."""
     job = resolve(
         Experiment(
-            model="gpt2",
+            model={
+                "model_type": "gpt2",
+                "n_embd": 768,
+                "n_layer": 12,
+                "n_head": 12,
+                "vocab_size": 50257,
+                "n_positions": 1024,
+                "tie_word_embeddings": False,
+            },
             cluster="dgx-h100",
             gpus=4,
             strategy={"kind": "fsdp2"},
