@@ -273,3 +273,25 @@ def test_the_page_is_alive(tmp_path: Path) -> None:
     dom = check_page(scaling_page(LOST), ["efficiency", "throughput", "causes", "memory"], tmp_path)
     assert "efficiency falls from 100 % to 50 %; a token costs 100 % more because of network cards" in dom
     assert ">knee</text>" in dom
+
+
+def test_degrees_stay_or_one_of_them_grows(tmp_path: Path) -> None:
+    """4 GPUs as tensor 2 x 2 replicas: 8 GPUs have 4 replicas, or tensor 4 and the same 2, with the same
+    sequences in each; on 2 GPUs tensor is 1."""
+    small = Experiment(
+        model={"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 512, "vocab_size": 4096},
+        cluster="dgx-h100", nodes=1, gpus=4, strategy={"kind": "megatron"}, parallelism={"tensor": 2},
+        training={"sequence_length": 512, "gradient_accumulation_steps": 2},
+    )  # fmt: skip
+    kept = run_scaling(small, [4, 8], "weak", tmp_path, is_quiet=True)
+    grown = run_scaling(small, [2, 4, 8], "weak", tmp_path, grow="tensor", is_quiet=True)
+    assert [scale.step_tokens for scale in kept.scales] == [2048, 4096]
+    assert [scale.step_tokens for scale in grown.scales] == [2048, 2048, 2048]
+    assert kept.scales[0].step_seconds == grown.scales[1].step_seconds
+    strong = run_scaling(small, [8], "strong", tmp_path, grow="tensor", is_quiet=True)
+    assert strong.scales[0].gradient_accumulation_steps == 2
+    odd = run_scaling(small, [4, 5], "weak", tmp_path, grow="tensor", is_quiet=True)
+    expected = "gpus: found 5, expected a multiple of 2: tensor grows from 2 on 4 GPUs"
+    assert odd.scales[1].error == expected
+    with pytest.raises(InputError, match="did you mean .tensor."):
+        run_scaling(small, [4], "weak", tmp_path, grow="tensr", is_quiet=True)

@@ -199,3 +199,17 @@ def test_other_settings_that_cannot_be_are_refused(more: str, said: str) -> None
 def test_impossible_settings_are_zsims_own_error(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         resolve(turned(form_of(made()), **changes))
+
+
+def test_degrees_have_their_fields_and_leave_with_a_strategy_that_has_none() -> None:
+    experiment = made(
+        nodes=1, strategy={"kind": "megatron"}, parallelism={"tensor": 2, "pipeline": 2},
+        training={"sequence_length": 512, "gradient_accumulation_steps": 4},
+    )  # fmt: skip
+    form = form_of(experiment)
+    assert (form.initial["parallelism.tensor"], form.initial["parallelism.schedule"]) == (2, "default")
+    assert form.experiment(form.initial) == experiment
+    job = resolve(turned(form, parallelism__pipeline=4, parallelism__schedule="1f1b"))
+    assert (job.parallelism.tensor, job.parallelism.pipeline) == (2, 4)
+    assert resolve(turned(form, strategy__kind="DDP")).parallelism.is_trivial
+    assert resolved(job)["parallelism.virtual_stages"] == "1"

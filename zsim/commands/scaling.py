@@ -41,6 +41,10 @@ def scaling(
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of all GPUs (--strong); else the experiment's.")
     ] = None,
+    grow: Annotated[
+        str | None,
+        typer.Option(metavar="DEGREE", help="tensor, pipeline or context: grows in place of the replicas."),
+    ] = None,
     out: Annotated[Path, folder_option(help="Where scaling.html, scaling.json and the points go.")] = Path(
         "scaling"
     ),
@@ -60,6 +64,7 @@ def scaling(
         mode,
         out / "points",
         global_batch=global_batch,
+        grow=grow,
         jobs=jobs or os.cpu_count() or 1,
     )
     print("\n".join(scaling_lines(done)))

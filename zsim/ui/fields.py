@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from zsim.errors import InputError
+from zsim.specs.strategy.parallelism import ScheduleName
 
 DEFAULT = "default"
 KINDS = {
@@ -14,6 +15,7 @@ KINDS = {
 }  # fmt: skip
 STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS = "strategy.stage", "offload_optimizer", "offload_param"
 _FSDP = ("fsdp1", "fsdp2")
+_SPLIT = ("megatron", "fsdp2", "deepspeed")
 _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
 
 
@@ -68,6 +70,11 @@ class Field:
         else:
             name = str(value)
         return replace(self, choices={**self.choices, name: value})
+
+
+def _count(key: str, label: str, unit: str) -> Field:
+    """A number of [parallelism]."""
+    return Field(f"parallelism.{key}", label, unit, kinds=_SPLIT, is_half=True)
 
 
 def _same(*names: str) -> dict[str, Any]:
@@ -136,5 +143,20 @@ STRATEGY = (
     Field(
         "strategy.overlap_param_gather", "Gather", "of parameters", kinds=("megatron",), is_half=True,
         choices={"after the update": False, "overlapped": True},
+    ),
+)  # fmt: skip
+
+PARALLELISM = (
+    _count("tensor", "Tensor", "ranks share products"),
+    _count("pipeline", "Pipeline", "ranks share layers"),
+    _count("context", "Context", "ranks share sequences"),
+    _count("virtual_stages", "Virtual stages", "on each pipeline rank"),
+    Field(
+        "parallelism.sequence_parallel", "Sequence parallel", "norms, residuals", kinds=_SPLIT, is_half=True,
+        choices={DEFAULT: None, "yes": True, "no": False},
+    ),
+    Field(
+        "parallelism.schedule", "Schedule", "of the pipeline", kinds=_SPLIT, is_half=True,
+        choices=_open_or(*get_args(ScheduleName)),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameters_on, states_on
 from zsim.study.tune.base import base_of
-from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE, STRATEGY, TRAINING, Field
+from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, PARALLELISM, STAGE, STRATEGY, TRAINING, Field
 
 KIND = "strategy.kind"
 SIZE = ("nodes", "gpus")
@@ -44,6 +44,8 @@ class Form:
         is_same_kind = kind == self._value(KIND, self.initial)
         data = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.data.items()}
         changes: dict[str, Any] = {}
+        if not any(self.fields[field.key].is_known(kind, stage) for field in PARALLELISM):
+            data.pop("parallelism", None)  # hidden, with the strategy that had it
         if not is_same_kind:
             data.pop("strategy", None)
             changes[KIND] = kind
@@ -99,7 +101,7 @@ def form_of(experiment: Experiment) -> Form:
     """The form that shows `experiment`. Raises InputError and NotSimulatedError as `resolve` does."""
     job = resolve(experiment)
     values = dict(_values(experiment, job))
-    fields = {field.key: field.with_choice(values[field.key]) for field in (*_where(), *TRAINING, *STRATEGY)}
+    fields = {field.key: field.with_choice(values[field.key]) for field in _fields()}
     shown = {key: field.show(values[key]) for key, field in fields.items()}
     return Form(_data(experiment), fields, shown)
 
@@ -117,10 +119,18 @@ def resolved(job: Job) -> dict[str, str]:
         "training.gradient_accumulation_steps": training.gradient_accumulation_steps,
         "strategy.replicate": replicate,
         "strategy.bucket_cap_mb": bucket,
+        "parallelism.tensor": job.parallelism.tensor,
+        "parallelism.pipeline": job.parallelism.pipeline,
+        "parallelism.context": job.parallelism.context,
+        "parallelism.virtual_stages": job.parallelism.virtual_stages,
     }
     return {
         key: f"{number:g}" if isinstance(number, float) else str(number) for key, number in numbers.items()
     }
+
+
+def _fields() -> tuple[Field, ...]:
+    return (*_where(), *TRAINING, *STRATEGY, *PARALLELISM)
 
 
 def _where() -> tuple[Field, ...]:
@@ -155,6 +165,8 @@ def _values(experiment: Experiment, job: Job) -> Iterator[tuple[str, Any]]:
         name, table = field.key.partition(".")[2], experiment.strategy
         is_said = name == "kind" or name in table.model_fields_set
         yield field.key, getattr(table, name) if is_said else field.read(field.empty)
+    for field in PARALLELISM:
+        yield field.key, getattr(experiment.parallelism, field.key.partition(".")[2])
     if isinstance(job.strategy, DeepSpeedConfig):
         zero = job.strategy.zero
         yield STAGE, job.strategy.stage

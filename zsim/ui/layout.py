@@ -70,7 +70,9 @@ def _settings(form: Form) -> list[Any]:
 
 
 def _table(key: str) -> str:
-    return key.partition(".")[0] if "." in key else "strategy" if key.startswith("offload") else ""
+    if key.startswith(("offload", "parallelism.")):
+        return "strategy"
+    return key.partition(".")[0] if "." in key else ""
 
 
 def _row(field: Field, form: Form) -> Any:

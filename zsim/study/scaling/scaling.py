@@ -3,6 +3,9 @@
 Weak: the batch per GPU stays. Strong: the global batch stays. Filled: every GPU gets the largest micro-batch
 that fits without being held up by torch's allocator; it grows as sharding leaves more room.
 
+Degrees of tensor, pipeline and context parallelism stay, and the replicas of the model grow in number; with
+`grow` one of the degrees grows instead, and the replicas stay.
+
 # [Note: what a token costs]
 The cost of a token, in GPU-seconds by cause, is the step's critical path by cause, times the number of GPUs,
 over the tokens of the step. Efficiency is the lowest total cost over the cost at this count, so a loss of
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.engine.simulate import simulate_job
-from zsim.errors import InputError, ZsimError
+from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.files import check_folder
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
@@ -36,6 +39,7 @@ from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points
 
 Mode = Literal["weak", "strong", "fill"]
+GROWN = ("tensor", "pipeline", "context")
 KNEE = 0.05  # loss of efficiency per doubling
 _MAX_COUNTS = 200
 
@@ -197,25 +201,29 @@ def run_scaling(
     folder: Path,
     *,
     global_batch: int | None = None,
+    grow: str | None = None,
     jobs: int = 1,
     is_quiet: bool = False,
 ) -> Scaling:
     """Simulate the experiment on each number of GPUs; results are kept in `folder` by content.
 
-    `global_batch` is in sequences (strong only), by default the experiment's. Raises InputError where no
-    count can be simulated, or `folder` cannot be made."""
+    `global_batch` is in sequences (strong only), by default the experiment's. `grow`: the degree of `GROWN`
+    that grows with the GPUs, from the experiment's own on its own GPUs (None: all stay). Raises InputError
+    where no count can be simulated, or `folder` cannot be made."""
+    if grow is not None and grow not in GROWN:
+        raise InputError(f"--grow {grow}: expected one of {', '.join(GROWN)}{did_you_mean(grow, GROWN)}")
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)
     own = _try_resolve(experiment)
-    if mode == "strong" and global_batch is None and own is None:
-        resolve(experiment)  # raises with the reason why there is no batch to keep
+    if own is None and (grow is not None or (mode == "strong" and global_batch is None)):
+        resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
     batch = global_batch or (own and _batch(own)) or 1
     points, largest = [], []
     for number, count in enumerate(counts):
         at, most, error = None, None, None
         try:
-            at, most = _at(experiment, own, count, mode, batch)
+            at, most = _at(experiment, own, count, mode, batch, grow)
         except ZsimError as problem:
             error = str(problem)
         points.append(Point(number, {"gpus": count}, at, error))
@@ -248,14 +256,18 @@ def _batch(job: Job) -> int:
 
 
 def _at(
-    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int
+    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int, grow: str | None = None
 ) -> tuple[Experiment, int | None]:
     """(the experiment on `gpus` GPUs with the mode's batch and shard groups of the same size, the largest
     micro-batch that fits in mode "fill", else None)."""
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
+    ranks = 1 if own is None else own.parallelism.model_ranks
+    if grow is not None and own is not None:
+        overrides[f"parallelism.{grow}"] = degree = _grown(own, gpus, grow)
+        ranks = ranks // getattr(own.parallelism, grow) * degree
     replicate = getattr(experiment.strategy, "replicate", None)
     if replicate and replicate > 1 and own is not None:
-        shard = own.world_size // replicate
+        shard = own.world_size * ranks // own.parallelism.model_ranks // replicate
         if gpus % shard:
             raise InputError(f"gpus: found {gpus}, expected a multiple of the shard group's {shard}")
         overrides["strategy.replicate"] = gpus // shard
@@ -263,10 +275,23 @@ def _at(
     steps = own.training.gradient_accumulation_steps if own is not None else 1
     largest = None
     if mode == "strong":
-        micro, steps = _split(batch, gpus, micro, 1 if own is None else own.parallelism.model_ranks)
+        micro, steps = _split(batch, gpus, micro, ranks)
     elif mode == "fill":
-        micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
-    return _with_batch(experiment, overrides, micro, steps, gpus), largest
+        micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus // ranks))
+    return _with_batch(experiment, overrides, micro, steps, gpus // ranks), largest
+
+
+def _grown(own: Job, gpus: int, axis: str) -> int:
+    """The degree that keeps the number of replicas on `gpus` GPUs."""
+    degree: int = getattr(own.parallelism, axis)
+    grown, rest = divmod(degree * gpus, own.world_size)
+    if rest or not grown:
+        each = own.world_size // degree
+        raise InputError(
+            f"gpus: found {gpus:,}, expected a multiple of {each:,}: {axis} grows from {degree:,} on "
+            f"{own.world_size:,} GPUs"
+        )
+    return grown
 
 
 def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
@@ -299,7 +324,7 @@ def _split(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[in
 
 
 def _with_batch(
-    experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, gpus: int
+    experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, replicas: int
 ) -> Experiment:
     changes = dict(overrides)
     table = experiment.strategy
@@ -307,7 +332,7 @@ def _with_batch(
         changes |= {
             "strategy.config.train_micro_batch_size_per_gpu": micro,
             "strategy.config.gradient_accumulation_steps": steps,
-            "strategy.config.train_batch_size": micro * steps * gpus,
+            "strategy.config.train_batch_size": micro * steps * replicas,
             "training.micro_batch_size": None,
             "training.gradient_accumulation_steps": None,
         }

@@ -21,9 +21,12 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 # what a key of [parallelism] means where it is left out
 _UNSET = {
     "parallelism.virtual_stages": 1,
+    "parallelism.schedule": "1f1b",
+    "parallelism.sequence_parallel": False,
     "parallelism.first_stage_less_layers": 0,
     "parallelism.last_stage_less_layers": 0,
 }
+_RESOLVED = ("virtual_stages", "schedule", "sequence_parallel")
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
     if parents[:1] == ["training"]:
         return getattr(job.training, last)
     if parents[:1] == ["parallelism"]:
-        return _plain(key, getattr(job.experiment.parallelism, last))
+        said = getattr(job.experiment.parallelism, last)
+        return getattr(job.parallelism, last) if said is None and last in _RESOLVED else _plain(key, said)
     if parents[-1:] == ["zero_optimization"]:
         name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
         return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
