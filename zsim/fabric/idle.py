@@ -12,8 +12,9 @@ from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
 
 
-def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective]) -> Fabric:
-    """The idle links of `topology`, ready to run `works` in all groups of `group`'s kind at once."""
+def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective] | None = None) -> Fabric:
+    """The idle links of `topology`, ready to run `works` in all groups of `group`'s kind at once; None: any
+    collective."""
     return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, works=works)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import simpy
 
 from zsim.fabric.fabric import Fabric
+from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, Group
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.strategy.mesh import CONTEXT, DATA, TENSOR
@@ -37,5 +37,5 @@ class IdleCollectives:
             if place not in self._topologies:
                 self._topologies[place] = job_topology(job)
             group = Group(name, members)
-            self._fabrics[key] = Fabric(simpy.Environment(), self._topologies[place], {name: group})
+            self._fabrics[key] = idle_fabric(self._topologies[place], group)
         return self._fabrics[key]

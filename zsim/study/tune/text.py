@@ -210,7 +210,7 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
 
 
 def _left(tuned: Tuned) -> dict[str, Any]:
-    """What the budget of simulations left, where there is one."""
+    """The sentence on the candidates that the budget of simulations left, where there is a budget."""
     if tuned.budget is None:
         return {}
     return {
