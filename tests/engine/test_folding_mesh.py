@@ -66,3 +66,19 @@ def test_folded_equals_unfolded_on_a_mesh(name: str, tmp_path: Path) -> None:
         assert nearest == pytest.approx(end, rel=1e-9, abs=1e-12)
     for link, load in unfolded.traffic.items():
         assert load == pytest.approx(folded.traffic[link], rel=1e-9)
+
+
+def test_a_scalar_among_all_ranks_splits_no_class(tmp_path: Path) -> None:
+    """The norm of the gradients goes through all 8 nodes in a ring or a tree, whose ends have less to send
+    than the nodes between: 4 bytes, for which a pipeline rank is not simulated three times. Step and ends are
+    those of all ranks all the same."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    experiment = Experiment(
+        model=str(path), cluster="dgx-h100", nodes=8, parallelism={"tensor": 8, "pipeline": 2},
+        training={"sequence_length": 512, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0},
+        strategy={"kind": "megatron", "distributed_optimizer": True},
+    )  # fmt: skip
+    folded, unfolded = (simulate_job(resolve(experiment), unfold=unfold) for unfold in (False, True))
+    assert folded.stats.rank_classes == 2
+    assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)

@@ -26,6 +26,7 @@ from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
 
+_NO_LOAD_BYTES = 64  # a norm, some flags: far below a nanosecond of any link, whichever links the call takes
 _EQUAL = 1e-9  # relative: sums closer than this are one value up to rounding
 
 
@@ -132,7 +133,10 @@ class _Kind:
         of_member = np.arange(len(self.members))[:, None]
         self.of_slot[slots[:, :1] if self.is_pairs else slots] = of_member  # a pair's bytes are its sender's
         self.patterns = by_pattern(topology, slots)
-        self.shapes = _shapes(topology, self.patterns, group, placed.works)
+        works = placed.works
+        if len(self.members) == 1:  # cannot split: only its load on links could tell ranks apart
+            works = [work for work in works if work.bytes > _NO_LOAD_BYTES]
+        self.shapes = _shapes(topology, self.patterns, group, works)
 
 
 class _Colouring:

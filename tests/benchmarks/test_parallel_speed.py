@@ -1,0 +1,82 @@
+"""What pipelines cost: Llama-3.1-405B on 16,384 GPUs, in raw timeouts, and the search of its degrees."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.benchmarks.test_speed import in_timeouts, median_timeouts, raw_timeout_seconds
+from zsim.engine.simulate import simulate_job
+from zsim.specs.experiment.resolve import resolve
+
+pytestmark = pytest.mark.speed
+
+
+def of_405b(nodes: int = 2048, micro_batches: int = 16, pipeline: int = 16) -> zsim.Experiment:
+    """Tensor 8, interleaved stages of two layers, embedding and loss as a layer each."""
+    ends = {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    return zsim.Experiment(
+        model="llama-3.1-405b", cluster="dgx-h100", nodes=nodes,
+        parallelism={
+            "tensor": 8, "pipeline": pipeline, "virtual_stages": 64 // pipeline, "sequence_parallel": True,
+            **ends,
+        },
+        strategy={
+            "kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+        },
+        training={"sequence_length": 8192, "gradient_accumulation_steps": micro_batches},
+    )  # fmt: skip
+
+
+def step(**sizes: int) -> float:
+    return simulate_job(resolve(of_405b(**sizes))).trace.step_seconds
+
+
+def test_a_step_of_405b_on_16384_gpus(benchmark: Any) -> None:
+    """16 pipeline ranks are 16 classes; the bar is 4 million raw timeouts and 1.5 GB."""
+    stats = simulate_job(resolve(of_405b())).stats
+    assert stats.rank_classes == 16
+    ratio = in_timeouts(benchmark, step, rounds=3)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"\n{peak_bytes / 1e9:.2f} GB")
+    assert peak_bytes < 1.5e9
+    assert ratio < 4e6
+
+
+def test_cost_is_linear_in_micro_batches_and_independent_of_the_replicas() -> None:
+    """Twice the micro-batches cost at most 2.2 times as much, four times the replicas at most 1.3 times."""
+    less, more, wider = median_timeouts(
+        lambda: step(nodes=512), lambda: step(nodes=512, micro_batches=32), lambda: step(), rounds=3
+    )
+    print(f"\n{more / less:.2f} for twice the micro-batches, {wider / less:.2f} for four times the replicas")
+    assert more < 2.2 * less
+    assert wider < 1.3 * less
+
+
+def test_the_degrees_of_405b_on_16384_gpus_are_searched_in_two_minutes(tmp_path: Path) -> None:
+    """`zsim tune` with 2,048 sequences of 8,192 tokens, on two cores: 240 s of processor time in all."""
+    path = tmp_path / "experiment.toml"
+    path.write_text(
+        'model = "llama-3.1-405b"\ncluster = "dgx-h100"\nnodes = 2048\n'
+        "[parallelism]\ntensor = 8\npipeline = 16\nvirtual_stages = 4\n"
+        "first_stage_less_layers = 1\nlast_stage_less_layers = 1\n"
+        '[strategy]\nkind = "megatron"\ndistributed_optimizer = true\n'
+        "[training]\nsequence_length = 8192\ngradient_accumulation_steps = 16\n"
+    )
+    raw = statistics.median(raw_timeout_seconds() for _ in range(5))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "zsim", "tune", str(path), "--jobs", "2"], check=True, capture_output=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"\n{seconds:.1f} s = {seconds / raw:,.0f} raw timeouts")
+    assert seconds / raw < 240 * 1.5e6
