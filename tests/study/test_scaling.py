@@ -279,7 +279,10 @@ def test_degrees_stay_or_one_of_them_grows(tmp_path: Path) -> None:
     """4 GPUs as tensor 2 x 2 replicas: 8 GPUs have 4 replicas, or tensor 4 and the same 2, with the same
     sequences in each; on 2 GPUs tensor is 1."""
     small = Experiment(
-        model={"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 512, "vocab_size": 4096},
+        model={
+            "model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 512,
+            "vocab_size": 4096,
+        },
         cluster="dgx-h100", nodes=1, gpus=4, strategy={"kind": "megatron"}, parallelism={"tensor": 2},
         training={"sequence_length": 512, "gradient_accumulation_steps": 2},
     )  # fmt: skip
@@ -293,5 +296,5 @@ def test_degrees_stay_or_one_of_them_grows(tmp_path: Path) -> None:
     odd = run_scaling(small, [4, 5], "weak", tmp_path, grow="tensor", is_quiet=True)
     expected = "gpus: found 5, expected a multiple of 2: tensor grows from 2 on 4 GPUs"
     assert odd.scales[1].error == expected
-    with pytest.raises(InputError, match="did you mean .tensor."):
+    with pytest.raises(InputError, match="did you mean 'tensor'"):
         run_scaling(small, [4], "weak", tmp_path, grow="tensr", is_quiet=True)

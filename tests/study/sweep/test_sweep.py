@@ -364,3 +364,38 @@ def test_counts_of_work_are_for_terminals_alone(capsys: pytest.CaptureFixture[st
 )
 def test_time_left_is_in_words(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+DEGREES = """
+[base]
+cluster = "dgx-h100"
+nodes = 2
+[base.model]
+model_type = "gpt2"
+n_embd = 512
+n_layer = 4
+n_head = 8
+n_positions = 512
+vocab_size = 4096
+[base.strategy]
+kind = "megatron"
+[base.parallelism]
+tensor = 2
+[base.training]
+sequence_length = 512
+gradient_accumulation_steps = 4
+[axes]
+parallelism.pipeline = [1, 2, 3]
+parallelism.order = ["tp-cp-dp-pp", "tp-cp-pp-dp"]
+"""
+
+
+def test_degrees_and_their_order_are_axes_like_others(tmp_path: Path) -> None:
+    """4 layers on 3 ranks is a row with its error; without a pipeline the order changes nothing."""
+    swept(tmp_path, DEGREES)
+    rows = table(tmp_path / "out")
+    assert [row["parallelism.pipeline"] for row in rows] == ["1", "1", "2", "2", "3", "3"]
+    assert [row["status"] for row in rows] == ["ok"] * 4 + ["error"] * 2
+    seconds = [row["step_seconds"] for row in rows[:4]]
+    assert seconds[0] == seconds[1]
+    assert seconds[2] != seconds[3]

@@ -71,8 +71,9 @@ def search(
 
     The first is the same as if every candidate were simulated; at least `count` are simulated. `instead`: by
     candidate number, the candidate that replaces one that does not fit. If torch may not find room for a
-    candidate, its replacement is evaluated as well, and counts as one more candidate. `budget`: at most about
-    so many candidates are simulated, and `_PLANS` times as many planned (None: as many as the proof needs).
+    candidate, its replacement is evaluated as well, and counts as one more candidate. `budget`: at most so
+    many candidates are simulated, and about `_PLANS` times as many planned (None: as many as the proof
+    needs).
     """
     found = SearchResult([], num_candidates=len(candidates))
     instead = instead or {}
@@ -80,7 +81,7 @@ def search(
     heapq.heapify(queue)
     planned = 0
     while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
-        if budget is not None and found.measured and len(found.measured) >= budget:
+        if budget is not None and len(found.measured) >= budget:
             break
         wave = []
         if budget is not None and planned >= _PLANS * budget:
@@ -90,6 +91,10 @@ def search(
         wave = wave or _next_wave(queue)
         planned += 0 if wave[0].is_checked else len(wave)
         if wave[0].is_checked:
+            if budget is not None:
+                wave, more = wave[: budget - len(found.measured)], wave[budget - len(found.measured) :]
+                for entry in more:
+                    heapq.heappush(queue, entry)
             others = _simulate(evaluator, wave, found, instead)
             found.num_candidates += len(others)
             for entry in _bounded(evaluator, others, objective, found, instead):

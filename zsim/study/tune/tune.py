@@ -21,7 +21,7 @@ from zsim.study.tune.search import SearchResult
 from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
-BUDGET = 12  # configurations to simulate where degrees are searched: thousands of them differ by little
+BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
 _STEPS = 6  # configurations to simulate for the steps from the given one to the best of those
 
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
