@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.browser import browse, in_browser
 from zsim.cli import app
-from zsim.errors import NotSimulatedError
+from zsim.errors import InputError
 
 SMALL = ("--model", "gpt2", "--cluster", "dgx-a100-40gb", "--gpus", "8", "-j", "1", "--top", "2")
 KEEP = ("--keep", "offload", "--keep", "checkpointing", "--keep", "micro-batch", "--keep", "bucket")
@@ -53,7 +53,7 @@ def test_a_users_json_is_told_what_to_change(ds_config: str, tmp_path: Path) -> 
 
 
 def test_other_parallelisms_are_refused() -> None:
-    with pytest.raises(NotSimulatedError, match="--kind tp: zsim does not simulate tensor parallelism yet"):
+    with pytest.raises(InputError, match="--kind tp: is no strategy; --parallelism searches the degrees"):
         zsim("tune", *SMALL, "--kind", "deepspeed", "--kind", "tp")
 
 

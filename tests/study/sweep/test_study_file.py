@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.row import point_record
 from zsim.study.sweep.study_file import load_study, study_from
@@ -30,10 +30,9 @@ def refused(words: str, text: str, **overrides: Any) -> None:
         points(text, **overrides)
 
 
-def test_parallelisms_that_are_not_simulated_are_named() -> None:
+def test_another_programs_name_of_a_parallelism_is_answered_with_the_key() -> None:
     text = BASE + "[axes]\nstrategy.tensor_parallel = [1, 8]\n"
-    with pytest.raises(NotSimulatedError, match=r"strategy\.tensor_parallel: zsim does not simulate tensor"):
-        points(text)
+    refused(r"strategy\.tensor_parallel: unknown key; it is parallelism\.tensor here", text)
 
 
 # -- axes ------------------------------------------------------------------------------------------------
