@@ -178,7 +178,7 @@ def resolve_parallelism(
             if degree > 1:
                 raise NotSimulatedError(
                     f"parallelism.{key}: found {degree} with strategy '{kind}', whose data parallelism zsim "
-                    "simulates alone; expected strategy 'fsdp2', 'ddp', 'megatron' or 'deepspeed'"
+                    "simulates alone; expected strategy 'fsdp2', 'megatron' or 'deepspeed'"
                 )
         return Parallelism()
     model_ranks = table.tensor * table.pipeline * table.context
