@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import zsim
 from zsim.trace.chrome.write import chrome_trace, write_chrome_trace, write_chrome_traces
 from zsim.trace.trace import Trace
 
@@ -239,3 +240,28 @@ def test_traceinsight_reads_it_and_finds_the_same_overlap(
     assert breakdown["compute_time(us)"].tolist() == pytest.approx([27000, 27000])
     kernels, _ = analysis.get_gpu_kernel_breakdown(visualize=False)
     assert set(kernels["kernel_type"]) >= {"COMPUTATION", "COMMUNICATION"}
+
+
+def test_a_ranks_trace_knows_its_own_groups_alone() -> None:
+    """Pairs of other pipeline ranks are groups of the step, and none of this rank's."""
+    model = {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1024,
+    }  # fmt: skip
+    experiment = zsim.Experiment(
+        model=model,
+        cluster="dgx-h100",
+        gpus=4,
+        strategy={"kind": "megatron"},
+        parallelism={"pipeline": 4, "virtual_stages": 2},
+        training={"sequence_length": 128, "gradient_accumulation_steps": 4},
+    )
+    trace = zsim.simulate(experiment).trace
+    found = {}
+    for rank in range(4):
+        events = chrome_trace(trace, rank)["traceEvents"]
+        groups = {event["args"].get("Process Group Ranks") for event in events if "args" in event} - {None}
+        assert groups
+        assert all(str(rank) in group for group in groups)
+        found[rank] = groups
+    assert found[0] != found[2]

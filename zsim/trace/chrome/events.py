@@ -47,7 +47,8 @@ class RankEvents:
         if self.pid is not None:
             self.device = self.pid
         self.host = _HOST_PID + self.rank
-        self.groups = process_groups(trace.infos)
+        own = set(trace.info_indices.tolist())
+        self.groups = process_groups(info for number, info in enumerate(trace.infos) if number in own)
         self.group_sizes = {info.group: info.group_size for info in trace.infos if info.kind in COLLECTIVES}
         self.starts = _nanoseconds(trace.start_seconds)
         self.ends = _nanoseconds(trace.end_seconds)
