@@ -212,10 +212,6 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
     ("extra", "key"),
     [
         (
-            {"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": True}},
-            "tensor_parallel.tp_overlap_comm",
-        ),
-        (
             {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": True}},
             "tensor_parallel.vocab_parallel_lm_head",
         ),

@@ -50,7 +50,7 @@ def read_busy() -> list[tuple[Curve, float]]:
     return [
         (
             curve_of("aws-p5", KINDS[row["collective"]], int(row["nodes"]), 8 * int(row["nodes"])),
-            1e9 * float(row["bus_gigabytes_per_second"]),
+            1e9 * float(row["median_bus_bandwidth"]),
         )
         for row in rows
     ]
