@@ -55,7 +55,7 @@ def test_a_row_without_settings_is_megatrons_command_line_of_its_date() -> None:
     assert (strategy.distributed_optimizer, strategy.overlap_grad_reduce) == (False, False)
     assert (strategy.grad_dtype, strategy.is_contiguous, strategy.fuses_accumulation) == ("fp16", True, False)
     assert found.job.training.compile
-    assert found.job.training.cross_entropy == "megatron"
+    assert found.job.training.cross_entropy == "megatron-before-0.8"
     assert found.assumptions == ("gradients are reduced after backward",)
 
 

@@ -15,8 +15,8 @@ ATen/native/LossNLL.cpp `cross_entropy_loss`.
 
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
 maximum, subtract in place, exp, sum, divide in place; backward: scale in place, cast. Keeps the fp32 softmax
-(4), which becomes the gradient. Temporaries: the 16-bit logits forward, the cast backward. (Before
-Megatron-Core 0.8 the subtraction was not in place: an fp32 copy more forward, which is left out.) Measured: a
+(4), which becomes the gradient. Temporaries: the 16-bit logits forward, the cast backward. Before
+Megatron-Core 0.8 the subtraction was not in place: an fp32 copy more forward. Measured: a
 GPT of 12 layers of 512 with 50,304 entries, 4 x 1,024 tokens, has its peak there (training_runs megatron-ci).
 
 unsloth: its kernel in transformers (fms-acceleration, fms_acceleration_foak/kernels/unsloth/
@@ -64,6 +64,8 @@ _CACHED_ROW_BYTES = 65536
 # NLL_LOSS_THREADS of torch 1.12 to 2.6: see [Note: one warp picks the labels].
 _LABEL_THREADS = 32
 
+MEGATRON = ("megatron", "megatron-before-0.8")
+
 
 def loss_kernels(
     tokens: int, vocab_size: int, options: WorkOptions, *, is_backward: bool
@@ -72,7 +74,7 @@ def loss_kernels(
     e = options.activation_bytes
     cast, launches = (e + 4, 1) if e < 4 else (0, 0)
     passes: float
-    if options.cross_entropy == "megatron":
+    if options.cross_entropy in MEGATRON:
         passes, kernels = (8 + cast, 2 + launches) if is_backward else (32 + cast, 5 + launches)
     elif options.cross_entropy == "unsloth":
         passes, kernels = (20 + cast, 3 + launches) if is_backward else (12 + cast, 2 + launches)
@@ -113,7 +115,7 @@ def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
     logits, so they are not counted here."""
     if options.cross_entropy == "autocast":
         return sum(log_probabilities(1, options))
-    if options.cross_entropy in ("eager", "megatron", "unsloth"):
+    if options.cross_entropy in ("eager", "unsloth", *MEGATRON):
         return 4
     return 0 if holds_logits else options.activation_bytes
 
@@ -125,8 +127,9 @@ def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
         return 8 if is_backward or e < 4 else 4
     if options.cross_entropy == "autocast":
         return (4 if e < 4 else 8) if is_backward else 0
-    if options.cross_entropy == "megatron":
-        return e
+    if options.cross_entropy in MEGATRON:
+        copies = options.cross_entropy == "megatron-before-0.8" and not is_backward
+        return e + 4 if copies else e
     if options.cross_entropy == "unsloth":
         return 4
     return e if is_backward else 0

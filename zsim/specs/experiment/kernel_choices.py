@@ -8,7 +8,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.megatron import CLIP_GRAD, Engine
+from zsim.specs.strategy.megatron import CLIP_GRAD, Engine, is_newer
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
 _FP8_TOKENS = 16
@@ -44,12 +44,13 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
     return "flash"
 
 
-def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
+def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
     """`[training]` with Megatron's defaults. Megatron's kernels of bias and GELU, of bias, dropout and
     residual, and of softmax cost as much as torch.compile's; its loss works in place; gradients are clipped
     at 1 by default. An engine other than "megatron" keeps `compile` as given."""
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
-    loss = table.cross_entropy or ("fused_linear" if table.liger else "megatron")
+    own: CrossEntropy = "megatron" if is_newer(version) and engine == "megatron" else "megatron-before-0.8"
+    loss = table.cross_entropy or ("fused_linear" if table.liger else own)
     return table.model_copy(
         update={
             "compile": table.compile or engine == "megatron",
@@ -63,7 +64,7 @@ def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:
     """`[training]` with the kernels of Megatron-DeepSpeed's layers, which are Megatron's."""
     if table.liger or table.cross_entropy is not None:
         return table.model_copy(update={"compile": True})
-    return table.model_copy(update={"compile": True, "cross_entropy": "megatron"})
+    return table.model_copy(update={"compile": True, "cross_entropy": "megatron-before-0.8"})
 
 
 def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:

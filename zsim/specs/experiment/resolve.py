@@ -151,7 +151,9 @@ def _training_table(experiment: Experiment, replicas: int) -> TrainingTable:
     if table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
-    return as_megatron_runs(table, strategy.engine) if isinstance(strategy, MegatronTable) else table
+    if not isinstance(strategy, MegatronTable):
+        return table
+    return as_megatron_runs(table, strategy.engine, strategy.version)
 
 
 def _training(

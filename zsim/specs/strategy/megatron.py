@@ -190,6 +190,11 @@ def _refuse_unsimulated(table: MegatronTable) -> None:
         )
 
 
+def is_newer(version: str, core: tuple[int, int] = (0, 8)) -> bool:
+    """Whether a release is one of Megatron-Core from `core` on."""
+    return is_core(version) and _release(version) >= core
+
+
 def is_core(version: str) -> bool:
     """Whether a release is one of Megatron-Core, not of Megatron-LM before it."""
     return _release(version)[0] == 0

@@ -12,10 +12,13 @@ Checkpointing = Literal["none", "selective", "selective-op", "full"]
 # Megatron's --recompute-modules.
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 AttentionKind = Literal["flash", "math"]
-# "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
+# "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place
+# ("megatron-before-0.8": with a copy more in forward);
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
 # "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's).
-CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
+CrossEntropy = Literal[
+    "eager", "autocast", "megatron", "megatron-before-0.8", "unsloth", "fused", "fused_linear"
+]
 # "torchao": torchtitan's, dynamic scales, casts at every product; "transformer-engine": Megatron's, delayed
 # scales, weights cast once a step.
 Fp8Engine = Literal["torchao", "transformer-engine"]
