@@ -136,7 +136,7 @@ def plan_stages(
         parallelism.schedule_text,
     )
     last = len(workloads) - 1
-    programs: list[tuple[Program, int]] = []
+    programs: list[Program] = []
     groups: dict[str, Group] = {}
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
@@ -150,7 +150,6 @@ def plan_stages(
                 number,
                 is_first=number == 0,
                 is_last=number == last,
-                pipeline_rank=rank,
                 tied_numel=tied_numel if number in (0, last) else 0,
                 parallelism=parallelism,
             )
@@ -166,16 +165,13 @@ def plan_stages(
         resident += messenger.resident() if messenger is not None else []
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())
-        programs.append((builder.program(resident, name), startup))
+        programs.append(replace(builder.program(resident, name), startup_bytes=startup))
         groups |= builder.groups
         notes += [note for note in builder.notes if note not in notes]
         asynchronous = next(iter(owners.values())).asynchronous
-    made = tuple(program for program, _ in programs)
-    plan = Plan(framework.name, made, mesh.coordinate(PIPELINE), groups, tuple(notes))
+    plan = Plan(framework.name, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
         plan = in_one_thread(plan, asynchronous, copies_scatters=copies_scatters)
-    startups = iter([size for _, size in programs])
-    plan = plan.with_programs(lambda program: replace(program, startup_bytes=next(startups)))
     check_plan(plan)
     return plan
 

@@ -73,7 +73,7 @@ def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
 @dataclass(frozen=True)
 class Stage:
     """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
-    takes the tokens, the last computes the loss. `pipeline_rank`: the rank that holds it. `tied_numel`:
+    takes the tokens, the last computes the loss. `tied_numel`:
     elements of the embedding that the first and the last stage share, on these two stages; else 0."""
 
     builder: PlanBuilder
@@ -82,7 +82,6 @@ class Stage:
     number: int = 0
     is_first: bool = True
     is_last: bool = True
-    pipeline_rank: int = 0
     tied_numel: int = 0
     parallelism: Parallelism = field(default_factory=Parallelism)
 

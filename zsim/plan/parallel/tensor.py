@@ -139,25 +139,20 @@ class _Cutter:
         """A product cut along its outputs, behind what brings its input together; columns behind the first
         of a pair read the same input."""
         shares, width = self.ranks, work.in_features
+        local = replace(work, out_features=work.out_features // shares)
         cut = replace(
             module,
-            work=replace(work, out_features=work.out_features // shares),
+            work=local,
             parameters=tuple(
                 _divided(one, _output_dimension(one, work), shares) for one in module.parameters
             ),
         )
-        is_shared = module.shares_input and not is_first
+        pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
         if self.overlaps:
             reduces: ExchangeKind = "reduce_scatter" if self.is_split else "all_reduce"
-            pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
-            local = replace(
-                work,
-                out_features=work.out_features // shares,
-                beneath=Beneath(reduces, self.stream),
-                in_pieces=pieces,
-            )
-            product = replace(cut, work=local)
-            if not self.is_split or is_shared or module.shares_input or pieces is not None:
+            beneath = Beneath(reduces, self.stream)
+            product = replace(cut, work=replace(local, beneath=beneath, in_pieces=pieces))
+            if not self.is_split or module.shares_input or pieces is not None:
                 return [product]
             gather = self._exchange(module.name, "all_gather", None, width, follows_precision=not is_head)
             return [gather, product]
@@ -165,12 +160,9 @@ class _Cutter:
             return [self._exchange(module.name, None, "all_reduce", width), cut]
         if not is_first or module.shares_input:
             return [cut]
-        if self.is_split and self.cuts_products and not is_head:
-            local = replace(
-                work, out_features=work.out_features // shares, in_pieces=InPieces(shares, "forward")
-            )
+        if pieces is not None:
             reduction = self._exchange(module.name, None, "reduce_scatter", width)
-            return [reduction, replace(cut, work=local)]
+            return [reduction, replace(cut, work=replace(local, in_pieces=pieces))]
         if self.is_split:
             return [self._exchange(module.name, "all_gather", "reduce_scatter", width), cut]
         return [self._exchange(module.name, None, "all_reduce", width), cut]
@@ -178,9 +170,10 @@ class _Cutter:
     def _row(self, module: Module, work: Linear) -> list[Module]:
         """A product cut along its inputs, before what sums up its outputs."""
         shares = self.ranks
+        local = replace(work, in_features=work.in_features // shares)
         cut = replace(
             module,
-            work=replace(work, in_features=work.in_features // shares),
+            work=local,
             parameters=tuple(
                 self._whole(one)
                 if len(one.shape) == 1
@@ -191,15 +184,12 @@ class _Cutter:
         if self.cuts_products:
             scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
             pieces = InPieces(shares, "backward", scattered)
-            local = replace(work, in_features=work.in_features // shares, in_pieces=pieces)
-            return [replace(cut, work=local)]
+            return [replace(cut, work=replace(local, in_pieces=pieces))]
         if self.is_split:
-            casts = self.overlaps
+            width, casts = work.out_features, self.overlaps
             return [
                 cut,
-                self._exchange(
-                    module.name, "reduce_scatter", "all_gather", work.out_features, follows_precision=casts
-                ),
+                self._exchange(module.name, "reduce_scatter", "all_gather", width, follows_precision=casts),
             ]
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
 

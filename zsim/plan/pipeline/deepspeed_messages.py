@@ -104,7 +104,7 @@ class DeepSpeedMessenger(Messenger):
             self._gather("gradient", self.gradient_parts)
         self._allocate(1, RESIDUAL, stage, micro_batch)
 
-    def after_backward(self, stage: int, micro_batch: int) -> None:
+    def end_gradients(self, stage: int, micro_batch: int) -> None:
         if self.stage.is_last:
             self.builder.allocate("buffers", self._logits_bytes)
         else:

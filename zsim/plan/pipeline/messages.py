@@ -68,9 +68,6 @@ class Messenger:
             if not self.empties_outputs:
                 self._allocate(-1, output_of(stage), stage, micro_batch)
 
-    def after_backward(self, stage: int, micro_batch: int) -> None:
-        """The backward has been issued."""
-
     def end_step(self) -> None:
         """Behind the optimizer: what the stages tell each other."""
 

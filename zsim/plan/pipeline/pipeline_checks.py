@@ -7,7 +7,7 @@ from itertools import count
 
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.pipeline.megatron import MegatronPipeline
-from zsim.plan.pipeline.placement import V_SHAPED
+from zsim.specs.strategy.parallelism import V_SHAPED
 
 OFFERED: Mapping[str, tuple[str, ...]] = {
     "torch": (

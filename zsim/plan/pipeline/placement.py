@@ -6,7 +6,7 @@ Source: `generate_stage_to_rank_mapping` of torch 2.13 `torch/distributed/pipeli
 
 from __future__ import annotations
 
-V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
+from zsim.specs.strategy.parallelism import V_SHAPED
 
 
 def stage_of(schedule: str, ranks: int, rank: int, chunk: int) -> int:

@@ -83,8 +83,6 @@ def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: 
             messenger.begin_gradients(stage, micro_batch)
         if kind == "B":
             walk.backward(is_last=is_last, is_told=is_told)
-            if messenger is not None:
-                messenger.after_backward(stage, micro_batch)
         elif kind == "I":
             walk.backward_inputs(is_told=is_told)
         else:

@@ -302,7 +302,7 @@ def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]
 def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tuple[int, ...]:
     """Layers of every virtual stage. As torchtitan's `generate_llm_fqn_per_model_part` counts (v0.2.2), the
     ends' missing layers are added, all are dealt out evenly, the remainder to the first stages, and taken off
-    again; Megatron and DeepSpeed refuse a remainder."""
+    again; Megatron refuses a remainder."""
     stages = found.num_stages
     if table.layers_per_stage is not None:
         given = table.layers_per_stage

@@ -168,8 +168,7 @@ class StageBounds:
         return self._pieces[key]
 
     def _derived(self, job: Job, whole: Parallelism, training: Training) -> _Pieces:
-        split = replace(whole, style=job.parallelism.style)
-        (model,) = stages_of(job.model, split) if not split.is_trivial else (job.model,)
+        (model,) = stages_of(job.model, whole)
         distinct = _one_of_each(model, training)
         before, *blocks, after = make_workload(*distinct).segments
         pieces = {
