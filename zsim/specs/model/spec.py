@@ -17,11 +17,13 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One tensor, in the framework's layout (FSDP2 shards its first dimension). `summed_over`: the kind of
-    group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor")."""
+    group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor").
+    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states."""
 
     name: str
     shape: tuple[int, ...]
     summed_over: str = ""
+    trainable: bool = True
 
     @property
     def numel(self) -> int:
@@ -211,6 +213,10 @@ class Module:
     def numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
 
+    @cached_property
+    def trainable_numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -227,6 +233,10 @@ class Block:
     @cached_property
     def numel(self) -> int:
         return sum(module.numel for module in self.modules)
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        return sum(module.trainable_numel for module in self.modules)
 
     @cached_property
     def registered_modules(self) -> tuple[Module, ...]:
@@ -277,6 +287,12 @@ class ModelSpec:
     def numel(self) -> int:
         """Parameters in all, tied weights counted once."""
         return self.rest_numel + sum(block.numel for block in self.blocks)
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        """Parameters with a gradient and optimizer states."""
+        rest = sum(module.trainable_numel for module in (*self.before, *self.after))
+        return rest + sum(block.trainable_numel for block in self.blocks)
 
     @cached_property
     def rest_numel(self) -> int:
