@@ -26,6 +26,13 @@ BYTES_PER_SECOND: dict[str, float] = {
     **{f"{prefix}bit/s": factor / 8 for prefix, factor in _DECIMAL.items()},
 }
 SECONDS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+DURATION: dict[str, float] = {
+    **SECONDS,
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+COUNTS: dict[str, float] = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 FLOPS_PER_SECOND: dict[str, float] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 WATTS: dict[str, float] = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
@@ -96,8 +103,17 @@ def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
 Bytes = Annotated[int, _parser(BYTES, whole=True)]
 BytesPerSecond = Annotated[float, _parser(BYTES_PER_SECOND)]
 Seconds = Annotated[float, _parser(SECONDS)]
+Duration = Annotated[float, _parser(DURATION)]
 FlopsPerSecond = Annotated[float, _parser(FLOPS_PER_SECOND)]
 Watts = Annotated[float, _parser(WATTS)]
+
+
+def _count(value: Any) -> Any:
+    """`"15T"` -> 1.5e13; a number is itself."""
+    return parse_quantity(value, COUNTS) if isinstance(value, str) else value
+
+
+Tokens = Annotated[float, BeforeValidator(_count)]
 
 
 def format_bytes(count: float) -> str:
@@ -132,3 +148,11 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= 1e-3:
         return f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e6:.1f} us"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds, minutes, hours or days as text: 42.0 s, 3.5 min, 7.9 h, 54.0 days."""
+    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if abs(seconds) >= (2 if unit != "days" else 1.5) * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if abs(seconds) >= 1 else format_seconds(seconds)

@@ -6,6 +6,7 @@ every name up and fills every default in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
+from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
@@ -231,6 +233,9 @@ class _ExperimentFile(_Table):
     simulation: SimulationTable = SimulationTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None
+    run: TrainingRunTable | None = Field(
+        default=None, description="over days, for zsim goodput; no step changes by it"
+    )
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
     program: Program | None = Field(
         default=None, description="the program whose file it was; zsim tune proposes what that can be told"
@@ -264,6 +269,19 @@ class Experiment(_ExperimentFile):
             problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in found]
         if problems:
             raise InputError(listed(origin, [*unreadable(data), *problems])) from None
+        _check_tokens(origin, self.run, self.cost)
+
+
+def _check_tokens(origin: str, run: TrainingRunTable | None, cost: CostTable | None) -> None:
+    """Raises InputError where a run and its price are for different tokens."""
+    asked = None if run is None else run.total_tokens
+    if asked is None or cost is None or cost.tokens is None:
+        return
+    if not math.isclose(asked, cost.tokens, rel_tol=1e-9):
+        raise InputError(
+            f"{origin}: run.tokens is {asked:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
+            "tokens, in [run] alone or the same in both"
+        )
 
 
 def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -1,0 +1,87 @@
+"""`[run.checkpoint]` of an experiment: how often state is saved, how, and in which files.
+
+[run.checkpoint]
+every = "auto"                      # steps, a time ("30 min"), or auto: the interval of the fewest days
+mode = "async"                      # sync | async | in-memory | local-then-remote | none
+staging = "pinned"                  # pageable | pinned
+writer = "process"                  # thread | process
+format = "dcp"                      # left out: the framework's own; dcp | deepspeed | megatron | full
+keep = 3
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from zsim.units import DURATION, Bytes, Duration, parse_quantity
+
+CheckpointMode = Literal["sync", "async", "in-memory", "local-then-remote", "none"]
+CheckpointFormat = Literal["dcp", "deepspeed", "megatron", "full"]
+Staging = Literal["pageable", "pinned"]
+Writer = Literal["thread", "process"]
+_Steps = Annotated[int, Field(gt=0, strict=True)]
+TWO_TIERS: tuple[CheckpointMode, ...] = ("in-memory", "local-then-remote")
+
+
+def steps_or_time(value: Any) -> Any:
+    """A number of steps, or a time with a unit, as it is; raises ValueError for anything else."""
+    if isinstance(value, str) and value != "auto":
+        if parse_quantity(value, DURATION) <= 0:
+            raise ValueError(f"'{value}' must be more than nothing")
+    elif not isinstance(value, str) and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+        raise ValueError(f"found {value!r}, expected steps (500) or a time ('30 min')")
+    return value
+
+
+class CheckpointTable(BaseModel):
+    """`[run.checkpoint]`. `every`: of the most frequent kind of save. `mode`: "sync", training waits until
+    all is written; "async", until it is staged in host memory; "in-memory", each node's shard is copied to
+    host memory of another node; "local-then-remote", to the node's drives and from there to the store.
+    `remote_every`: in the two modes last named, how often a save reaches the store, which alone survives the
+    loss of a node and its peer (in-memory), of a node (local-then-remote); left out: as often as the store
+    takes it. `staging`, `writer`: as torch's `async_save` has it by default. `threads`: writers per rank.
+    `keep`: saves kept; left out: all, under torchtitan 10. `archive_every`: one of so many is kept for ever.
+    `blocking`, `durable`, `slowdown`, `load`, `bytes`: measured, in place of the simulation's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    every: int | str = "auto"
+    mode: CheckpointMode = "sync"
+    remote_every: int | str | None = None
+    staging: Staging = "pageable"
+    writer: Writer = "thread"
+    format: CheckpointFormat | None = None
+    threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
+    plan_caching: bool = Field(default=False, description="DCP keeps its plan from save to save")
+    keep: _Steps | None = None
+    archive_every: Duration | None = None
+    blocking: Duration | None = None
+    durable: Duration | None = None
+    slowdown: Duration | None = None
+    load: Duration | None = None
+    bytes: Bytes | None = None
+
+    @field_validator("every", "remote_every", mode="before")
+    @classmethod
+    def _is_an_interval(cls, value: Any) -> Any:
+        return value if value is None else steps_or_time(value)
+
+    @model_validator(mode="after")
+    def _fits_its_mode(self) -> Self:
+        if self.remote_every is not None and self.mode not in TWO_TIERS:
+            raise ValueError(f"remote_every has no effect with mode '{self.mode}'; it is for {_both()}")
+        if self.remote_every == "auto":
+            raise ValueError("remote_every: found 'auto', expected steps or a time; left out: the shortest")
+        if self.durable is not None and self.durable < (self.blocking or 0.0):
+            raise ValueError("durable is from the start of a save to its commit, so not below blocking")
+        return self
+
+    def seconds_of(self, value: int | str, step_seconds: float) -> float:
+        """An interval of this table in seconds of steps."""
+        return value * step_seconds if isinstance(value, int) else parse_quantity(value, DURATION)
+
+
+def _both() -> str:
+    return " and ".join(f"'{mode}'" for mode in TWO_TIERS)

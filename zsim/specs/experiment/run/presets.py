@@ -1,0 +1,43 @@
+"""Published storage systems and fleets by name, which the tables of `[run]` extend."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from zsim.errors import InputError, did_you_mean
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Table
+from zsim.specs.messages import raise_input_error
+
+_Preset = TypeVar("_Preset", bound=Table)
+
+
+def preset_names(file: str) -> tuple[str, ...]:
+    """Names in a file of presets, sorted."""
+    return tuple(sorted(read_toml(PRESETS / file)))
+
+
+def with_preset(table: _Preset, file: str, where: str) -> _Preset:
+    """The table, and for all that it does not say the numbers of the preset that it names. What is said on
+    top of a preset makes it "assumed". Raises InputError for an unknown preset."""
+    name: str | None = getattr(table, "preset", None)
+    if name is None:
+        return table
+    presets = read_toml(PRESETS / file)
+    if name not in presets:
+        raise InputError(
+            f"{where}.preset: unknown '{name}'{did_you_mean(name, presets)}; expected one of "
+            f"{', '.join(sorted(presets))}"
+        )
+    said = {key: getattr(table, key) for key in table.model_fields_set if key != "preset"}
+    try:
+        published = type(table).model_validate(presets[name])
+    except ValidationError as error:
+        raise_input_error(error, file, type(table))
+    if said:
+        said.setdefault("source", f"{published.source}; changed by the user: {', '.join(sorted(said))}")
+        said.setdefault("evidence", "assumed")
+    return published.model_copy(update={**said, "preset": name})

@@ -1,0 +1,99 @@
+"""`[run]` of an experiment: training from the first step to the last token, over days.
+
+[run]
+tokens = "15T"                      # or steps, or days
+seeds = 100
+[run.checkpoint]                    # [run.storage], [run.failures], [run.recovery], [run.evaluation]
+[[run.phases]]
+tokens = "2T"
+sequence_length = 8192
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
+from zsim.specs.experiment.run.failures import FailuresTable
+from zsim.specs.experiment.run.recovery import RecoveryTable
+from zsim.specs.experiment.run.storage import StorageTable
+from zsim.units import Duration, Tokens
+
+_Count = Annotated[int, Field(gt=0, strict=True)]
+_Tokens = Annotated[Tokens, Field(gt=0, allow_inf_nan=False)]
+MAX_SEEDS = 100_000
+
+
+class PhaseTable(BaseModel):
+    """`[[run.phases]]`: its tokens, and what differs from the experiment while it lasts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    tokens: _Tokens
+    nodes: _Count | None = None
+    sequence_length: _Count | None = None
+    micro_batch_size: _Count | None = None
+    gradient_accumulation_steps: _Count | None = None
+    global_batch_size: _Count | None = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The settings of the phase, as dotted keys of an experiment."""
+        said = self.model_dump(exclude={"tokens"}, exclude_none=True)
+        return {key if key == "nodes" else f"training.{key}": value for key, value in said.items()}
+
+
+class EvaluationTable(BaseModel):
+    """`[run.evaluation]`: training stops `every` so often (steps, or a time) and evaluates; it `takes` so
+    long."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    every: int | str
+    takes: Duration
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _is_an_interval(cls, value: Any) -> Any:
+        if value == "auto":
+            raise ValueError("found 'auto', expected steps (1000) or a time ('6 h')")
+        return steps_or_time(value)
+
+
+class TrainingRunTable(BaseModel):
+    """`[run]`. How far: `tokens`, `steps`, `days` on the clock, or phases with tokens each. `seeds`: runs
+    that are drawn; `seed`: of the first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    tokens: _Tokens | None = None
+    steps: _Count | None = None
+    days: Annotated[float, Field(gt=0)] | None = None
+    seeds: Annotated[int, Field(gt=0, le=MAX_SEEDS, strict=True)] = 100
+    seed: Annotated[int, Field(ge=0, strict=True)] = 1
+    checkpoint: CheckpointTable = CheckpointTable()
+    storage: StorageTable | None = None
+    failures: FailuresTable | None = None
+    recovery: RecoveryTable = RecoveryTable()
+    evaluation: EvaluationTable | None = None
+    phases: tuple[PhaseTable, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        given = [name for name in ("tokens", "steps", "days") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} both say how far; expected one of them")
+        if self.phases:
+            total = sum(phase.tokens for phase in self.phases)
+            if self.tokens is not None and not math.isclose(self.tokens, total, rel_tol=1e-9):
+                raise ValueError(f"tokens is {self.tokens:.6g}, but those of the phases sum to {total:.6g}")
+            if given and given != ["tokens"]:
+                raise ValueError(f"{given[0]} and the phases' tokens both say how far; expected one of them")
+        return self
+
+    @property
+    def total_tokens(self) -> float | None:
+        """Tokens of the run, where it is told in tokens."""
+        return sum(phase.tokens for phase in self.phases) if self.phases else self.tokens
