@@ -186,11 +186,6 @@ def test_uneven_nodes_are_refused_with_what_would_fit(changes: dict[str, Any], w
     refused(words, **changes)
 
 
-def test_what_is_not_simulated_yet_says_so() -> None:
-    with pytest.raises(NotSimulatedError, match=r"model 'mixtral-8x7b': "):
-        job(model="mixtral-8x7b")
-
-
 def test_both_fsdps_offload_to_the_cpu() -> None:
     for kind in ("fsdp1", "fsdp2"):
         assert job(strategy={"kind": kind, "cpu_offload": True}).strategy.cpu_offload  # type: ignore[union-attr]

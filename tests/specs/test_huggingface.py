@@ -237,15 +237,6 @@ def test_mistral_has_eight_key_value_heads_unless_the_file_says_null() -> None:
     assert build(mistral, num_key_value_heads=None).blocks[0].modules[4].work.num_kv_heads == 16
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3"])
-def test_mixture_of_experts_models_say_that_they_are_only_counted(name: str) -> None:
-    """One sentence; dense models have none."""
-    reason = load_model(name).not_simulated
-    assert reason is not None
-    assert "not simulated yet" in reason
-    assert load_model("qwen3-8b").not_simulated is None
-
-
 def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None:
     """`my-model/config.json` is my-model; `shape.json` is shape."""
     folder = tmp_path / "my-model"

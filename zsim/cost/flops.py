@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zsim.specs.model.spec import Attention, Block, Experts, Linear, ModelSpec, Module
+from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -24,8 +25,11 @@ def forward_flops(module: Module, sequence_length: int) -> float:
         return 2.0 * work.in_features * work.out_features
     if isinstance(work, Attention):
         return 2.0 * sequence_length * work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    if isinstance(work, Router):
+        return 2.0 * work.in_features * work.num_experts
     if isinstance(work, Experts):
-        return 2.0 * work.top_k * 3 * work.in_features * work.expert_features
+        products = 3 if work.is_gated else 2
+        return 2.0 * work.top_k * products * work.in_features * work.expert_features
     return 0.0
 
 

@@ -10,6 +10,7 @@ from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import CollectiveKind, Group, Plan, Program
 from zsim.plan.parallel.context import context_parallel
+from zsim.plan.parallel.experts import with_experts
 from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
@@ -85,10 +86,11 @@ def plan_of(basis: PlanBasis) -> Plan:
 def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
     """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
     if parallelism.is_trivial:
-        return [model]
+        return [with_experts(model, parallelism.experts)]
     if parallelism.has_megatron_layers:
         model = with_fused_projections(model)
     model = context_parallel(tensor_parallel(model, parallelism), parallelism)
+    model = with_experts(model, parallelism.experts)
     stages = cut_into_stages(model, parallelism.layers_per_stage)
     if parallelism.style == "deepspeed" and model.is_tied and len(stages) > 1:
         stages[-1] = with_head_first(stages[-1])

@@ -84,7 +84,7 @@ class Walk:
             builder.activations(extra, name, micro_batch, tensors.forward)
         if outputs:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
-        if isinstance(call.module.work, Attention) and call.module.work.host_waits:
+        if _waits(call.module):
             builder.host_wait(builder.record(COMPUTE))
         if self.has_dtensors:
             self._wrap(call)
@@ -213,6 +213,10 @@ class Walk:
         if work.weight_gradient:
             freed = work.saved_bytes + _kept_for_weight(call)
             self.builder.activations(-freed, name, self.micro_batch)
+
+
+def _waits(module: Module) -> bool:
+    return module.host_waits or (isinstance(module.work, Attention) and module.work.host_waits)
 
 
 def _dtensor_event(module: Module) -> str:

@@ -12,6 +12,15 @@ from typing import Any
 
 from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
 from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.experts import (
+    grouped_backward,
+    grouped_forward,
+    grouped_gradients,
+    rearrange_backward,
+    rearrange_forward,
+    router_backward,
+    router_forward,
+)
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.losses import loss_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -25,13 +34,12 @@ from zsim.cost.kernels.update import (
     optimizer_state_bytes,
     scale_kernels,
 )
-from zsim.errors import NotSimulatedError
+from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
     Attention,
     Embedding,
     Exchange,
-    Experts,
     Linear,
     Loss,
     Module,
@@ -60,27 +68,20 @@ INDEX_BYTES = 8
 
 
 def forward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The kernels of one module's forward pass, in order.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    """The kernels of one module's forward pass, in order."""
     return _FORWARD[type(module.work)](module, shape, options)
 
 
 def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The kernels of one module's backward pass: gradients of its input and of its parameters.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    """The kernels of one module's backward pass: gradients of its input and of its parameters."""
     return _BACKWARD[type(module.work)](module, shape, options)
 
 
 def split_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
     """The kernels of `backward_kernels` that the gradient of the module's input needs, and those of its
-    weight's gradient alone, which a schedule may run later; () for modules without a product.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    weight's gradient alone, which a schedule may run later; () for modules without a product."""
+    if isinstance(module.work, GroupedLinear):
+        return grouped_gradients(module, shape, options)
     if not isinstance(module.work, Linear):
         return backward_kernels(module, shape, options), ()
     marked = _linear_gradients(module, shape, options)
@@ -310,10 +311,6 @@ def _exchange(module: Module, shape: BatchShape, options: WorkOptions) -> Kernel
     return ()  # NCCL's kernels are the collective's
 
 
-def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    raise NotSimulatedError(f"module '{module.name}': routed experts are counted, not simulated yet")
-
-
 _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
     Linear: _linear_forward,
     Norm: _norm_forward,
@@ -322,8 +319,10 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     Residual: _residual_forward,
     Embedding: _embedding_forward,
     Loss: _loss_forward,
-    Experts: _experts,
     Exchange: _exchange,
+    Router: router_forward,
+    GroupedLinear: grouped_forward,
+    Rearrange: rearrange_forward,
 }
 _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
     Linear: _linear_backward,
@@ -333,6 +332,8 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     Residual: _residual_backward,
     Embedding: _embedding_backward,
     Loss: _loss_backward,
-    Experts: _experts,
     Exchange: _exchange,
+    Router: router_backward,
+    GroupedLinear: grouped_backward,
+    Rearrange: rearrange_backward,
 }

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zsim.specs.model.spec import Module
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Fp8Engine, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """One micro-batch, or the part of its tokens that one of `shards` ranks has."""
+    """One micro-batch, or the part of its tokens that one of `shards` ranks has. `rows_per_token`: rows for
+    each of these tokens, which count as tokens (a token goes to several experts)."""
 
     sequences: int
     sequence_length: int
     shards: int = 1
+    rows_per_token: float = 1.0
 
     @property
     def tokens(self) -> int:
-        return self.sequences * self.sequence_length // self.shards
+        whole = self.sequences * self.sequence_length // self.shards
+        return whole if self.rows_per_token == 1.0 else round(whole * self.rows_per_token)
 
     def split(self, shards: int) -> BatchShape:
         """The part of one of `shards` ranks."""
-        return self if shards == 1 else BatchShape(self.sequences, self.sequence_length, self.shards * shards)
+        return self if shards == 1 else replace(self, shards=self.shards * shards)
+
+    def seen_by(self, module: Module) -> BatchShape:
+        """The part of the micro-batch's tokens, or the rows, that a module sees."""
+        seen = self.split(module.token_shards)
+        return seen if module.rows_per_token == 1.0 else replace(seen, rows_per_token=module.rows_per_token)
 
     @classmethod
     def of(cls, training: Training) -> BatchShape:

@@ -34,7 +34,9 @@ from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
 from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
-from zsim.errors import NotSimulatedError
+from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.dtypes import DTYPE_BYTES
+from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
     Attention,
@@ -42,7 +44,6 @@ from zsim.specs.model.spec import (
     Embedding,
     Exchange,
     ExchangeKind,
-    Experts,
     Linear,
     Loss,
     Module,
@@ -54,10 +55,9 @@ INDEX_BYTES = 8
 
 
 def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """Bytes that the module keeps from forward to backward.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    """Bytes that the module keeps from forward to backward."""
+    if isinstance(module.work, Router | GroupedLinear | Rearrange):
+        return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
     count = _SAVED[type(module.work)](module.work, shape, options)
@@ -135,7 +135,7 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
     last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
     for module in kept_modules(block, options):
-        seen = shape.split(module.token_shards)
+        seen = shape.seen_by(module)
         place, (size, *statistics) = places[module.name], kept_outputs(module, seen, options)
         if isinstance(module.work, Attention):
             shared[module.name] += sum(statistics)
@@ -176,7 +176,7 @@ def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Modul
     if stops_early:
         while modules and _keeps_nothing_of_its_own(modules[-1]):
             modules.pop()
-        if modules and isinstance(modules[-1].work, Linear):
+        if modules and isinstance(modules[-1].work, Linear | GroupedLinear):
             modules.pop()
     return tuple(modules)
 
@@ -209,13 +209,16 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * work.width * options.stream_bytes
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.forward, tokens, e)
+    if isinstance(work, Router | GroupedLinear | Rearrange):
+        return sum(made_by_experts(work, shape, options))
     return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
 def exchanged_bytes(work: Exchange, kind: ExchangeKind | None, tokens: int, element_bytes: int) -> int:
     """Bytes of the tensor that a collective of an exchange makes: all tokens' or a rank's part; an all-reduce
     works in place."""
-    full = tokens * work.width * (4 if work.in_fp32 else element_bytes)
+    element = DTYPE_BYTES[work.dtype] if work.dtype else 4 if work.in_fp32 else element_bytes
+    full = (work.numel or tokens * work.width) * element
     return {"all_gather": full, "reduce_scatter": full // work.ranks, "all_to_all": full}.get(kind or "", 0)
 
 
@@ -251,6 +254,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.backward, tokens, e)
+    if isinstance(work, Router | GroupedLinear | Rearrange):
+        return sum(passing_by_experts(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
@@ -283,9 +288,10 @@ def runs_before_recomputation(block: Block) -> int:
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
-    return isinstance(module.work, Exchange) or (
-        isinstance(module.work, Residual) and not module.work.dropout
-    )
+    work = module.work
+    if isinstance(work, Rearrange):
+        return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
+    return isinstance(work, Exchange) or (isinstance(work, Residual) and not work.dropout)
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
@@ -363,10 +369,6 @@ def _exchange_saved(work: Exchange, shape: BatchShape, options: WorkOptions) -> 
     return 0
 
 
-def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:
-    raise NotSimulatedError("routed experts are counted, not simulated yet")
-
-
 _SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Linear: _linear_saved,
     Norm: _norm_saved,
@@ -375,6 +377,5 @@ _SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Residual: _residual_saved,
     Embedding: _embedding_saved,
     Loss: _loss_saved,
-    Experts: _experts_saved,
     Exchange: _exchange_saved,
 }

@@ -26,6 +26,8 @@ from zsim.cost.memory.activations import (
     score_bytes,
 )
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
+from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
 
 Sizes = tuple[int, ...]
@@ -41,10 +43,7 @@ class ModuleTensors:
 
 
 def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
-    """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count."""
     saved, forward, backward = _rules(module, shape, options)
     return ModuleTensors(
         cut(saved_bytes(module, shape, options), saved),
@@ -112,4 +111,7 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)
         return (q, k, k, q, k), (out, q, q), (out, q, k, k)
+    if isinstance(work, Router | GroupedLinear | Rearrange):
+        kept = kept_by_experts(work, shape, options, shares=module.shares_input)
+        return kept, made_by_experts(work, shape, options), passing_by_experts(work, shape, options)
     return (), (), ()

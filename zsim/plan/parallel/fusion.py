@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter
 
 QKV, FC1 = "linear_qkv", "linear_fc1"
@@ -53,7 +54,7 @@ def _run(modules: Sequence[Module], place: int) -> list[Module]:
     for module in modules[place + 1 :]:
         if isinstance(module.work, Linear) and module.shares_input:
             run.append(module)
-        elif isinstance(module.work, Linear) or _is_core(module):
+        elif isinstance(module.work, Linear | Router | Experts) or _is_core(module):
             break
     return run
 

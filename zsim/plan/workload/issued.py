@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Kernels
+from zsim.plan.ops import Collective, Kernels, Parts
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
 from zsim.plan.workload.product_pieces import gathered_type, product_backward, product_forward
 from zsim.plan.workload.work_part import WorkPart
@@ -45,7 +46,7 @@ def count(kernels: tuple[Kernel, ...]) -> int:
 def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
     """The work of a module's forward."""
     if isinstance(module.work, Exchange):
-        return _exchanged(module.work, module.work.forward, shape, options)
+        return _exchanged(module.work, module.work.forward, shape, options, is_forward=True)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_forward(module.work, shape, options)
     if isinstance(module.work, Linear) and module.work.in_pieces is not None:
@@ -56,7 +57,7 @@ def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions
 def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
     """The work of a module's backward; see [Note: beneath the products]."""
     if isinstance(module.work, Exchange):
-        return _exchanged(module.work, module.work.backward, shape, options)
+        return _exchanged(module.work, module.work.backward, shape, options, is_forward=False)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_backward(module.work, shape, options)
     pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
@@ -68,16 +69,39 @@ def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOption
 
 
 def _exchanged(
-    exchange: Exchange, kind: ExchangeKind | None, shape: work.BatchShape, options: work.WorkOptions
+    exchange: Exchange,
+    kind: ExchangeKind | None,
+    shape: work.BatchShape,
+    options: work.WorkOptions,
+    *,
+    is_forward: bool,
 ) -> tuple[WorkPart, ...]:
     if kind is None:
         return ()
     element, dtype = options.activation_bytes, options.kernel_dtype
-    if exchange.in_fp32:
+    if exchange.dtype:
+        element, dtype = DTYPE_BYTES[exchange.dtype], exchange.dtype
+    elif exchange.in_fp32:
         element, dtype = 4, "fp32"
     elif kind == "all_gather" and exchange.follows_precision:
         element, dtype = gathered_type(options)
-    return (WorkPart(Collective(kind, shape.tokens * exchange.width * element, dtype, exchange.group)),)
+    size = (exchange.numel or shape.tokens * exchange.width) * element
+    if kind == "all_to_all" and exchange.loads:
+        sends_unevenly = exchange.returns == is_forward
+        return (
+            WorkPart(
+                Collective.all_to_all(_parts(size, exchange.loads, sends_unevenly), dtype, exchange.group)
+            ),
+        )
+    return (WorkPart(Collective(kind, size, dtype, exchange.group)),)
+
+
+def _parts(size: int, loads: tuple[float, ...], sends_unevenly: bool) -> Parts:
+    """Bytes from each rank to each of an all-to-all whose ranks receive, or send, `loads` times the mean
+    `size`."""
+    ranks = len(loads)
+    given = tuple(round(size * load / ranks) for load in loads)
+    return tuple((part,) * ranks for part in given) if sends_unevenly else (given,) * ranks
 
 
 def _around_products(

@@ -12,6 +12,7 @@ from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
 from zsim.plan.workload.product_pieces import gathered_input
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Activation, Block, Exchange, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
@@ -60,9 +61,9 @@ def module_work(
 ) -> ModuleWork:
     """The work of a module by itself; `is_selective`: attention recomputed in backward (policy
     "selective")."""
-    shape = shape.split(module.token_shards)
+    shape = shape.seen_by(module)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
-    is_product = isinstance(module.work, Linear)
+    is_product = isinstance(module.work, Linear | GroupedLinear)
     of_input, of_weight = work.split_backward(module, shape, options) if is_product else ((), ())
     saved = footprint.saved_bytes(module, shape, options)
     kept = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved
@@ -92,7 +93,7 @@ def on_residual_stream(
     for number, after in enumerate(modules[1:]):
         product = modules[number].work
         if isinstance(product, Linear) and isinstance(after.work, Residual) and not after.work.dropout:
-            given = shape.split(after.token_shards).tokens * product.out_features * options.activation_bytes
+            given = shape.seen_by(after).tokens * product.out_features * options.activation_bytes
             backward = without(works[number].tensors.backward, given)
             tensors = replace(works[number].tensors, backward=backward)
             result[number] = replace(works[number], tensors=tensors)
@@ -153,7 +154,7 @@ def _keeping(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work with its outputs kept by the checkpoint."""
-    outputs = footprint.kept_outputs(module, shape.split(module.token_shards), options)
+    outputs = footprint.kept_outputs(module, shape.seen_by(module), options)
     return replace(_without_output(one, outputs[0]), kept_outputs=outputs)
 
 
@@ -163,7 +164,7 @@ def _without_kernels(
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
     only, an exchange nothing, a product nothing unless it gathers the input that its weight's gradient
     needs."""
-    shape = shape.split(module.token_shards)
+    shape = shape.seen_by(module)
     output = footprint.kept_outputs(module, shape, options)[0]
     if isinstance(module.work, Exchange):
         return replace(_without_output(one, output), forward=())

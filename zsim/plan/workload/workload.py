@@ -153,7 +153,7 @@ class _Deriver:
         place = head_place(modules)
         if place is None:
             return ""
-        shape = self._shape.split(modules[place].token_shards)
+        shape = self._shape.seen_by(modules[place])
         fused = fused_head(modules[place], shape, self._options)
         self._works[id(modules[place]), False] = ModuleWork(
             forward=Kernels(fused.forward),

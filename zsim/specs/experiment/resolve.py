@@ -28,6 +28,7 @@ from zsim.specs.experiment.strategies import (
     asked_parallelism,
     default_precision,
     resolve_deepspeed,
+    resolve_experts,
     resolve_strategy,
 )
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
@@ -89,6 +90,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
+    parallelism = replace(parallelism, experts=resolve_experts(model, table))
     if isinstance(table, MegatronTable):
         multiple = table.vocabulary_multiple * parallelism.tensor
         model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size

@@ -19,6 +19,7 @@ from zsim.specs.experiment.tables import (
     StrategyTable,
     TrainingTable,
 )
+from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
@@ -26,6 +27,7 @@ from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
+from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron, MegatronTable, megatron_strategy
 from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
@@ -52,6 +54,23 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
                 "parallelism alone; expected strategy 'fsdp2', with `replicate` for its replicas"
             )
     return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
+
+
+def resolve_experts(model: ModelSpec, table: StrategyTable) -> ExpertSplit:
+    """How a strategy runs the model's routed experts; one value for all models without any."""
+    works = (module.work for block in model.blocks for module in block.modules)
+    if not any(isinstance(work, Experts) for work in works):
+        return ExpertSplit()
+    if isinstance(table, MegatronTable) and table.engine == "megatron":
+        return ExpertSplit(
+            dispatcher="all-gather",
+            library="megatron-fused" if table.moe_permute_fusion else "megatron",
+            kernel="streams" if table.moe_grouped_gemm else "loop",
+            gate_in_fp32=table.moe_router_dtype is not None,
+            has_auxiliary_loss=table.moe_aux_loss,
+        )
+    is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
+    return ExpertSplit(library="torchtitan" if is_titan else "transformers")
 
 
 def resolve_strategy(

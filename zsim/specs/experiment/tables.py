@@ -23,8 +23,9 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
+from zsim.specs.strategy.foreign_keys import refuse_experts, refuse_parallelisms
 from zsim.specs.strategy.megatron import MegatronTable
-from zsim.specs.strategy.parallelism import ParallelismTable, refuse_experts, refuse_parallelisms
+from zsim.specs.strategy.parallelism import ParallelismTable
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,

@@ -13,6 +13,8 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -165,21 +167,14 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """Router and routed experts of a mixture-of-experts layer; `top_k` of `num_experts` per token."""
-
-    num_experts: int
-    top_k: int
-    in_features: int
-    expert_features: int
-
-
-@dataclass(frozen=True, slots=True)
 class Exchange:
     """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
     `width`: elements per token of the full tensor, which each of `ranks` holds a part of before a gather and
     after a scatter; `in_fp32`: statistics of the loss; `follows_precision`: a product behind it reads fp8 in
-    fp8 training, and gets it gathered as fp8 (Transformer Engine)."""
+    fp8 training, and gets it gathered as fp8 (Transformer Engine). `dtype`: of its elements, "" for the
+    activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
+    all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
+    `returns`) over the mean; () if all receive as much."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -188,9 +183,26 @@ class Exchange:
     group: str = "tensor"
     in_fp32: bool = False
     follows_precision: bool = False
+    dtype: str = ""
+    numel: int = 0
+    loads: tuple[float, ...] = ()
+    returns: bool = False
 
 
-Work = Embedding | Linear | Norm | Attention | Activation | Residual | Loss | Experts | Exchange
+Work = (
+    Embedding
+    | Linear
+    | Norm
+    | Attention
+    | Activation
+    | Residual
+    | Loss
+    | Exchange
+    | Router
+    | Experts
+    | GroupedLinear
+    | Rearrange
+)
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,9 @@ class Module:
     `name` is relative to the block (`self_attn.q_proj`), or complete outside the blocks (`model.norm`).
     `shares_input`: its input is a tensor that an earlier module of the block already keeps for backward
     (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
-    this fraction of the micro-batch's tokens (sequence and context parallelism).
+    this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
+    it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
+    GPU before it launches its forward (how many rows each expert has).
     """
 
     name: str
@@ -208,6 +222,8 @@ class Module:
     parameters: tuple[Parameter, ...] = ()
     shares_input: bool = False
     token_shards: int = 1
+    rows_per_token: float = 1.0
+    host_waits: bool = False
 
     @cached_property
     def numel(self) -> int:

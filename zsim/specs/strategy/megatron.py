@@ -44,7 +44,8 @@ class MegatronTable(BaseModel):
     precision-aware optimizer. `overlap_p2p`, `align_grad_reduce` and `align_param_gather`: of the interleaved
     schedule, as are `overlap_p2p_warmup_flush` and `micro_batch_group`
     (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
-    `--make-vocab-size-divisible-by`."""
+    `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of all experts together,
+    fused permutation, the gate's type, a loss that balances the experts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -74,6 +75,10 @@ class MegatronTable(BaseModel):
     align_param_gather: StrictBool = True
     overlap_p2p_warmup_flush: StrictBool = False
     micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = None
+    moe_grouped_gemm: StrictBool = False
+    moe_permute_fusion: StrictBool = False
+    moe_router_dtype: Literal["fp32", "fp64"] | None = None
+    moe_aux_loss: StrictBool = False
 
     @field_validator("version", mode="before")
     @classmethod

@@ -10,8 +10,8 @@ first (`config/parallelism_config.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
 from zsim.specs.model.spec import ContextMethod
+from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
 from zsim.specs.strategy.partition import deepspeed_layers
 
@@ -96,7 +97,8 @@ class Parallelism:
     the file of a schedule, and `schedule_text` its content; "" for the named schedule.
     `order`: the axes of the mesh from the slowest to the fastest. `context_inner`: with "a2a+p2p", the ranks
     of a context group that exchange heads: those on one node. `buffered_micro_batches`: the micro-batches of
-    a step of which fewer are simulated: torch's stages keep a buffer for each; 0 if all are.
+    a step of which fewer are simulated: torch's stages keep a buffer for each; 0 if all are. `experts`: of a
+    mixture of experts.
     """
 
     tensor: int = 1
@@ -115,6 +117,7 @@ class Parallelism:
     order: tuple[str, ...] = (PIPELINE, DATA, CONTEXT, TENSOR)
     buffered_micro_batches: int = 0
     style: Style = "torch"
+    experts: ExpertSplit = field(default_factory=ExpertSplit)
 
     @property
     def is_trivial(self) -> bool:
@@ -347,54 +350,3 @@ def _nearest_split(layers: int, stages: int, first: int, last: int) -> str:
     divisors = [count for count in range(2, layers + 1) if layers % count == 0]
     nearest = min(divisors, key=lambda count: abs(count - stages), default=1)
     return f"the nearest number of stages that divides them is {nearest}"
-
-
-# ---- other names, and what is not simulated ----------------------------------------------------------------
-
-_KINDS = {
-    "tp": "tensor",
-    "pp": "pipeline",
-    "cp": "context",
-    "ep": "expert",
-    "sp": "sequence",
-    "etp": "expert tensor",
-}
-_KEYS = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "sequence": "sequence_parallel"}
-
-
-def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
-    """Raises for the first key that asks for a parallelism by another program's name: NotSimulatedError for
-    expert parallelism, InputError, with zsim's own key, for the others; `where` names the file (and
-    table)."""
-    for key in keys:
-        kind = _kind(key)
-        if kind is None or str(key) == "sequence_parallel":
-            continue
-        if kind not in _KEYS:
-            raise NotSimulatedError(f"{where}{key}: zsim does not simulate {kind} parallelism yet")
-        raise InputError(f"{where}{key}: unknown key; it is parallelism.{_KEYS[kind]} here")
-
-
-def _kind(key: object) -> str | None:
-    """The kind of parallelism of `tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and the like;
-    None for any other key."""
-    word = str(key).lower().removesuffix("_size").removesuffix("_degree")
-    if word in _KINDS:
-        return _KINDS[word]
-    for ending in ("_model_parallel", "_model_parallelism", "_parallel", "_parallelism"):
-        kind = word.removesuffix(ending).replace("_", " ")
-        if word.endswith(ending) and kind in _KINDS.values():
-            return kind
-    return None
-
-
-EXPERT_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor")
-
-
-def refuse_experts(where: str, table: Mapping[str, object]) -> None:
-    """Raises NotSimulatedError for the keys of `[parallelism]` that belong to expert parallelism."""
-    for key in EXPERT_KEYS:
-        if key in table and table[key] != 1:
-            raise NotSimulatedError(
-                f"{where}parallelism.{key}: zsim does not simulate expert parallelism yet"
-            )

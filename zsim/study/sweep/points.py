@@ -16,7 +16,7 @@ from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import STRATEGIES, Experiment, TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
-from zsim.specs.strategy.parallelism import refuse_parallelisms
+from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study
 

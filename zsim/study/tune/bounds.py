@@ -20,6 +20,7 @@ from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
+from zsim.plan.parallel.experts import with_experts
 from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job, slowest_of
@@ -65,7 +66,7 @@ class Bounds:
 
     def _micro_batch(self, job: Job, training: Training) -> Bound:
         pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
-        workload = make_workload(job.model, training)
+        workload = make_workload(with_experts(job.model, job.parallelism.experts), training)
         seconds = sum(pricer.seconds(kernel) for each in _kernels(workload) for kernel in each.kernels)
         return Bound(seconds, _kept_bytes(workload))
 

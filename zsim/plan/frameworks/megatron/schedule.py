@@ -38,6 +38,7 @@ from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import Megatron
 
@@ -195,7 +196,7 @@ class MegatronSchedule(Hooks):
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
-        is_weight = isinstance(call.module.work, Linear) and parameter.name == "weight"
+        is_weight = isinstance(call.module.work, Linear | GroupedLinear) and parameter.name == "weight"
         if strategy.fuses_accumulation and is_weight:
             return
         size = parameter.numel * self.param_bytes

@@ -1,4 +1,4 @@
-"""Mixture-of-experts decoders: Mixtral, Qwen 2 and 3 MoE, DeepSeek V3. Counted, not simulated yet.
+"""Mixture-of-experts decoders: Mixtral, Qwen 2 and 3 MoE, DeepSeek V3.
 
 The routed experts are one module with two stacked weights, as transformers 5.23 registers them
 (`MixtralExperts` and its kin); names, shapes and defaults as in its `modeling_mixtral.py`,
@@ -8,8 +8,10 @@ The routed experts are one module with two stacked weights, as transformers 5.23
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.families.llama import (
     REGISTRATION,
     Shape,
@@ -19,9 +21,7 @@ from zsim.specs.model.families.llama import (
     pre_norm_block,
 )
 from zsim.specs.model.families.parts import linear, rms_norm
-from zsim.specs.model.spec import Attention, Block, Experts, ModelSpec, Module, Parameter
-
-NOT_SIMULATED = "mixture-of-experts models are counted (parameters and FLOPs) but not simulated yet"
+from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Parameter
 
 _SHARED = tuple(
     f"mlp.{name}.{part}"
@@ -91,8 +91,12 @@ def deepseek_v3(config: ConfigReader) -> ModelSpec:
     num_experts, top_k = config.integer("n_routed_experts", 256), config.integer("num_experts_per_tok", 8)
     core = _latent_attention(config, shape)
     shared_width = width * config.integer("n_shared_experts", 1)
+    choice = Router(
+        0, 0, 0, "sigmoid", config.integer("n_group", 8), config.integer("topk_group", 4),
+        in_fp32=True, has_choice_bias=True,
+    )  # fmt: skip
     sparse = [
-        *_routed(config, hidden, width, num_experts, top_k),
+        *_routed(config, hidden, width, num_experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", hidden, shared_width, shape.act),
     ]
     order = _order(_EXPERTS_FIRST, _LATENT)
@@ -139,8 +143,13 @@ def _latent_attention(config: ConfigReader, shape: Shape) -> list[Module]:
     ]
 
 
-def _routed(config: ConfigReader, hidden: int, width: int, num_experts: int, top_k: int) -> list[Module]:
-    """Router and stacked experts."""
+_CHOICE = Router(0, 0, 0)  # softmax in fp32 over the scores of a product in the activations' type
+
+
+def _routed(
+    config: ConfigReader, hidden: int, width: int, num_experts: int, top_k: int, choice: Router = _CHOICE
+) -> list[Module]:
+    """Router, which chooses like `choice`, and stacked experts."""
     if top_k > num_experts:
         raise config.error(
             f"'num_experts_per_tok' is {top_k}; expected at most the number of experts, {num_experts}"
@@ -149,8 +158,10 @@ def _routed(config: ConfigReader, hidden: int, width: int, num_experts: int, top
         Parameter("gate_up_proj", (num_experts, 2 * width, hidden)),
         Parameter("down_proj", (num_experts, hidden, width)),
     )
-    experts = Module("mlp.experts", Experts(num_experts, top_k, hidden, width), parameters)
-    return [linear("mlp.gate", hidden, num_experts), experts]
+    work = Experts(num_experts, top_k, hidden, width, config.string("hidden_act", "silu"))
+    router = replace(choice, in_features=hidden, num_experts=num_experts, top_k=top_k)
+    gate = Module("mlp.gate", router, (Parameter("weight", (num_experts, hidden)),))
+    return [gate, Module("mlp.experts", work, parameters)]
 
 
 def _mixed(
@@ -183,4 +194,4 @@ def _order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]
 
 
 def _finish(config: ConfigReader, shape: Shape, blocks: Sequence[Block], max_positions: int) -> ModelSpec:
-    return decoder(config, shape, blocks, max_positions=max_positions, not_simulated=NOT_SIMULATED)
+    return decoder(config, shape, blocks, max_positions=max_positions)

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import unit_names
+from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
 from zsim.plan.workload.workload import Workload
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Embedding, Linear
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
@@ -65,7 +66,14 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
     by_module = _by_module(workload, numbers)
     external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
     owning = {name: sum(parameters[n].numel for n in owned) for name, owned in by_module.items() if owned}
-    unit_of = unit_names(owning, [workload.model.block_prefix], zero)
+    experts = dict.fromkeys(
+        call.name.rpartition(".")[0]
+        for segment in workload.segments
+        for call in segment.calls
+        if isinstance(call.module.work, GroupedLinear)
+    )
+    whole = expert_units(list(experts), workload.model.family, zero)
+    unit_of = unit_names(owning, [workload.model.block_prefix], zero, whole)
     by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:
         merged = (*by_unit.get(unit_of[name], ()), *by_module[name])

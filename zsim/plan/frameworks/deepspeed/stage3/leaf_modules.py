@@ -15,15 +15,34 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 _MAX_ELEMENTS = 1_000_000_000
 
 
-def unit_names(numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig) -> dict[str, str]:
+# Class of the module of router and experts, by family (transformers 5.23).
+_EXPERT_BLOCKS = {
+    "mixtral": "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
+    "qwen2_moe": "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
+    "qwen3_moe": "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
+    "deepseek_v3": "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE",
+}
+
+
+def expert_units(experts: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
+    """The modules of `experts`, whose stacked weights one module owns, or those around them with the router,
+    where the class of these is a leaf."""
+    if _EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
+        return list(experts)
+    return [name.rpartition(".")[0] for name in experts]
+
+
+def unit_names(
+    numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig, whole: Sequence[str] = ()
+) -> dict[str, str]:
     """The unit of every module in `numels` (full dotted name -> elements): the module, or a parent.
 
-    `lists`: the ModuleLists, which are never called and so never units.
+    `lists`: the ModuleLists, which are never called and so never units; `whole`: parents that are units.
     """
     leaf = zero.leaf_module
-    if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes:
+    if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes and not whole:
         return {name: name for name in numels}
-    chosen = _by_threshold(numels, lists, zero.module_granularity_threshold)
+    chosen = _by_threshold(numels, lists, zero.module_granularity_threshold) | set(whole)
     for parent in _parents(numels):
         if parent in leaf.names or any(parent.endswith(suffix) for suffix in leaf.name_suffixes):
             chosen.add(parent)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, Attention, Exchange, Linear, Loss, Residual
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
@@ -160,7 +161,9 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.work
-    if isinstance(work, Attention | Residual | Loss | Exchange) or call.name == workload.fused_head:
+    if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange):
+        return False
+    if call.name == workload.fused_head:
         return False
     return segment.kind == "block" or not isinstance(work, Activation)
 

@@ -1,0 +1,266 @@
+"""The kernels of mixture-of-experts layers: router, rows rearranged by expert, grouped products.
+
+# [Note: rows that move]
+Passes over the tensors of all tokens and of all rows, in units of one tensor in the activations' type,
+counted in the code of each library; a mask, an index or a score has no width and counts as launches alone.
+
+transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather; two argsorts, a histogram
+and a running sum. The scores are fp32, so their product with the experts' output is too; it is put back in
+order, summed up over a token's experts and cast. Backward of a gather adds up by sorted indices into zeros.
+torchtitan (0.2.2 models/moe/moe.py, utils.py): a gather, the scores' product through fp32 and back, a copy
+behind which a row of zeros stands, and a gather that pads every expert's rows to a multiple of 8; afterwards
+the same two the other way round, and a sum.
+megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, `sort_chunks_by_idxs`): a
+gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
+megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
+input once and writes its output once.
+compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
+from zsim.specs.model.spec import Module
+
+Kernels = tuple[Kernel, ...]
+_STREAMS = 4  # of a grouped product in Transformer Engine 2.17 (`get_num_compute_streams`)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Tensors of all tokens and of all rows that are read or written, and launches."""
+
+    tokens: float
+    rows: float
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCost:
+    """Passes of a rearrangement, and the tensors of all rows that it keeps for backward."""
+
+    forward: Moved
+    backward: Moved
+    kept_rows: float = 0.0
+
+
+_SORTED = MoveCost(Moved(0, 2, 1), Moved(0, 2, 1))
+_COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
+    ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(3, 1, 8)),
+    ("transformers", "unpermute"): MoveCost(Moved(5, 9, 5), Moved(3, 22, 14), kept_rows=1),
+    ("torchtitan", "permute"): MoveCost(Moved(0, 16, 24), Moved(3, 23, 20), kept_rows=2),
+    ("torchtitan", "unpermute"): MoveCost(Moved(1, 6, 6), Moved(0, 4, 4)),
+    ("megatron", "permute"): MoveCost(Moved(0, 2, 12), Moved(1, 3, 6)),
+    ("megatron", "unpermute"): MoveCost(Moved(1, 3, 4), Moved(0, 2, 3)),
+    ("megatron-fused", "permute"): MoveCost(Moved(0, 2, 3), Moved(1, 1, 1)),
+    ("megatron-fused", "unpermute"): MoveCost(Moved(1, 1, 1), Moved(0, 2, 1)),
+    ("compiled", "permute"): MoveCost(Moved(0, 6, 16), Moved(3, 5, 10)),
+    ("compiled", "unpermute"): MoveCost(Moved(1, 2, 2), Moved(0, 4, 4), kept_rows=1),
+}  # fmt: skip
+
+
+def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
+    """The passes of a rearrangement; sorting the rows of several senders is a copy in each direction."""
+    if work.kind in ("sort", "unsort"):
+        return _SORTED
+    is_python = work.library in ("transformers", "torchtitan")
+    return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
+
+
+# ---- Router ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoreCost:
+    """Bytes per score (one per token and expert, fp32) and launches, forward and backward."""
+
+    forward_bytes: int
+    forward_launches: int
+    backward_bytes: int
+    backward_launches: int
+
+
+def _score_cost(work: Router) -> _ScoreCost:
+    """Scores: read, softmax or sigmoid written, topk reads; backward fills the gradient of the scores with
+    zeros and passes through the function (reads gradient and output, writes). A bias for the choice is a sum
+    more; groups take the best two scores of each, a mask, and a masked copy. Megatron's map of tokens to
+    experts: two tensors filled with zeros and scattered into (`topk_routing_with_score_function`, core
+    0.16.1 core/transformer/moe/moe_utils.py); the loss: a sum of scores and one of the map."""
+    forward, launches, backward, back_launches = 12, 5, 18, 6
+    if work.library.startswith("megatron"):
+        forward, launches, backward, back_launches = forward + 10, launches + 6, backward + 4, 7
+    if work.has_choice_bias:
+        forward, launches = forward + 8, launches + 1
+    if work.num_groups > 1:
+        forward, launches = forward + 12, launches + 7
+    if work.has_auxiliary_loss:
+        forward, launches, backward, back_launches = (
+            forward + 12,
+            launches + 6,
+            backward + 8,
+            back_launches + 4,
+        )
+    return _ScoreCost(forward, launches, backward, back_launches)
+
+
+def router_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Casts of a product in fp32, the gate's product, scores and choice."""
+    work = _router(module)
+    cost, scores = _score_cost(work), shape.tokens * work.num_experts
+    scored = _moved(scores * cost.forward_bytes, options, cost.forward_launches)
+    return (*_router_casts(work, shape, options), _gate(work, shape, options, "nt"), scored)
+
+
+def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Scores, the gate's two products, casts of what was cast; the input's gradient is added to that of the
+    experts."""
+    work = _router(module)
+    cost, scores = _score_cost(work), shape.tokens * work.num_experts
+    scored = _moved(scores * cost.backward_bytes, options, cost.backward_launches)
+    products = _gate(work, shape, options, "nn"), _gate(work, shape, options, "tn")
+    width = shape.tokens * work.in_features
+    added = _moved(3 * width * options.activation_bytes, options)
+    return (scored, *products, *_router_casts(work, shape, options), added)
+
+
+def _router_casts(work: Router, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The input cast between the activations' type and fp32, in one direction."""
+    if not work.in_fp32 or options.activation_bytes == 4:
+        return ()
+    return (_moved(shape.tokens * work.in_features * 6, options, 2),)
+
+
+def _gate(work: Router, shape: BatchShape, options: WorkOptions, layout: Layout) -> Kernel:
+    tokens, experts, width = shape.tokens, work.num_experts, work.in_features
+    shapes = {"nt": (tokens, experts, width), "nn": (tokens, width, experts), "tn": (experts, width, tokens)}
+    dtype = "fp32" if work.in_fp32 else options.kernel_dtype
+    operand = 4 if work.in_fp32 else options.activation_bytes
+    score = 4 if work.in_fp32 or work.has_fp32_output else options.activation_bytes
+    moved = (tokens * width + width * experts) * operand + tokens * experts * score
+    flops = 2.0 * tokens * experts * width
+    return Kernel("gemm", flops, float(moved), dtype, shapes[layout], layout=layout)
+
+
+def _router(module: Module) -> Router:
+    assert isinstance(module.work, Router)
+    return module.work
+
+
+# ---- Rows --------------------------------------------------------------------------------------------------
+
+
+def rearrange_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """See [Note: rows that move]; the output of shared experts is added, behind its gate."""
+    assert isinstance(module.work, Rearrange)
+    work, e = module.work, options.activation_bytes
+    kernels = _moves(work, move_cost(work, options).forward, shape, options)
+    token = shape.tokens * work.width * e
+    if work.shared == "gated":
+        kernels = (*kernels, _moved(2 * token, options, 2))
+    return kernels if work.shared == "none" else (*kernels, _moved(3 * token, options))
+
+
+def rearrange_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """See [Note: rows that move]; a sum passes its gradient on as it is."""
+    assert isinstance(module.work, Rearrange)
+    work, e = module.work, options.activation_bytes
+    kernels = _moves(work, move_cost(work, options).backward, shape, options)
+    if work.shared != "gated":
+        return kernels
+    return (_moved(5 * shape.tokens * work.width * e, options, 4), *kernels)
+
+
+def _moves(work: Rearrange, moved: Moved, shape: BatchShape, options: WorkOptions) -> Kernels:
+    tokens, rows = shape.tokens, routed_rows(work, shape)
+    num_bytes = (tokens * moved.tokens + rows * moved.rows) * work.width * options.activation_bytes
+    return (_moved(num_bytes, options, moved.launches),)
+
+
+def routed_rows(work: Rearrange, shape: BatchShape) -> int:
+    """Rows of all experts of a rank."""
+    return round(shape.tokens * work.rows)
+
+
+# ---- Grouped products --------------------------------------------------------------------------------------
+
+
+def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The product of every expert; its bias, one row per expert, is added to its rows."""
+    work, rows = _grouped(module), shape.tokens
+    n, k = work.out_features, work.in_features
+    casts: Kernels = ()
+    if grouped_in_fp8(work, options):
+        given = () if module.shares_input else (_cast(rows * k, options),)
+        casts = (*given, _cast(work.num_experts * k * n // options.micro_batches, options))
+    products = (_product(work, rows, (n, k), options, "nt"),)
+    has_bias = any(parameter.name == "bias" for parameter in module.parameters)
+    bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),) if has_bias else ()
+    return (*casts, *products, *bias)
+
+
+def grouped_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Gradients of the rows, then of the weights."""
+    of_input, of_weight = grouped_gradients(module, shape, options)
+    return (*of_input, *of_weight)
+
+
+def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
+    """The kernels for the gradient of the rows, and for that of the weights."""
+    work, rows = _grouped(module), shape.tokens
+    n, k = work.out_features, work.in_features
+    of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
+    if grouped_in_fp8(work, options):
+        of_input = (_cast(rows * n, options), *of_input)
+    if module.shares_input and not options.compile:
+        of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
+    of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
+    if any(parameter.name == "bias" for parameter in module.parameters):
+        of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
+    return of_input, of_weight
+
+
+def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
+    """Whether the experts' products run in fp8, as Transformer Engine's do."""
+    is_engine = options.dtype == "fp8" and options.fp8_engine == "transformer-engine"
+    return is_engine and work.in_features % 16 == 0 and work.out_features % 16 == 0
+
+
+def _product(
+    work: GroupedLinear, rows: int, features: tuple[int, int], options: WorkOptions, layout: Layout
+) -> Kernel:
+    """The experts' products: 2 R n k FLOPs, with R rows of all experts; priced at the rows of one expert."""
+    n, k = features
+    each = max(1, round(rows / work.num_experts))
+    shape = (n, k, each) if layout == "tn" else (each, n, k)
+    is_fp8 = grouped_in_fp8(work, options)
+    e, operand = options.activation_bytes, 1 if is_fp8 else options.activation_bytes
+    weights, made = work.num_experts * n * k, rows * n
+    if layout == "tn":
+        moved = (rows * n + rows * k) * operand + weights * e
+    else:
+        moved = (rows * k + weights) * operand + made * e
+    launches = {"grouped": 1, "streams": -(-work.num_experts // _STREAMS), "loop": work.num_experts}
+    dtype = "fp8" if is_fp8 else options.kernel_dtype
+    flops = 2.0 * each * work.num_experts * n * k
+    return Kernel(
+        "gemm", flops, float(moved), dtype, shape, launches[work.kernel], layout="nt" if is_fp8 else layout
+    )
+
+
+def _grouped(module: Module) -> GroupedLinear:
+    assert isinstance(module.work, GroupedLinear)
+    return module.work
+
+
+def _cast(num_elements: int, options: WorkOptions) -> Kernel:
+    """One kernel that casts and transposes: 2 bytes read, 1 + 1 written."""
+    return _moved(4 * num_elements, options)
+
+
+def _moved(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:
+    return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches)

@@ -1,0 +1,68 @@
+"""Tensors of mixture-of-experts layers: what is kept for backward, and what passes.
+
+A product keeps its rows; the router its input (in fp32 where its product is), and its scores, twice in fp32
+(what comes out of the function, and the map of tokens to experts with their scores); a rearrangement its
+indices, and what `MoveCost.kept_rows` says.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.experts import grouped_in_fp8, move_cost, routed_rows
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
+
+Sizes = tuple[int, ...]
+ExpertWork = Router | GroupedLinear | Rearrange
+_INDEX_BYTES = 8
+
+
+def kept_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions, *, shares: bool) -> Sizes:
+    """Bytes of each tensor kept from forward to backward; `shares`: an earlier module keeps its input."""
+    tokens, e = shape.tokens, options.activation_bytes
+    if isinstance(work, Router):
+        scores = tokens * work.num_experts * 4
+        is_copied = work.in_fp32 and e < 4
+        given = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
+        return given, scores, scores
+    if isinstance(work, GroupedLinear):
+        element = 1 if grouped_in_fp8(work, options) else e
+        return (0 if shares else tokens * work.in_features * element,)
+    rows = routed_rows(work, shape)
+    kept = int(rows * work.width * move_cost(work, options).kept_rows) * e
+    return kept, rows * _INDEX_BYTES if work.kind == "permute" else 0
+
+
+def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor that lives during forward only, the output included."""
+    tokens, e = shape.tokens, options.activation_bytes
+    if isinstance(work, Router):
+        return (tokens * work.num_experts * 4,)
+    if isinstance(work, GroupedLinear):
+        return (tokens * work.out_features * e,)
+    rows = routed_rows(work, shape)
+    if work.kind == "unpermute":
+        return tokens * work.width * e, _unordered(work, rows, options)
+    return (rows * work.width * e,)
+
+
+def passing_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor that lives during backward only: gradients of output and input."""
+    tokens, e = shape.tokens, options.activation_bytes
+    if isinstance(work, Router):
+        return tokens * work.num_experts * 4, tokens * work.in_features * e
+    if isinstance(work, GroupedLinear):
+        return tokens * work.out_features * e, tokens * work.in_features * e
+    rows = routed_rows(work, shape)
+    if work.kind == "unpermute":
+        return rows * work.width * e, _unordered(work, rows, options)
+    if work.kind == "permute":
+        return rows * work.width * e, tokens * work.width * e
+    return (rows * work.width * e,) * 2
+
+
+def _unordered(work: Rearrange, rows: int, options: WorkOptions) -> int:
+    """Bytes of the rows in their first order, where they are written before they are summed up: in fp32
+    beside transformers' scores."""
+    if work.library.startswith("megatron") or options.compile:
+        return 0
+    return rows * work.width * (4 if work.library == "transformers" else options.activation_bytes)

@@ -1,0 +1,84 @@
+"""The work of mixture-of-experts layers: as a model's file states it, and as a framework's code runs it.
+
+A family's block has a `Router` and `Experts`. `zsim.plan.parallel.experts` puts in place of `Experts` what
+runs: rows rearranged by expert, grouped products, an activation, and their exchanges. A *row* is one token on
+its way to one of its experts; a module that sees rows says how many per token (`Module.rows_per_token`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ScoreFunction = Literal["softmax", "sigmoid"]
+ExpertsLibrary = Literal["transformers", "torchtitan", "megatron", "megatron-fused"]
+"""Whose code rearranges rows; "megatron-fused": with `--moe-permute-fusion`."""
+GroupedKernel = Literal["grouped", "streams", "loop"]
+"""One kernel for all experts; a product per expert on four streams (Transformer Engine); one after the
+other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The gate's product, the scores, and the choice of `top_k` of `num_experts` experts for every token.
+
+    `num_groups` > 1: of so many groups of experts the best `top_groups` are left to choose from. `in_fp32`:
+    the product is of fp32 copies of input and weight; `has_fp32_output`: of the operands as they are, summed
+    to fp32. `has_choice_bias`: a bias without a gradient is added to the scores for the choice only.
+    `normalizes`: the chosen scores are divided by their sum. `has_auxiliary_loss`: a loss that balances the
+    experts is computed.
+    """
+
+    in_features: int
+    num_experts: int
+    top_k: int
+    score: ScoreFunction = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    in_fp32: bool = False
+    has_fp32_output: bool = False
+    has_choice_bias: bool = False
+    normalizes: bool = True
+    has_auxiliary_loss: bool = False
+    library: ExpertsLibrary = "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """All routed experts of a layer: `top_k` of `num_experts` MLPs of `expert_features` per token. `act`:
+    their non-linearity; `is_gated`: their first product has two outputs, of which one is multiplied by the
+    activation of the other. Parameters whose name contains "down" are those of the second product."""
+
+    num_experts: int
+    top_k: int
+    in_features: int
+    expert_features: int
+    act: str = "silu"
+    is_gated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedLinear:
+    """The products of `num_experts` experts, each of its own rows with its own `in_features x out_features`
+    weight; all experts have as many rows."""
+
+    num_experts: int
+    in_features: int
+    out_features: int
+    kernel: GroupedKernel = "grouped"
+
+
+@dataclass(frozen=True, slots=True)
+class Rearrange:
+    """Rows of `width` elements brought into another order, `rows` per token that the module sees.
+
+    permute: every token copied once for each of its experts, in the order of experts. sort, unsort: rows of
+    several senders in the order of experts, and back. unpermute: the rows of every token summed up.
+    `shared`: an unpermute adds the output of shared experts, gated by a number per token, or as it is.
+    """
+
+    kind: Literal["permute", "sort", "unsort", "unpermute"]
+    width: int
+    rows: float
+    library: ExpertsLibrary = "transformers"
+    shared: Literal["none", "added", "gated"] = "none"
