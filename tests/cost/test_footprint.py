@@ -16,7 +16,6 @@ from zsim.cost.memory.activations import (
     saved_bytes,
     saved_bytes_selective,
 )
-from zsim.errors import NotSimulatedError
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
 
@@ -245,13 +244,6 @@ def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:
         for held in ("no", "as they are", "in fp32")
     ]
     assert sizes == [200 * TOKENS, 0, 200 * TOKENS]
-
-
-def test_routed_experts_are_refused() -> None:
-    """Counted, not simulated."""
-    experts = next(m for m in load_model("mixtral-8x7b").blocks[0].modules if m.name == "mlp.experts")
-    with pytest.raises(NotSimulatedError):
-        saved_bytes(experts, SHAPE, WorkOptions())
 
 
 def test_two_norms_on_one_input_keep_it_once() -> None:

@@ -384,15 +384,6 @@ def test_kernels_are_hashable_and_the_same_every_time() -> None:
     assert len({kernel for kernels in first for kernel in kernels}) < sum(len(kernels) for kernels in first)
 
 
-def test_routed_experts_are_refused() -> None:
-    """Counted, not simulated."""
-    experts = next(m for m in load_model("mixtral-8x7b").blocks[0].modules if m.name == "mlp.experts")
-    with pytest.raises(NotSimulatedError):
-        forward_kernels(experts, SHAPE, EAGER)
-    with pytest.raises(NotSimulatedError):
-        backward_kernels(experts, SHAPE, EAGER)
-
-
 def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
     """4 heads of 8: q, k, v are 96 elements a token, the output 32. Forward 2 x 96 + 3 x 32 = 288, backward
     3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens; q, k and v go by an index."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve

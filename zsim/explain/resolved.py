@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zsim.cost.flops import active_numel
+from zsim.plan.parallel.experts import has_experts
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -58,8 +59,16 @@ def model_size(job: Job) -> dict[str, int]:
 
 def resolved_parallelism(job: Job) -> dict[str, Any]:
     """The degrees of all parallelisms, data parallelism's too, and how the framework runs them."""
-    asked = job.parallelism
-    found = {name: getattr(asked, name) for name in asked.__slots__}
+    asked, experts = job.parallelism, job.parallelism.experts
+    found = {name: getattr(asked, name) for name in asked.__slots__ if name != "experts"}
+    if has_experts(job.model):
+        found |= {
+            "expert": experts.ranks,
+            "expert_tensor": experts.tensor,
+            "dispatcher": experts.dispatcher,
+            "capacity_factor": experts.capacity_factor,
+            "expert_imbalance": max(experts.loads),
+        }
     return {"data": job.data_parallel_size, **found}
 
 

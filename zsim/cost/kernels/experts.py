@@ -246,7 +246,7 @@ def _product(
         moved = (rows * k + weights) * operand + made * e
     launches = {"grouped": 1, "streams": -(-work.num_experts // _STREAMS), "loop": work.num_experts}
     dtype = "fp8" if is_fp8 else options.kernel_dtype
-    flops = 2.0 * each * work.num_experts * n * k
+    flops = 2.0 * rows * n * k
     return Kernel(
         "gemm", flops, float(moved), dtype, shape, launches[work.kernel], layout="nt" if is_fp8 else layout
     )

@@ -1,0 +1,163 @@
+"""Mixture-of-experts layers as a rank runs them without expert parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.cost.flops import forward_flops
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import saved_bytes
+from zsim.engine.simulate import simulate_job
+from zsim.explain.report_of import report_of
+from zsim.plan.make import make_plan, stages_of
+from zsim.plan.ops import Plan
+from zsim.plan.parallel.experts import with_experts
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Attention, ModelSpec, Module
+from zsim.specs.strategy.experts import ExpertSplit
+
+TINY: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "vocab_size": 1024, "num_experts": 16, "num_experts_per_tok": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+PRESETS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3")
+LIBRARIES: tuple[ExpertsLibrary, ...] = ("transformers", "torchtitan", "megatron", "megatron-fused")
+SHAPE = BatchShape(2, 512)
+MEGATRON = {"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True}
+
+
+def job_of(strategy: dict[str, Any], gpus: int = 8, **more: Any) -> Job:
+    training = {"sequence_length": 512, **more.pop("training", {})}
+    data = {"model": TINY, "cluster": "dgx-h100", "gpus": gpus, "training": training, **more}
+    return resolve(Experiment(**data, strategy=strategy))
+
+
+def layer_of(model: ModelSpec, library: ExpertsLibrary, **split: Any) -> tuple[Module, ...]:
+    """The modules of the last block from the second norm on."""
+    modules = with_experts(model, ExpertSplit(library=library, **split)).blocks[-1].modules
+    first = next(n for n, module in enumerate(modules) if module.name == "post_attention_layernorm")
+    return modules[first + 1 :]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_stands_for_the_experts_has_their_parameters(name: str, library: ExpertsLibrary) -> None:
+    model = load_model(name)
+    made = with_experts(model, ExpertSplit(library=library))
+    assert made.numel == model.numel
+    assert sum(parameter.numel for _, parameter in made.named_parameters()) == model.numel
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_products_have_the_flops_of_the_active_parameters(name: str, library: ExpertsLibrary) -> None:
+    """2 per parameter and token forward, twice that backward; attention's products are not counted."""
+    model, options = load_model(name), WorkOptions()
+    counted = [m for m in model.blocks[-1].modules if not isinstance(m.work, Attention)]
+    flops = SHAPE.tokens * sum(forward_flops(module, 512) for module in counted)
+    block = with_experts(model, ExpertSplit(library=library)).blocks[-1].modules
+    made = [m for m in block if not isinstance(m.work, Attention)]
+    forward = sum(total_flops(forward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
+    backward = sum(total_flops(backward_kernels(m, SHAPE.seen_by(m), options)) for m in made)
+    assert forward == pytest.approx(flops, rel=1e-3)
+    assert backward == pytest.approx(2 * forward)
+
+
+def test_an_expert_has_its_part_of_the_rows() -> None:
+    """2 of 8 experts per token, 1,024 tokens: 256 rows each, of 4,096 wide to twice 14,336."""
+    layer = layer_of(load_model("mixtral-8x7b"), "transformers")
+    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    (kernel,) = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())
+    assert kernel.shape == (256, 28672, 4096)
+    assert kernel.flops == 2.0 * 2048 * 28672 * 4096
+    assert kernel.hbm_bytes == 2 * (2048 * 4096 + 8 * 28672 * 4096 + 2048 * 28672)
+    assert kernel.launches == 1
+
+
+def test_experts_one_after_the_other_are_a_launch_each() -> None:
+    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
+    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
+
+
+def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:
+    """Korthikanti's count with rows in place of tokens (R = 2 N): the router's input 2 N h and two tensors of
+    fp32 scores 8 N E; rows 2 R h, gate and up 4 R f, their product 2 R f; an index of 8 bytes per row."""
+    layer = layer_of(load_model("mixtral-8x7b"), "megatron-fused")
+    options = WorkOptions(compile=True)
+    kept = sum(saved_bytes(module, SHAPE.seen_by(module), options) for module in layer)
+    tokens, rows, hidden, features = 1024, 2048, 4096, 14336
+    assert kept == 2 * tokens * hidden + 8 * tokens * 8 + rows * (2 * hidden + 6 * features) + 8 * rows
+
+
+def test_shared_experts_read_the_input_that_the_router_keeps() -> None:
+    """Of the readers of a layer's input the first keeps it."""
+    for library in LIBRARIES:
+        layer = layer_of(load_model("deepseek-v3"), library)
+        readers = [m for m in layer if m.name in ("mlp.gate", "mlp.shared_experts.gate_proj")]
+        assert [module.shares_input for module in readers] == [False, True]
+
+
+def waits(plan: Plan, phase: str = "forward") -> int:
+    return sum(bool(op.host_waits) and op.phase == phase for op in plan.ops)
+
+
+def test_megatrons_host_waits_for_the_rows_of_every_layer() -> None:
+    """Two layers; a recomputed layer waits again. torch's grouped product reads counts on the GPU."""
+    assert waits(make_plan(job_of(MEGATRON))) == 2
+    again = make_plan(job_of(MEGATRON, training={"activation_checkpointing": "full"}))
+    assert (waits(again), waits(again, "recompute")) == (2, 2)
+    assert waits(make_plan(job_of({"kind": "fsdp2"}))) == 0
+
+
+def fetched(plan: Plan) -> list[str]:
+    return [
+        op.name.removeprefix("fetch ") for op in plan.ops if op.name.startswith("fetch model.layers.1.mlp")
+    ]
+
+
+def test_zero_3_fetches_a_block_of_experts_whole_where_its_class_is_a_leaf() -> None:
+    """By default since 0.18.0; before, the router and the module of both stacked weights."""
+    new = make_plan(job_of({"kind": "deepspeed", "stage": 3}))
+    assert set(fetched(new)) == {"model.layers.1.mlp"}
+    old = make_plan(job_of({"kind": "deepspeed", "stage": 3, "version": "0.17.6"}))
+    assert set(fetched(old)) == {"model.layers.1.mlp.gate", "model.layers.1.mlp.experts"}
+
+
+STRATEGIES: tuple[dict[str, Any], ...] = (
+    {"kind": "ddp"},
+    {"kind": "fsdp1"},
+    {"kind": "fsdp2"},
+    {"kind": "fsdp2", "wrapping": "huggingface"},
+    *({"kind": "deepspeed", "stage": stage} for stage in range(4)),
+    {"kind": "megatron"},
+    {**MEGATRON, "distributed_optimizer": True},
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: "-".join(map(str, one.values())))
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_every_data_parallelism_trains_experts(strategy: dict[str, Any], checkpointing: str) -> None:
+    """Folded and unfolded alike."""
+    job = job_of(strategy, 16, training={"activation_checkpointing": checkpointing})
+    folded, unfolded = (report_of(simulate_job(job, unfold=unfold), 0.0) for unfold in (False, True))
+    assert folded.step_seconds == pytest.approx(unfolded.step_seconds, rel=1e-9)
+    assert folded.to_dict()["peak_bytes"] == unfolded.to_dict()["peak_bytes"]
+
+
+def test_gradients_and_states_count_every_expert() -> None:
+    """bf16 parameters, fp32 gradients, and 12 bytes of states under Megatron without sharding."""
+    job = job_of({"kind": "megatron"})
+    peak = report_of(simulate_job(job), 0.0).to_dict()["peak_bytes"]["gpu"]
+    numel = stages_of(job.model, job.parallelism)[0].numel
+    assert numel == job.model.numel
+    assert (peak["parameters"], peak["gradients"]) == (2 * numel, 4 * numel)
+    assert peak["optimizer_states"] == 12 * numel
