@@ -289,7 +289,8 @@ class _Layer:
         split = self.split
         has_bias = any(len(one.shape) == 2 for one in stacked)
         kinds = [("weight", (local, made, given)), *([("bias", (local, made))] if has_bias else [])]
-        parameters = tuple(Parameter(one, shape) for one, shape in kinds)
+        trainable = all(one.trainable for one in stacked)
+        parameters = tuple(Parameter(one, shape, trainable=trainable) for one, shape in kinds)
         return Module(
             f"{self.experts.name}.{name}",
             GroupedLinear(local, given, made, split.kernel),
