@@ -28,26 +28,12 @@ DATA = {"model": "llama-3-8b", "cluster": "dgx-h100"}
         ("strategy.tensor_model_parallel_size", "tensor"),
         ("training.cp", "context"),
         ("parallelism.tensor_parallel_degree", "tensor"),
+        ("strategy.expert_parallel", "expert"),
+        ("strategy.expert_tensor_parallel_degree", "expert_tensor"),
     ],
 )
 def test_another_programs_name_is_answered_with_the_key(key: str, own: str) -> None:
     with pytest.raises(InputError, match=f"test: {key}: unknown key; it is parallelism.{own} here"):
-        experiment_from(dict(DATA), {key: 8}, origin="test")
-
-
-@pytest.mark.parametrize(
-    ("key", "kind"),
-    [
-        ("strategy.expert_parallel", "expert"),
-        ("strategy.expert_tensor_parallel_degree", "expert tensor"),
-        ("parallelism.expert", "expert"),
-        ("parallelism.capacity_factor", "expert"),
-    ],
-)
-def test_experts_are_refused_by_name(key: str, kind: str) -> None:
-    with pytest.raises(
-        NotSimulatedError, match=f"test: {key}: zsim does not simulate {kind} parallelism yet"
-    ):
         experiment_from(dict(DATA), {key: 8}, origin="test")
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zsim.cost.flops import active_numel
-from zsim.plan.parallel.experts import has_experts
+from zsim.plan.parallel.expert_run import has_experts
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

@@ -22,14 +22,15 @@ from zsim.plan.pipeline.messages import CuttingMessenger, Messenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
-from zsim.plan.stage import DataParallel, Stage, mesh_groups
+from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.experts import MERGING
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE
+from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 
@@ -130,6 +131,9 @@ def plan_stages(
     """
     framework, mesh = FRAMEWORKS[type(strategy)], parallelism.mesh(world_size)
     data = DataParallel(mesh.groups(DATA, CONTEXT))
+    spread = parallelism.expert_mesh(world_size)
+    nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in MERGING else 1
+    experts = DataParallel(spread.groups(EXPERT_DATA)) if parallelism.experts.ranks > 1 else None
     ranks = ranks_of(
         parallelism.schedule,
         parallelism.pipeline,
@@ -143,7 +147,7 @@ def plan_stages(
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
-        builder = PlanBuilder(mesh_groups(mesh, parallelism.context_inner))
+        builder = PlanBuilder([*mesh_groups(mesh, parallelism.context_inner), *expert_groups(spread, nodes)])
         stages = {
             number: Stage(
                 builder,
@@ -154,6 +158,7 @@ def plan_stages(
                 is_last=number == last,
                 tied_numel=tied_numel if number in (0, last) else 0,
                 parallelism=parallelism,
+                experts=experts,
             )
             for number in range(len(workloads))
             if ranks[number] == rank

@@ -13,11 +13,22 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
 from zsim.plan.workload.context.streams import HEADS, RING
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    EXPERT_TENSOR,
+    PIPELINE,
+    TENSOR,
+    Mesh,
+)
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 
 WORLD, MODEL, EMBEDDING = "world", "model", "embedding"
+EXPERT_MODEL, EXPERT_STAGES = "expert_model", "expert_stages"
+EXPERT_NODE, EXPERT_RAIL = "expert_node", "expert_rail"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +81,31 @@ def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
     return [*groups, Group(PIPELINE, pipelines), Group(EMBEDDING, pipelines[:, [0, ranks - 1]])]
 
 
+def expert_groups(mesh: Mesh, nodes: int = 1) -> list[Group]:
+    """The process groups of routed experts that have several ranks, on their own mesh: experts' ranks, those
+    that share an expert's products, both together ("expert_model"), and those of all stages
+    ("expert_stages"), over which Megatron sums the norm of experts that are not sharded. `nodes` > 1: the
+    nodes that experts' ranks are on, whose ranks at one place are "expert_rail", those of one "expert_node".
+    """
+    if mesh.size(EXPERT, EXPERT_TENSOR) == 1:
+        return []
+    groups = [Group(axis, mesh.groups(axis)) for axis in (EXPERT, EXPERT_TENSOR) if mesh.size(axis) > 1]
+    if len(groups) > 1:
+        groups.append(Group(EXPERT_MODEL, mesh.groups(EXPERT, EXPERT_TENSOR)))
+    if nodes > 1:
+        rows = mesh.groups(EXPERT, EXPERT_TENSOR)
+        ranks = rows.reshape(len(rows), nodes, -1)
+        groups.append(Group(EXPERT_NODE, ranks.reshape(len(rows) * nodes, -1)))
+        groups.append(Group(EXPERT_RAIL, ranks.transpose(0, 2, 1).reshape(-1, nodes)))
+    return [*groups, Group(EXPERT_STAGES, mesh.groups(EXPERT, EXPERT_TENSOR, PIPELINE))]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
     takes the tokens, the last computes the loss. `tied_numel`:
-    elements of the embedding that the first and the last stage share, on these two stages; else 0."""
+    elements of the embedding that the first and the last stage share, on these two stages; else 0.
+    `experts`: the ranks that hold the same routed experts, where they are others than `data_parallel`."""
 
     builder: PlanBuilder
     workload: Workload
@@ -84,6 +115,7 @@ class Stage:
     is_last: bool = True
     tied_numel: int = 0
     parallelism: Parallelism = field(default_factory=Parallelism)
+    experts: DataParallel | None = None
 
     @property
     def training(self) -> Training:
@@ -109,6 +141,13 @@ class Stage:
         given."""
         name = name or (WORLD if self.data_parallel.is_world else DATA)
         group = self.data_parallel.group(name, self.ranks if size is None else size, stride)
+        self.builder.groups[name] = group
+        return group
+
+    def expert_group(self, name: str = EXPERT_DATA, size: int | None = None, stride: int = 1) -> Group:
+        """Add a process group of `size` ranks that hold the same routed experts (default: all)."""
+        assert self.experts is not None
+        group = self.experts.group(name, self.experts.size if size is None else size, stride)
         self.builder.groups[name] = group
         return group
 

@@ -49,6 +49,7 @@ class MoveCost:
     kept_rows: float = 0.0
 
 
+_NONE = MoveCost(Moved(0, 0, 0), Moved(0, 0, 0))
 _SORTED = MoveCost(Moved(0, 2, 1), Moved(0, 2, 1))
 _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
     ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(3, 1, 8)),
@@ -66,6 +67,8 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
 
 def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
     """The passes of a rearrangement; sorting the rows of several senders is a copy in each direction."""
+    if work.kind == "add":
+        return _NONE
     if work.kind in ("sort", "unsort"):
         return _SORTED
     is_python = work.library in ("transformers", "torchtitan")
@@ -177,6 +180,8 @@ def rearrange_backward(module: Module, shape: BatchShape, options: WorkOptions) 
 
 def _moves(work: Rearrange, moved: Moved, shape: BatchShape, options: WorkOptions) -> Kernels:
     tokens, rows = shape.tokens, routed_rows(work, shape)
+    if not moved.launches:
+        return ()
     num_bytes = (tokens * moved.tokens + rows * moved.rows) * work.width * options.activation_bytes
     return (_moved(num_bytes, options, moved.launches),)
 

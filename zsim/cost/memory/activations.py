@@ -78,9 +78,10 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
 
 
 def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
-    """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, and the first, third,
-    fifth ... product of a block. Backward reads the last product's output, or what its reduce-scatter makes
-    of it, only if a norm follows (Gemma 2); otherwise torch.compile does not keep it.
+    """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, all-to-alls, and the
+    first, third, fifth ... product of a block (experts' and their gate's are not among them). Backward reads
+    the last product's output, or what its reduce-scatter makes of it, only if a norm follows (Gemma 2);
+    otherwise torch.compile does not keep it.
 
     Source: torchtitan v0.2.2 `_op_sac_save_list` (models/llama3/infra/parallelize.py) and `_apply_op_sac`
     (distributed/activation_checkpoint.py), which runs every second `aten.mm` again; torch 2.13's
@@ -93,7 +94,8 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
         products = products[:-1]
         scatters = [one for one in scatters if one is not scatters[-1] or _feeds_norm(modules, one)]
     is_core = [module for module in modules if isinstance(module.work, Attention)]
-    found = (*products[::2], *is_core, *scatters)
+    sent = [one for one in modules if isinstance(one.work, Exchange) and one.work.forward == "all_to_all"]
+    found = (*products[::2], *is_core, *scatters, *sent)
     return tuple(dict.fromkeys(found))
 
 

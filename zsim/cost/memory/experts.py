@@ -40,6 +40,8 @@ def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -
     if isinstance(work, GroupedLinear):
         return (tokens * work.out_features * e,)
     rows = routed_rows(work, shape)
+    if work.kind == "add":
+        return (tokens * work.width * e,)
     if work.kind == "unpermute":
         return tokens * work.width * e, _unordered(work, rows, options)
     return (rows * work.width * e,)

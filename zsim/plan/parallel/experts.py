@@ -7,8 +7,12 @@ each rank takes the rows of its experts, and their sums are reduce-scattered in 
 the counts are gathered and read by the host; N k rows and their scores go to their experts' ranks, are
 gathered among the t, sorted by expert, and go back the same way (Megatron-Core 0.16.1
 core/transformer/moe/token_dispatcher.py). Where an expert has a capacity, that many rows of each sender go.
+deepep, hybridep: a token goes once to every rank that has an expert of its (t ranks for each), across nodes
+once to every node; rows are made there, and summed up there before they go back (`MoEFlexTokenDispatcher`;
+deepseek-ai/DeepEP 1.2.1 csrc/kernels/layout.cu, internode.cu). The host waits for the counts.
 torchtitan (0.2.2 distributed/expert_parallel.py `ExpertParallel`): an all-to-all of counts, which the host
-reads, then one of rows, which are padded and sorted in one gather; scores stay at home.
+reads, then one of rows, which are padded and sorted in one gather; scores stay at home. Tensor-parallel ranks
+that all have the layer's tokens each send a part of them, or, where they share the experts' products, all.
 transformers: no exchange.
 """
 
@@ -17,24 +21,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
+from zsim.plan.parallel.expert_run import expert_run, has_experts
+from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
+from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
 from zsim.specs.model.spec import (
     Activation,
     Block,
     Exchange,
+    ExchangeKind,
     Linear,
     ModelSpec,
     Module,
-    Norm,
     Parameter,
-    Residual,
 )
-from zsim.specs.strategy.experts import EXPERT, EXPERT_MODEL, EXPERT_TENSOR, ExpertSplit
-
-
-def has_experts(model: ModelSpec) -> bool:
-    """Whether any layer routes tokens to experts."""
-    return any(isinstance(module.work, Experts) for block in model.blocks for module in block.modules)
+from zsim.specs.strategy.experts import MERGING, ExpertSplit, parts_reached
+from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
 
 def with_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
@@ -46,34 +47,44 @@ def with_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
 
 
 def _expanded(block: Block, split: ExpertSplit) -> Block:
-    place = next((n for n, one in enumerate(block.modules) if isinstance(one.work, Experts)), None)
-    if place is None:
+    run = expert_run(block)
+    if not run:
         return block
-    first, end = _run(block.modules, place)
-    layer = _Layer(block.modules[place], split, block.modules[first:end])
-    modules = (*block.modules[:first], *layer.modules(), *block.modules[end:])
+    inside = block.modules[run.start : run.stop]
+    experts = next(one for one in inside if isinstance(one.work, Experts))
+    router = next(one for one in inside if isinstance(one.work, Router))
+    layer = _Layer(experts, _router(router, split), split, inside)
+    modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
     if registration is not None:
         owners = [one.name for one in modules if one.parameters and isinstance(one.work, GroupedLinear)]
         registration = tuple(
-            one for name in registration for one in (owners if name == layer.experts.name else [name])
+            one for name in registration for one in (owners if name == experts.name else [name])
         )
     return Block(block.kind, modules, registration)
 
 
-def _run(modules: Sequence[Module], place: int) -> tuple[int, int]:
-    """The first and the end of the modules of a layer of experts: between the norm before and the residual
-    behind."""
-    first = max(n for n in range(place) if isinstance(modules[n].work, Norm | Residual)) + 1
-    end = next(n for n in range(place, len(modules)) if isinstance(modules[n].work, Norm | Residual))
-    return first, end
+def _router(module: Module, split: ExpertSplit) -> Module:
+    work = module.work
+    assert isinstance(work, Router)
+    in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
+    own = replace(
+        work,
+        library=split.library,
+        in_fp32=in_fp32 and not split.is_megatron,
+        has_fp32_output=in_fp32,
+        has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
+    )
+    return replace(module, work=own)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer of experts: the module of all `experts`, and its `run` with router and shared experts."""
+    """One layer of experts: the module of all `experts`, their `router`, and the `run` that has both, with
+    shared experts."""
 
     experts: Module
+    router: Module
     split: ExpertSplit
     run: tuple[Module, ...]
 
@@ -83,233 +94,264 @@ class _Layer:
         return self.experts.work
 
     @property
-    def is_megatron(self) -> bool:
-        return self.split.library.startswith("megatron")
+    def choice(self) -> Router:
+        assert isinstance(self.router.work, Router)
+        return self.router.work
 
-    def modules(self) -> list[Module]:
-        """The run with all that stands for the experts; Megatron runs shared experts first, the others where
-        the model has them. Only the first reader of the layer's input keeps it."""
-        router = [self._router(one) for one in self.run if isinstance(one.work, Router)]
-        shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
-        routed = self._routed()
-        ordered: list[Module] = []
-        if self.is_megatron:
-            ordered = [*shared, *router, *routed]
-        else:
-            for one in self.run:
-                if isinstance(one.work, Router):
-                    ordered += router
-                elif isinstance(one.work, Experts):
-                    ordered += routed
-                else:
-                    ordered.append(one)
-        return _keeping_input_once(ordered, self.experts.name)
+    @property
+    def score(self) -> str:
+        """The type of a score that is sent."""
+        return "fp32" if self.choice.has_fp32_output else ""
 
-    def _router(self, module: Module) -> Module:
-        work, split = module.work, self.split
-        assert isinstance(work, Router)
-        in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
-        own = replace(
-            work,
-            library=split.library,
-            in_fp32=in_fp32 and not self.is_megatron,
-            has_fp32_output=in_fp32,
-            has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
-        )
-        return replace(module, work=own)
-
-    def _shared(self) -> str:
+    @property
+    def shared(self) -> SharedOutput:
+        """How the output of shared experts is added."""
         products = [one.work for one in self.run if isinstance(one.work, Linear)]
         if not products:
             return "none"
         return "gated" if any(work.out_features == 1 for work in products) else "added"
 
+    def modules(self) -> list[Module]:
+        """The run with all that stands for the experts; Megatron runs shared experts first, the others where
+        the model has them. Only the first reader of the layer's input keeps it."""
+        found: list[Module] = []
+        for one in self.run:
+            if isinstance(one.work, Router):
+                found.append(self.router)
+            elif isinstance(one.work, Experts):
+                found += self._routed()
+            else:
+                found.append(one)
+        if self.split.is_megatron:
+            shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
+            found = [*shared, self.router, *self._routed()]
+        return _keeping_input_once(found)
+
     # -- the way of a row ---------------------------------------------------------------------------------
 
     def _routed(self) -> list[Module]:
-        split, k = self.split, self.work.top_k
-        if split.members == 1:
-            taken = k if split.capacity_factor is None else k * min(split.imbalance, split.capacity_factor)
-            rows = k * split.capacity_factor if split.pads_to_capacity and split.capacity_factor else taken
-            rows = float(rows if split.capacity_factor is not None else k)
+        split, rows = self.split, self.work.top_k * self.split.sent
+        if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
             return [
                 self._move("permute", rows, host_waits=split.host_waits),
                 *self._products(rows),
-                self._move("unpermute", rows, shares=True),
+                self._move("unpermute", rows, shared=self.shared),
             ]
-        if self.is_megatron and split.dispatcher == "all-gather":
-            return self._gathered()
-        return self._exchanged()
+        if split.dispatcher in MERGING:
+            return self._merged()
+        return self._gathered() if split.dispatcher == "all-gather" else self._exchanged()
 
     def _gathered(self) -> list[Module]:
         """[Note: whose dispatch], all-gather."""
         split, members, width = self.split, self.split.members, self.work.in_features
-        group = EXPERT_MODEL if split.tensor > 1 else EXPERT
-        score = "fp32" if self._has_fp32_scores() else ""
-        own = self.work.top_k / split.ranks * split.imbalance
-
-        def exchange(what: str, elements: int, dtype: str, backward: bool) -> Module:
-            kind = "reduce_scatter" if backward else None
-            work = Exchange("all_gather", kind, elements, members, group, dtype=dtype)  # type: ignore[arg-type]
-            return self._module(f"all_gather {what}", work, rows=members)
-
-        back = Exchange("reduce_scatter", "all_gather", width, members, group, dtype=score)
+        own, experts = self.work.top_k / split.ranks * split.imbalance, self.work.num_experts
         return [
-            exchange("map", self.work.num_experts, "bool", False),
-            exchange("scores", self.work.num_experts, score, True),
-            exchange("tokens", width, "", True),
+            self._among_all("all_gather", None, "map", experts, "bool"),
+            self._among_all("all_gather", "reduce_scatter", "scores", experts, self.score),
+            self._among_all("all_gather", "reduce_scatter", "tokens", width),
             self._move("permute", own, seen=members, host_waits=split.host_waits),
             *self._products(members * own),
-            self._move("unpermute", own, seen=members, shares=True),
-            self._module("reduce_scatter tokens", back, rows=members),
+            self._move("unpermute", own, seen=members),
+            self._among_all("reduce_scatter", "all_gather", "tokens", width, self.score),
+            *self._added(),
         ]
 
     def _exchanged(self) -> list[Module]:
         """[Note: whose dispatch], all-to-all."""
-        split, width, titan = self.split, self.work.in_features, not self.is_megatron
-        sent = self.work.top_k * self._sent()
-        received = self.work.top_k * split.imbalance
-        computed = received * split.tensor
-        has_shares = self._shared() != "none"
+        split, width, shards = self.split, self.work.in_features, self.split.token_ranks
+        sent, computed = self.work.top_k * split.sent, self.work.top_k * split.imbalance * split.tensor
+        is_shared_by_all = split.is_megatron and split.tensor > 1
+        if not split.is_megatron:
+            computed = self.work.top_k * split.imbalance
         counts = self._counts()
-        there = self._all_to_all("rows", sent, width, "", waits=bool(counts))
-        found = [self._move("permute", sent), *counts, there]
-        if self.is_megatron:
-            score = "fp32" if self._has_fp32_scores() else ""
-            found.append(self._all_to_all("scores", sent, 1, score, waits=False))
-        if split.tensor > 1:
-            found.append(self._among("all_gather", computed))
-        sorts = titan or self.work.num_experts > split.ranks
-        found += [self._move("sort", 1.0, seen=computed)] if sorts else []
-        found += self._products(computed)
-        found += [self._move("unsort", 1.0, seen=computed)] if sorts else []
-        if split.tensor > 1:
-            found.append(self._among("reduce_scatter", computed))
-        found.append(self._all_to_all("rows back", sent, width, "", waits=False, returns=True))
-        return [*found, self._move("unpermute", sent, shares=has_shares)]
+        found = [self._move("permute", sent, shards=shards), *counts]
+        found.append(self._all_to_all("rows", sent, width, waits=bool(counts)))
+        if split.is_megatron:
+            found.append(self._all_to_all("scores", sent, 1, self.score))
+        if is_shared_by_all:
+            found.append(self._among_tensor("all_gather", "reduce_scatter", computed))
+        sorts = not split.is_megatron or self.work.num_experts > split.ranks
+        if sorts:
+            found.append(self._move("sort", 1.0, seen=computed, shards=shards))
+        found += self._products(computed, shards)
+        if sorts:
+            found.append(self._move("unsort", 1.0, seen=computed, shards=shards))
+        if is_shared_by_all:
+            found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
+        found.append(self._all_to_all("rows back", sent, width, returns=True))
+        return [*found, self._move("unpermute", sent, shared=self.shared)]
 
-    def _sent(self) -> float:
-        """Rows that a rank sends for each of its tokens' choices."""
-        capacity = self.split.capacity_factor
-        if capacity is None:
-            return 1.0
-        return capacity if self.split.pads_to_capacity else min(1.0, capacity)
+    def _merged(self) -> list[Module]:
+        """[Note: whose dispatch], deepep and hybridep."""
+        split, choice, k = self.split, self.choice, self.work.top_k
+        groups = choice.num_groups, choice.top_groups
+        reached = parts_reached(self.work.num_experts, k, split.ranks, *groups) * split.tensor
+        got = reached * split.imbalance
+        rows = k * split.tensor * split.imbalance / got
+        shards = split.token_ranks
+        counts = [self._move("sort", 0.0, host_waits=True)] if split.host_waits else []
+        return [
+            *counts,
+            *self._to_ranks("dispatch", reached),
+            self._move("permute", rows, seen=got, shards=shards),
+            *self._products(got * rows, shards),
+            self._move("unpermute", rows, seen=got, shards=shards),
+            *reversed(self._to_ranks("combine", reached)),
+            *self._added(),
+        ]
+
+    def _to_ranks(self, name: str, reached: float) -> list[Module]:
+        """A token to every rank that it reaches: across nodes once per node, then among a node's ranks."""
+        split, width = self.split, self.work.in_features
+        group = self._whole_group()
+        if split.nodes == 1:
+            return [
+                self._exchange(
+                    f"{name} tokens", _both(width, split.members, group), reached, split.token_ranks
+                )
+            ]
+        choice, per_node = self.choice, split.members // split.nodes
+        nodes = parts_reached(
+            self.work.num_experts, self.work.top_k, split.nodes, choice.num_groups, choice.top_groups
+        )
+        between = _both(width, split.nodes, EXPERT_RAIL)
+        found = [self._exchange(f"{name} tokens between nodes", between, nodes, split.token_ranks)]
+        if per_node > 1:
+            inside = _both(width, per_node, EXPERT_NODE)
+            found.append(self._exchange(f"{name} tokens", inside, reached, split.token_ranks))
+        return found
+
+    def _added(self) -> list[Module]:
+        """The sum with shared experts behind the last exchange."""
+        return [] if self.shared == "none" else [self._move("add", 0.0, shared=self.shared)]
 
     def _counts(self) -> list[Module]:
         """The exchange of the rows of each expert; none if all are padded to a capacity."""
         split, experts = self.split, self.work.num_experts
         if not split.host_waits:
             return []
-        if self.is_megatron:
-            group = EXPERT_MODEL if split.tensor > 1 else EXPERT
-            total = experts * split.members
+        if split.is_megatron:
+            total, group = experts * split.members, self._whole_group()
             work = Exchange("all_gather", None, 0, split.members, group, dtype="int64", numel=total)
-            return [self._module("all_gather counts", work)]
+            return [self._exchange("all_gather counts", work)]
         work = Exchange("all_to_all", None, 0, split.ranks, EXPERT, dtype="int64", numel=experts)
-        return [self._module("all_to_all counts", work)]
-
-    def _all_to_all(
-        self, what: str, rows: float, width: int, dtype: str, *, waits: bool, returns: bool = False
-    ) -> Module:
-        split = self.split
-        loads = split.loads if len(split.loads) > 1 and split.capacity_factor is None else ()
-        work = Exchange(
-            "all_to_all", "all_to_all", width, split.ranks, EXPERT, dtype=dtype, loads=loads, returns=returns
-        )
-        return replace(self._module(f"all_to_all {what}", work, rows=rows), host_waits=waits)
-
-    def _among(self, kind: str, rows: float) -> Module:
-        """Rows gathered among the ranks that share an expert's products, or their sums scattered."""
-        ranks, width = self.split.tensor, self.work.in_features
-        if kind == "all_gather":
-            work = Exchange("all_gather", "reduce_scatter", width, ranks, EXPERT_TENSOR)
-        else:
-            dtype = "fp32" if self._has_fp32_scores() else ""
-            work = Exchange("reduce_scatter", "all_gather", width, ranks, EXPERT_TENSOR, dtype=dtype)
-        return self._module(f"{kind} rows", work, rows=rows)
-
-    def _has_fp32_scores(self) -> bool:
-        routers = [one for one in self.run if isinstance(one.work, Router)]
-        work = self._router(routers[0]).work
-        return isinstance(work, Router) and work.has_fp32_output
+        return [self._exchange("all_to_all counts", work)]
 
     # -- its modules --------------------------------------------------------------------------------------
 
-    def _module(self, name: str, work: Exchange, *, rows: float = 1.0) -> Module:
-        shards = self.experts.token_shards
-        return Module(f"{self.experts.name} {name}", work, token_shards=shards, rows_per_token=float(rows))
+    def _whole_group(self) -> str:
+        """The group of all ranks that share the layer's experts."""
+        split = self.split
+        if split.tensor > 1 and split.ranks > 1:
+            return EXPERT_MODEL
+        return EXPERT if split.ranks > 1 else EXPERT_TENSOR
+
+    def _all_to_all(
+        self,
+        what: str,
+        rows: float,
+        width: int,
+        dtype: str = "",
+        *,
+        waits: bool = False,
+        returns: bool = False,
+    ) -> Module:
+        split = self.split
+        loads = split.loads if len(split.loads) > 1 and split.capacity_factor is None else ()
+        work = replace(_both(width, split.ranks, EXPERT), dtype=dtype, loads=loads, returns=returns)
+        kind: ExchangeKind | None = None if split.ranks == 1 else "all_to_all"
+        made = replace(work, forward=kind, backward=kind)
+        return replace(self._exchange(f"all_to_all {what}", made, rows, split.token_ranks), host_waits=waits)
+
+    def _among_all(
+        self, forward: ExchangeKind, backward: ExchangeKind | None, what: str, width: int, dtype: str = ""
+    ) -> Module:
+        """Tokens gathered from all ranks that share the layer's experts, or their sums scattered."""
+        members = self.split.members
+        work = Exchange(forward, backward, width, members, self._whole_group(), dtype=dtype)
+        return self._exchange(f"{forward} {what}", work, members)
+
+    def _among_tensor(
+        self, forward: ExchangeKind, backward: ExchangeKind, rows: float, dtype: str = ""
+    ) -> Module:
+        """Rows gathered among the ranks that share an expert's products, or their sums scattered."""
+        width, ranks = self.work.in_features, self.split.tensor
+        return self._exchange(
+            f"{forward} rows", Exchange(forward, backward, width, ranks, EXPERT_TENSOR, dtype=dtype), rows
+        )
+
+    def _exchange(self, name: str, work: Exchange, rows: float = 1.0, shards: int = 1) -> Module:
+        return Module(
+            f"{self.experts.name} {name}",
+            work,
+            token_shards=self.experts.token_shards * shards,
+            rows_per_token=float(rows),
+        )
 
     def _move(
-        self, kind: str, rows: float, *, seen: float = 1.0, shares: bool = False, host_waits: bool = False
+        self,
+        kind: MoveKind,
+        rows: float,
+        *,
+        seen: float = 1.0,
+        shards: int = 1,
+        shared: SharedOutput = "none",
+        host_waits: bool = False,
     ) -> Module:
-        shared = self._shared() if shares else "none"
-        work = Rearrange(kind, self.work.in_features, rows, self.split.library, shared)  # type: ignore[arg-type]
+        work = Rearrange(kind, self.work.in_features, rows, self.split.library, shared)
         return Module(
             f"{self.experts.name}.{kind}",
             work,
-            token_shards=self.experts.token_shards,
+            token_shards=self.experts.token_shards * shards,
             rows_per_token=float(seen),
             host_waits=host_waits,
         )
 
-    def _products(self, rows: float) -> list[Module]:
+    def _products(self, rows: float, shards: int = 1) -> list[Module]:
         """The experts' two products around their activation, on `rows` rows per token."""
         split, work, name = self.split, self.work, self.experts.name
         hidden, features = work.in_features, work.expert_features // split.tensor
-        local = work.num_experts // split.ranks
         downs = [one for one in self.experts.parameters if "down" in one.name]
         ups = [one for one in self.experts.parameters if "down" not in one.name]
-        wide = features * (2 if work.is_gated else 1)
         if split.library == "torchtitan" and work.is_gated:
-            first = [
-                self._grouped("w1", hidden, features, local, rows, ups, 2),
-                replace(self._grouped("w3", hidden, features, local, rows, ups, 2), shares_input=True),
-            ]
-            last = self._grouped("w2", features, hidden, local, rows, downs)
+            first = [self._grouped("w1", hidden, features, ups), self._grouped("w3", hidden, features, ups)]
+            first[1] = replace(first[1], shares_input=True)
+            last = self._grouped("w2", features, hidden, downs)
         else:
-            first = [self._grouped("gate_up_proj", hidden, wide, local, rows, ups)]
-            last = self._grouped("down_proj", features, hidden, local, rows, downs)
-        act = Activation(features, work.is_gated, work.act)
-        shards = self.experts.token_shards
-        middle = Module(f"{name}.act_fn", act, token_shards=shards, rows_per_token=float(rows))
-        return [*first, middle, last]
+            wide = features * (2 if work.is_gated else 1)
+            first = [self._grouped("gate_up_proj", hidden, wide, ups)]
+            last = self._grouped("down_proj", features, hidden, downs)
+        middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act))
+        cut = self.experts.token_shards * shards
+        return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
 
-    def _grouped(
-        self,
-        name: str,
-        given: int,
-        made: int,
-        local: int,
-        rows: float,
-        stacked: Sequence[Parameter],
-        parts: int = 1,
-    ) -> Module:
-        """A product of all experts of a rank. `stacked`: the parameters of all experts and ranks, of which
-        this product is one of `parts`."""
-        split = self.split
-        has_bias = any(len(one.shape) == 2 for one in stacked)
-        kinds = [("weight", (local, made, given)), *([("bias", (local, made))] if has_bias else [])]
+    def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
+        """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""
+        split, local = self.split, self.work.num_experts // self.split.ranks
+        belongs_to = EXPERT_DATA if split.ranks > 1 else ""
         trainable = all(one.trainable for one in stacked)
-        parameters = tuple(Parameter(one, shape, trainable=trainable) for one, shape in kinds)
-        return Module(
-            f"{self.experts.name}.{name}",
-            GroupedLinear(local, given, made, split.kernel),
-            parameters,
-            token_shards=self.experts.token_shards,
-            rows_per_token=float(rows),
+        kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, made, given))]
+        if any(len(one.shape) == 2 for one in stacked):
+            kinds.append(("bias", (local, made)))
+        parameters = tuple(
+            Parameter(one, shape, trainable=trainable, belongs_to=belongs_to) for one, shape in kinds
         )
+        work = GroupedLinear(local, given, made, split.kernel)
+        return Module(f"{self.experts.name}.{name}", work, parameters)
 
 
-def _keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
+def _both(width: int, ranks: int, group: str) -> Exchange:
+    return Exchange("all_to_all", "all_to_all", width, ranks, group)
+
+
+def _keeping_input_once(modules: Sequence[Module]) -> list[Module]:
     """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
     of shared experts, and the products before their activation."""
     found: list[Module] = []
     is_kept = False
     for number, module in enumerate(modules):
-        is_reader = isinstance(module.work, Router) or (
-            isinstance(module.work, Linear) and not _follows_activation(modules, number)
-        )
-        if is_reader:
+        is_product = isinstance(module.work, Linear) and not _follows_activation(modules, number)
+        if isinstance(module.work, Router) or is_product:
             module = replace(module, shares_input=is_kept)
             is_kept = True
         found.append(module)

@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.errors import NotSimulatedError
+from zsim.plan.parallel.expert_run import expert_run
+from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import (
     Activation,
     Attention,
@@ -34,7 +35,6 @@ from zsim.specs.model.spec import (
     Embedding,
     Exchange,
     ExchangeKind,
-    Experts,
     InPieces,
     Linear,
     Loss,
@@ -52,10 +52,8 @@ _SCATTERED_PIECES = (
 
 
 def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
-    """The model of one of `parallelism.tensor` ranks; the model itself with one rank.
-
-    Raises NotSimulatedError for routed experts.
-    """
+    """The model of one of `parallelism.tensor` ranks; the model itself with one rank. Routed experts are left
+    as they are: see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
     cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size)
@@ -111,13 +109,14 @@ class _Cutter:
         """The block with its products cut, and exchanges around each pair of column and row."""
         modules: list[Module] = []
         is_inside = has_core = False
-        for module in block.modules:
+        routed = expert_run(block) if self.parallelism.style == "torch" else range(0)
+        for number, module in enumerate(block.modules):
             work = module.work
-            if isinstance(work, Experts):
-                raise NotSimulatedError(
-                    f"module '{module.name}': routed experts are counted, not simulated yet"
-                )
-            if isinstance(work, Linear) and not has_core:
+            if number in routed:
+                modules += self._in_routed(block, number, routed)
+            elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
+                modules.append(self._on_stream(module))
+            elif isinstance(work, Linear) and not has_core:
                 modules += self._column(module, work, is_first=not is_inside)
                 is_inside = True
             elif isinstance(work, Linear):
@@ -134,6 +133,30 @@ class _Cutter:
             else:
                 modules.append(self._on_stream(module))
         return Block(block.kind, tuple(modules), block.registration)
+
+    def _in_routed(self, block: Block, number: int, run: range) -> list[Module]:
+        """A module of a layer with routed experts under torchtitan: the layer's input is gathered before, its
+        output's sum scattered behind; router and rows are whole on every rank, shared experts cut (0.2.2
+        models/llama4/infra/parallelize.py `apply_moe_ep_tp`)."""
+        module, width = block.modules[number], self.hidden_size
+        work, found = module.work, [module]
+        if isinstance(work, Linear) and work.out_features > 1:
+            is_row = any(isinstance(one.work, Activation) for one in block.modules[run.start : number])
+            cut = self._row(module, work) if is_row else self._column(module, work, is_first=False)
+            found = [one for one in cut if not isinstance(one.work, Exchange)]
+        elif isinstance(work, Activation):
+            found = [replace(module, work=replace(work, width=work.width // self.ranks))]
+        if number == run.start:
+            way: tuple[ExchangeKind | None, ExchangeKind] = (
+                ("all_gather", "reduce_scatter") if self.is_split else (None, "all_reduce")
+            )
+            found = [self._exchange(module.name, *way, width), *found]
+        if number == run[-1]:
+            back: tuple[ExchangeKind, ExchangeKind | None] = (
+                ("reduce_scatter", "all_gather") if self.is_split else ("all_reduce", None)
+            )
+            found = [*found, self._exchange(f"{module.name} out", *back, width)]
+        return found
 
     def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
         """A product cut along its outputs, behind what brings its input together; columns behind the first

@@ -31,7 +31,7 @@ from zsim.specs.experiment.strategies import (
     resolve_experts,
     resolve_strategy,
 )
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, Fsdp2Table, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
@@ -39,6 +39,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
@@ -90,7 +91,6 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
-    parallelism = replace(parallelism, experts=resolve_experts(model, table))
     if isinstance(table, MegatronTable):
         multiple = table.vocabulary_multiple * parallelism.tensor
         model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size
@@ -122,6 +122,17 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     check_fp8_tokens(training, parallelism.context)
+    split = resolve_expert_degrees(
+        asked_degrees,
+        parallelism,
+        resolve_experts(model, table),
+        model,
+        placement.world_size,
+        training.micro_batch_tokens,
+        placement.gpus_per_node,
+        table.replicate or 1 if isinstance(table, Fsdp2Table) else 1,
+    )
+    parallelism = replace(parallelism, experts=split)
     check_split(model, training, parallelism)
     strategy: Strategy
     if deepspeed is not None:

@@ -68,6 +68,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable) -> ExpertSplit:
             kernel="streams" if table.moe_grouped_gemm else "loop",
             gate_in_fp32=table.moe_router_dtype is not None,
             has_auxiliary_loss=table.moe_aux_loss,
+            pads_to_capacity=table.moe_pad_to_capacity,
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")

@@ -23,7 +23,7 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
-from zsim.specs.strategy.foreign_keys import refuse_experts, refuse_parallelisms
+from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismTable
 from zsim.specs.strategy.training import (
@@ -254,8 +254,6 @@ class Experiment(_ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        if isinstance(data.get("parallelism"), Mapping):
-            refuse_experts(f"{origin}: ", data["parallelism"])
         data, problems = _with_strategy_kind(data)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(

@@ -16,6 +16,8 @@ ExpertsLibrary = Literal["transformers", "torchtitan", "megatron", "megatron-fus
 GroupedKernel = Literal["grouped", "streams", "loop"]
 """One kernel for all experts; a product per expert on four streams (Transformer Engine); one after the
 other."""
+MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add"]
+SharedOutput = Literal["none", "added", "gated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,12 @@ class Rearrange:
     """Rows of `width` elements brought into another order, `rows` per token that the module sees.
 
     permute: every token copied once for each of its experts, in the order of experts. sort, unsort: rows of
-    several senders in the order of experts, and back. unpermute: the rows of every token summed up.
-    `shared`: an unpermute adds the output of shared experts, gated by a number per token, or as it is.
+    several senders in the order of experts, and back. unpermute: the rows of every token summed up. add: none
+    are moved. `shared`: the output of shared experts is added, gated by a number per token, or as it is.
     """
 
-    kind: Literal["permute", "sort", "unsort", "unpermute"]
+    kind: MoveKind
     width: int
     rows: float
     library: ExpertsLibrary = "transformers"
-    shared: Literal["none", "added", "gated"] = "none"
+    shared: SharedOutput = "none"

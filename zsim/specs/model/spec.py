@@ -20,12 +20,15 @@ from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
 class Parameter:
     """One tensor, in the framework's layout (FSDP2 shards its first dimension). `summed_over`: the kind of
     group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor").
-    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states."""
+    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states. `belongs_to`: the kind
+    of ranks that have it, where they are others than those of data parallelism ("expert_data"): its gradient
+    is reduced over them."""
 
     name: str
     shape: tuple[int, ...]
     summed_over: str = ""
     trainable: bool = True
+    belongs_to: str = ""
 
     @property
     def numel(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 from typing import Literal
 
 from zsim.specs.model.experts import ExpertsLibrary, GroupedKernel
 
 Dispatcher = Literal["all-gather", "all-to-all", "deepep", "hybridep"]
-EXPERT, EXPERT_TENSOR, EXPERT_MODEL, EXPERT_DATA = "expert", "expert_tensor", "expert_model", "expert_data"
+MERGING: tuple[Dispatcher, ...] = ("deepep", "hybridep")
+"""A token that goes to several experts of one rank is sent to it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,9 @@ class ExpertSplit:
     the mean; None: all that are routed to it. `pads_to_capacity`: every expert has as many, so that the host
     reads no counts. `loads`: rows of each rank of a group over the mean, the fullest first; (1.0,) if all
     have as many. `library`: whose code rearranges rows. `kernel`: how grouped products run. `gate_in_fp32`:
-    None for the model's own.
+    None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of a layer's tokens
+    which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that merges sends a token
+    to each of them once. `overlaps_shared`: shared experts run beside the exchanges.
     """
 
     ranks: int = 1
@@ -32,12 +36,18 @@ class ExpertSplit:
     kernel: GroupedKernel = "grouped"
     gate_in_fp32: bool | None = None
     has_auxiliary_loss: bool = False
+    token_ranks: int = 1
+    nodes: int = 1
     overlaps_shared: bool = False
 
     @property
     def members(self) -> int:
         """Ranks that share the experts of a layer."""
         return self.ranks * self.tensor
+
+    @property
+    def is_megatron(self) -> bool:
+        return self.library.startswith("megatron")
 
     @property
     def imbalance(self) -> float:
@@ -47,6 +57,27 @@ class ExpertSplit:
         return self.capacity_factor if self.pads_to_capacity else min(max(self.loads), self.capacity_factor)
 
     @property
+    def sent(self) -> float:
+        """Rows that a rank sends, over those that its tokens choose."""
+        if self.capacity_factor is None:
+            return 1.0
+        return self.capacity_factor if self.pads_to_capacity else min(1.0, self.capacity_factor)
+
+    @property
     def host_waits(self) -> bool:
         """Whether the host reads the rows of each expert before it goes on."""
-        return not self.pads_to_capacity and (self.library.startswith("megatron") or self.members > 1)
+        return not self.pads_to_capacity and (self.is_megatron or self.members > 1)
+
+
+def parts_reached(
+    num_experts: int, top_k: int, parts: int, num_groups: int = 1, top_groups: int = 1
+) -> float:
+    """Expected number of `parts` equal parts of the experts that hold at least one of a token's `top_k`, all
+    choices being as likely: p (1 - C(P - P/p, k) / C(P, k)) with P experts in p parts to choose from. Of
+    `num_groups` groups only `top_groups` are left, and of the parts as many as are in them."""
+    left = num_experts * top_groups // num_groups
+    among = max(1.0, parts * top_groups / num_groups)
+    each = round(left / among)
+    if each >= left:
+        return 1.0
+    return among * (1.0 - comb(left - each, top_k) / comb(left, top_k))

@@ -1,10 +1,10 @@
-"""Parallelism by the names of other programs' keys, and the keys of `[parallelism]` that zsim lacks."""
+"""Parallelism by the names of other programs' keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 
 _KINDS = {
     "tp": "tensor",
@@ -14,19 +14,23 @@ _KINDS = {
     "sp": "sequence",
     "etp": "expert tensor",
 }
-_KEYS = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "sequence": "sequence_parallel"}
+_KEYS = {
+    "tensor": "tensor",
+    "pipeline": "pipeline",
+    "context": "context",
+    "sequence": "sequence_parallel",
+    "expert": "expert",
+    "expert tensor": "expert_tensor",
+}
 
 
 def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
-    """Raises for the first key that asks for a parallelism by another program's name: NotSimulatedError for
-    expert parallelism, InputError, with zsim's own key, for the others; `where` names the file (and
-    table)."""
+    """Raises InputError, with zsim's own key, for the first key that asks for a parallelism by another
+    program's name; `where` names the file (and table)."""
     for key in keys:
         kind = _kind(key)
         if kind is None or str(key) == "sequence_parallel":
             continue
-        if kind not in _KEYS:
-            raise NotSimulatedError(f"{where}{key}: zsim does not simulate {kind} parallelism yet")
         raise InputError(f"{where}{key}: unknown key; it is parallelism.{_KEYS[kind]} here")
 
 
@@ -41,15 +45,3 @@ def _kind(key: object) -> str | None:
         if word.endswith(ending) and kind in _KINDS.values():
             return kind
     return None
-
-
-EXPERT_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor")
-
-
-def refuse_experts(where: str, table: Mapping[str, object]) -> None:
-    """Raises NotSimulatedError for the keys of `[parallelism]` that belong to expert parallelism."""
-    for key in EXPERT_KEYS:
-        if key in table and table[key] != 1:
-            raise NotSimulatedError(
-                f"{where}parallelism.{key}: zsim does not simulate expert parallelism yet"
-            )

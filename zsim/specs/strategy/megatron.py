@@ -45,7 +45,8 @@ class MegatronTable(BaseModel):
     schedule, as are `overlap_p2p_warmup_flush` and `micro_batch_group`
     (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
     `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of all experts together,
-    fused permutation, the gate's type, a loss that balances the experts."""
+    fused permutation, the gate's type, a loss that balances the experts, every expert's rows filled up to its
+    capacity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -79,6 +80,7 @@ class MegatronTable(BaseModel):
     moe_permute_fusion: StrictBool = False
     moe_router_dtype: Literal["fp32", "fp64"] | None = None
     moe_aux_loss: StrictBool = False
+    moe_pad_to_capacity: StrictBool = False
 
     @field_validator("version", mode="before")
     @classmethod

@@ -11,6 +11,7 @@ import numpy as np
 from zsim.arrays import Ints
 
 PIPELINE, DATA, CONTEXT, TENSOR = "pipeline", "data", "context", "tensor"
+EXPERT, EXPERT_TENSOR, EXPERT_DATA = "expert", "expert_tensor", "expert_data"
 
 
 @dataclass(frozen=True)

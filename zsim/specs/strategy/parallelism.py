@@ -20,8 +20,17 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
 from zsim.specs.model.spec import ContextMethod
-from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
+from zsim.specs.strategy.mesh import (
+    CONTEXT,
+    DATA,
+    EXPERT,
+    EXPERT_DATA,
+    EXPERT_TENSOR,
+    PIPELINE,
+    TENSOR,
+    Mesh,
+)
 from zsim.specs.strategy.partition import deepspeed_layers
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -86,6 +95,17 @@ class ParallelismTable(BaseModel):
     passes: Count = 1
     context: Count = Field(default=1, description="ranks that share every sequence")
     context_method: ContextMethod | None = None
+    expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
+    expert_tensor: Count | None = Field(default=None, description="ranks that share an expert's products")
+    dispatcher: Dispatcher | None = None
+    capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="rows that an expert takes, over the mean; left out: all"
+    )
+    expert_imbalance: Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str = Field(
+        default=1.0,
+        description="rows of the fullest rank over the mean; a load per rank; the name of a published "
+        "spread; or 'seed:N'",
+    )
     order: str | None = None
 
 
@@ -122,7 +142,7 @@ class Parallelism:
     @property
     def is_trivial(self) -> bool:
         """Whether data parallelism is the only kind."""
-        return self.model_ranks == 1
+        return self.model_ranks == 1 and self.experts.members == 1
 
     @property
     def model_ranks(self) -> int:
@@ -159,6 +179,19 @@ class Parallelism:
             DATA: world_size // self.model_ranks,
         }
         return Mesh(tuple((axis, sizes[axis]) for axis in self.order))
+
+    def expert_mesh(self, world_size: int) -> Mesh:
+        """All ranks as the routed experts are spread over them: experts' ranks in place of those of tensor
+        and context parallelism and of a part of data parallelism (the second generator of Megatron-Core
+        0.16.1 core/parallel_state.py; torchtitan 0.2.2 distributed/parallel_dims.py)."""
+        experts = self.experts
+        axes = {
+            PIPELINE: (PIPELINE, self.pipeline),
+            DATA: (EXPERT_DATA, world_size // (self.pipeline * experts.members)),
+            CONTEXT: (EXPERT, experts.ranks),
+            TENSOR: (EXPERT_TENSOR, experts.tensor),
+        }
+        return Mesh(tuple(axes[axis] for axis in self.order))
 
 
 def resolve_parallelism(

@@ -67,7 +67,7 @@ class Fsdp2Reducer:
         builder.allocate("buffers", full, owner=unit.name, part=_INPUT)
         builder.kernels(
             f"reduce_scatter_copy_in {unit.name}",
-            moves(made, full),
+            moves(made * (2 if unit.shard_dimension else 1), full * (2 if unit.shard_dimension else 1)),
             overhead="fsdp2_reduce",
             module=unit.name,
         )

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
-from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, MeshInfo, ParamGroup, make_param_groups
+from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, make_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
@@ -21,7 +22,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.mesh import PIPELINE, TENSOR
+from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
@@ -48,10 +49,11 @@ class Fsdp2Schedule(Hooks):
         super().__init__(stage)
         self.strategy = strategy
         self.training = stage.training
-        self.mesh = _mesh_info(stage, strategy)
+        self.mesh = dense_mesh(stage, strategy)
         self.home = Fsdp2Home(stage.builder, strategy) if strategy.cpu_offload else None
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        self.units = make_param_groups(stage, strategy, self.mesh)
+        self.experts = experts_mesh(stage, strategy)
+        self.units = make_param_groups(stage, strategy, self.mesh, self.experts)
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
@@ -59,6 +61,10 @@ class Fsdp2Schedule(Hooks):
         self._by_segment: dict[str, ParamGroup] = {
             segment: unit for unit in self.units for segment in unit.segments
         }
+        self._by_name = {unit.name: unit for unit in self.units}
+        inner = [(unit, *unit.calls) for unit in self.units if unit.calls is not None]
+        self._enters = {first: unit for unit, first, _ in inner}  # by module, the group inside a block
+        self._leaves = {last: unit for unit, _, last in inner}
         self._post_forward_order: list[ParamGroup] = []
         # group, bytes of its all-gather, copy-out event
         self._pending_copy_out: tuple[ParamGroup, int, int] | None = None
@@ -133,7 +139,10 @@ class Fsdp2Schedule(Hooks):
         builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
-        copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
+        # chunks of another dimension than the first are joined by a copy more
+        passes = 2 if unit.shard_dimension else 1
+        kernels = moves(passes * size, passes * size)
+        copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", kernels, module=unit.name)
         if in_forward and state.all_gather >= 0:
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:
@@ -201,6 +210,19 @@ class Fsdp2Schedule(Hooks):
     def _pre_forward(self, unit: ParamGroup) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
+        self._prefetch(unit.forward_prefetch)
+
+    def _prefetch(self, names: tuple[str, ...] | None) -> None:
+        for name in names or ():
+            self._unshard(self._by_name[name])
+
+    def before_module(self, call: ModuleCall) -> None:
+        """The hooks of a group inside a block; recomputation runs that of forward, too."""
+        if self.builder.phase == "backward":
+            if call.name in self._leaves:
+                self._pre_backward(self._leaves[call.name])
+        elif call.name in self._enters:
+            self._pre_forward(self._enters[call.name])
 
     def after_forward(self, segment: Segment) -> None:
         unit = self._by_segment.get(segment.name)
@@ -234,14 +256,25 @@ class Fsdp2Schedule(Hooks):
             self._pre_backward(unit)
 
     def after_module(self, call: ModuleCall) -> None:
+        self._leave_inner(call)
         if isinstance(call.module.work, Loss) and self.builder.phase == "backward":
             unit = self._by_segment.get(call.segment)
             if unit is not None and unit.ends_before_loss:
                 self._pre_backward(unit)
 
+    def _leave_inner(self, call: ModuleCall) -> None:
+        """The hooks behind a group inside a block; what is recomputed is not resharded."""
+        if self.builder.phase == "forward" and call.name in self._leaves:
+            self._post_forward(self._leaves[call.name])
+        elif self.builder.phase == "backward" and call.name in self._enters:
+            self._post_backward(self._enters[call.name])
+
     def _pre_backward(self, unit: ParamGroup) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
+        if unit.backward_prefetch is not None:
+            self._prefetch(unit.backward_prefetch)
+            return
         indices = self.states[unit.name].post_forward_indices
         index = indices.pop() if indices else 0
         if index > 0:
@@ -256,12 +289,18 @@ class Fsdp2Schedule(Hooks):
             builder.allocate("activations", self._tied_bytes, owner=TIED)
         if call.numel:
             size = call.numel * self.param_bytes
-            unit = self._by_segment[call.segment]
+            unit = self._unit_of(call)
             builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
             self.gradients[unit.name].unsharded_bytes += size
             if size == self._tied_bytes:
                 builder.free("activations", size, owner=TIED)
                 self._tied_bytes = 0
+
+    def _unit_of(self, call: ModuleCall) -> ParamGroup:
+        """The group of a module's parameters."""
+        if call.parameters and call.parameters[0].belongs_to:
+            return self._by_name[call.name.rpartition(".")[0]]
+        return self._by_segment[call.segment]
 
     def after_backward(self, segment: Segment) -> None:
         """The hook on a unit's inputs; units whose inputs need no gradient are finished in `end_backward`."""
@@ -344,8 +383,12 @@ class Fsdp2Schedule(Hooks):
         numels = [shard for unit in units for shard in unit.parameter_shards]
         if training.gradient_clipping > 0:
             builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
-        size = 4 * len(numels)
-        sums = ((self.mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4))
+        own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
+        size = 4 * len(numels) - own
+        sums = [(self.mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
+        if self.experts is not None:
+            inner = [self.experts.shard.name, EXPERT, EXPERT_TENSOR]
+            sums[-1:-1] = [(name, own) for name in inner]
         clip_gradients(builder, training, numels, sums)
         is_loop = training.optimizer_implementation == "for_loop"
         builder.host(
@@ -353,12 +396,3 @@ class Fsdp2Schedule(Hooks):
         )
         update(builder, training, numels)
         builder.free("gradients", 4 * sum(unit.shard_numel for unit in units))
-
-
-def _mesh_info(stage: Stage, strategy: Fsdp2) -> MeshInfo:
-    """The mesh: ranks that shard together are consecutive; replicas are `shard size` apart."""
-    size, reshard = stage.ranks // strategy.replicate, strategy.reshard_after_forward
-    shard = stage.group("shard", size)
-    replicate = stage.group("replicate", strategy.replicate, size) if strategy.replicate > 1 else None
-    is_size = isinstance(reshard, int) and not isinstance(reshard, bool)
-    return MeshInfo(shard, replicate, stage.group("post_forward", reshard) if is_size else None)

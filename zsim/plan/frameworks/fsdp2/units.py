@@ -11,8 +11,10 @@ from zsim.errors import InputError, did_you_mean
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.spec import Parameter
+from zsim.specs.model.experts import GroupedLinear, Rearrange
+from zsim.specs.model.spec import Exchange, Module, Parameter
 from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.mesh import EXPERT
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
 _SEVERAL = re.compile(r"blocks:([1-9]\d*)")
@@ -32,10 +34,13 @@ class MeshInfo:
 class ParamGroup:
     """One group of parameters that is unsharded and reduced as a whole: torch's FSDPParamGroup.
 
-    `segments`: the model's segments that use it, in forward order. Every parameter is cut on dim 0 into one
-    chunk of ceil(dim0 / ranks) rows per sharding rank of `mesh`, the last chunks padded. `post_forward`: the
+    `segments`: the model's segments that use it, in forward order. Every parameter is cut on a dimension into
+    one chunk of ceil(dim / ranks) rows per sharding rank of `mesh`, the last ones padded. `post_forward`: the
     smaller group over which it stays sharded after forward, if any. `ends_before_loss`: the group's output is
-    the logits, so its backward begins after the backward of the loss.
+    the logits, so its backward begins after the backward of the loss. `calls`: of a group inside a block,
+    the first and the last module that it is for; `shard_dimension`: the dimension that is cut.
+    `forward_prefetch`, `backward_prefetch`: names of the groups whose unsharding begins with this one's
+    (`set_modules_to_forward_prefetch`); None: what comes next in backward is prefetched by itself.
     """
 
     name: str
@@ -47,6 +52,10 @@ class ParamGroup:
     post_forward: Group | None = None
     has_differentiable_input: bool = True
     ends_before_loss: bool = False
+    calls: tuple[str, str] | None = None
+    shard_dimension: int = 0
+    forward_prefetch: tuple[str, ...] | None = None
+    backward_prefetch: tuple[str, ...] | None = None
 
     @property
     def shard_size(self) -> int:
@@ -64,7 +73,8 @@ class ParamGroup:
     @cached_property
     def parameter_shards(self) -> tuple[int, ...]:
         """Elements of rank 0's shard of each parameter."""
-        return tuple(_padded(parameter, self.shard_size) // self.shard_size for parameter in self.parameters)
+        ranks = self.shard_size
+        return tuple(numel // ranks for numel in self.padded_numels(ranks))
 
     @cached_property
     def shard_numel(self) -> int:
@@ -72,7 +82,7 @@ class ParamGroup:
 
     def padded_numels(self, num_ranks: int) -> tuple[int, ...]:
         """Elements of each parameter, padded for `num_ranks` shards."""
-        return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
+        return tuple(_padded(parameter, num_ranks, self.shard_dimension) for parameter in self.parameters)
 
 
 @dataclass
@@ -91,12 +101,14 @@ class Fsdp2UnitGradient:
     post_reduce_event: int | None = None
 
 
-def _padded(parameter: Parameter, num_ranks: int) -> int:
-    rows = parameter.shape[0] if parameter.shape else 1
+def _padded(parameter: Parameter, num_ranks: int, dimension: int = 0) -> int:
+    rows = parameter.shape[dimension] if parameter.shape else 1
     return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
 
 
-def make_param_groups(stage: Stage, strategy: Fsdp2, mesh: MeshInfo) -> list[ParamGroup]:
+def make_param_groups(
+    stage: Stage, strategy: Fsdp2, mesh: MeshInfo, experts: MeshInfo | None = None
+) -> list[ParamGroup]:
     """FSDP2's groups of parameters in forward order, by preset; groups without parameters are left out.
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
@@ -105,7 +117,7 @@ def make_param_groups(stage: Stage, strategy: Fsdp2, mesh: MeshInfo) -> list[Par
     none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
     (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last). A pipeline's stages are
     resharded after forward only if asked for, torchtitan's norm and head with them ("always"; "default" is
-    not to).
+    not to). `experts`: the mesh of routed experts, which are a group of their own then, inside their block.
     Source: torchtitan models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0),
     accelerate 1.15.0 utils/fsdp_utils.py.
     """
@@ -116,11 +128,17 @@ def make_param_groups(stage: Stage, strategy: Fsdp2, mesh: MeshInfo) -> list[Par
             f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
         )
     is_pipeline = stage.parallelism.pipeline > 1
-    return [unit for unit in _param_groups(stage, strategy, mesh, is_pipeline, several) if unit.parameters]
+    groups = _param_groups(stage, strategy, mesh, is_pipeline, several, experts)
+    return [unit for unit in groups if unit.parameters]
 
 
 def _param_groups(
-    stage: Stage, strategy: Fsdp2, mesh: MeshInfo, is_pipeline: bool, several: re.Match[str] | None
+    stage: Stage,
+    strategy: Fsdp2,
+    mesh: MeshInfo,
+    is_pipeline: bool,
+    several: re.Match[str] | None,
+    experts_mesh: MeshInfo | None,
 ) -> list[ParamGroup]:
     workload = stage.workload
     before, *blocks, after = workload.segments
@@ -135,7 +153,7 @@ def _param_groups(
     units = [
         ParamGroup(
             _name(part), tuple(segment.name for segment in part),
-            tuple(parameter for segment in part for parameter in segment.parameters), mesh,
+            tuple(p for segment in part for p in segment.parameters if not p.belongs_to), mesh,
             reshards_after_forward=reshards, post_forward=smaller,
         )
         for part in parts
@@ -150,6 +168,8 @@ def _param_groups(
             "norm, output", (after.name,), after.parameters, mesh,
             reshards_after_forward=is_pipeline and reshards, ends_before_loss=True,
         )  # fmt: skip
+        if experts_mesh is not None:
+            return _with_experts(stage, embedding, units, head, experts_mesh)
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1" and units:
         units[-1].reshards_after_forward, units[-1].post_forward = False, None
@@ -158,6 +178,62 @@ def _param_groups(
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
     )  # fmt: skip
     return [root, *units]
+
+
+def _with_experts(
+    stage: Stage, embedding: ParamGroup, blocks: list[ParamGroup], head: ParamGroup, mesh: MeshInfo
+) -> list[ParamGroup]:
+    """The groups with those of routed experts behind their blocks. They are cut on dim 1 where experts are
+    fewer than ranks; every group names what is prefetched with it, since the host waits in between (0.2.2
+    models/llama4/infra/parallelize.py `apply_fsdp`)."""
+    segments = {segment.name: segment for segment in stage.workload.segments}
+    of_block = {unit.name: _experts_of(unit, segments[unit.segments[0]], mesh) for unit in blocks}
+    names = {name: [name] if inner is None else [name, inner.name] for name, inner in of_block.items()}
+    order = [unit for unit in (embedding, *blocks, head) if unit.parameters]
+    found = []
+    for number, unit in enumerate(order):
+        later = order[number + 1] if number + 1 < len(order) else None
+        earlier = order[number - 1] if number else None
+        is_end = unit is embedding, unit is head
+        if later is not None:
+            ahead = names.get(later.name, [later.name])
+            unit.forward_prefetch = tuple(ahead[:1] if is_end[0] else ahead)
+        if earlier is not None:
+            behind = names.get(earlier.name, [earlier.name])
+            unit.backward_prefetch = tuple(behind[:1] if is_end[1] else behind)
+        found.append(unit)
+        inner = of_block.get(unit.name)
+        if inner is not None:
+            found.append(inner)
+    return found
+
+
+def _experts_of(block: ParamGroup, segment: Segment, mesh: MeshInfo) -> ParamGroup | None:
+    """The group of a block's routed experts: its hooks stand around the dispatch and the combination."""
+    calls = segment.calls
+    owned = tuple(p for call in calls for p in call.parameters if p.belongs_to)
+    if not owned:
+        return None
+    places = [number for number, call in enumerate(calls) if isinstance(call.module.work, GroupedLinear)]
+    first, last = places[0], places[-1]
+    while _is_dispatch(calls[first - 1].module):
+        first -= 1
+    while _is_dispatch(calls[last + 1].module):
+        last += 1
+    local = owned[0].shape[0]
+    return ParamGroup(
+        calls[places[0]].name.rpartition(".")[0], (), owned, mesh,
+        reshards_after_forward=block.reshards_after_forward, post_forward=None,
+        calls=(calls[first].name, calls[last].name), shard_dimension=int(mesh.shard.size > local),
+    )  # fmt: skip
+
+
+def _is_dispatch(module: Module) -> bool:
+    """Whether the module brings rows to or from the experts' ranks, or sorts them there."""
+    work = module.work
+    if isinstance(work, Rearrange):
+        return work.kind in ("sort", "unsort")
+    return isinstance(work, Exchange) and work.group.startswith(EXPERT)
 
 
 def _name(part: Sequence[Segment]) -> str:

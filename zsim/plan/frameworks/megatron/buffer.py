@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from zsim.plan.ops import Group
+
 _PARAMETER_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
 
 
@@ -53,6 +55,22 @@ class Buffer:
         return found
 
 
+@dataclass(frozen=True)
+class BufferPart:
+    """A buffer and the ranks that share it: `ranks` of `shard`; `replicate`: those of other instances of the
+    optimizer; `whole`: both."""
+
+    buffer: Buffer
+    ranks: int
+    shard: Group
+    whole: Group
+    replicate: Group | None = None
+
+    def in_order(self) -> list[tuple[int, int]]:
+        """The places of the parameters in the order of registration."""
+        return list(self.buffer.places.values())[::-1]
+
+
 def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
     """Elements of the whole tensors that each rank owns; ranks that own none are left out. Tensors are
     assigned in order; the tensor that exceeds 1.01 times a rank's share goes to the next rank (InternEvo's
@@ -68,8 +86,11 @@ def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
     return [numel for numel in owned if numel]
 
 
-def lay_out(numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool) -> Buffer:
-    """The buffer of parameters that are registered in the order of `numels`, laid out in reverse.
+def lay_out(
+    numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool, first: int = 0
+) -> Buffer:
+    """The buffer of parameters that are registered in the order of `numels`, laid out in reverse; `first`:
+    the number of its first bucket.
 
     A bucket is closed once it holds `bucket_size` elements or more (None: one bucket). If `is_sharded`,
     parameters start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.
@@ -82,7 +103,7 @@ def lay_out(numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, i
 
     def close() -> int:
         end = -(-position // divisor) * divisor if is_sharded else position
-        buckets.append(Bucket(len(buckets), start, end, tuple(names)))
+        buckets.append(Bucket(first + len(buckets), start, end, tuple(names)))
         names.clear()
         return end
 

@@ -18,6 +18,12 @@ gradients are reduced after backward and parameters gathered after the update, w
 calls of one group in order. In a pipeline only the first stage has several buckets (the chunk 0 of rank 0:
 `disable_bucketing` in training.py); where the schedule says when a stage reduces, its backward does not.
 
+# [Note: two buffers]
+Routed experts that are spread over ranks have a buffer and buckets of their own, reduced over the ranks that
+hold the same ones and averaged as all gradients are (`expert_parallel_buffers`, core 0.16.1
+core/distributed/distributed_data_parallel.py). Their norm is summed with the others' where each rank owns a
+part of all gradients, else over the ranks of one set of experts.
+
 # [Note: sums behind the reductions]
 `finalize_model_grads` of Megatron-Core 0.16.1 (core/distributed/finalize_model_grads.py): after all buckets
 are reduced, the gradients of what sequence parallelism computes on a part of the tokens (norms, biases) are
@@ -30,13 +36,13 @@ from __future__ import annotations
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
-from zsim.plan.frameworks.megatron.buffer import Bucket, lay_out, owned_in_turn
+from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
-from zsim.plan.stage import WORLD, Stage
+from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
@@ -62,14 +68,21 @@ class MegatronSchedule(Hooks):
                 self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        named = list(workload.model.named_parameters())
+        self._numels = {name: parameter.numel for name, parameter in named if not parameter.belongs_to}
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
-        self.buffer = lay_out(
-            self._numels, bucket_size, self.ranks, is_sharded=strategy.distributed_optimizer
-        )
+        sharded = strategy.distributed_optimizer
+        dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
+        self.parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
+        experts = {name: parameter.numel for name, parameter in named if parameter.belongs_to}
+        if experts:
+            part = self._experts_part(experts, bucket_size)
+            self.parts.append(part)
+        self.buckets = [bucket for part in self.parts for bucket in part.buffer.buckets]
+        self._part_of = {bucket.number: part for part in self.parts for bucket in part.buffer.buckets}
         self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
-        self._bucket_of = {name: bucket for bucket in self.buffer.buckets for name in bucket.names}
+        self._bucket_of = {name: bucket for bucket in self.buckets for name in bucket.names}
         self._missing: dict[int, int] = {}
         self._reduced: list[int] = []
         self._is_reduced: set[int] = set()  # buckets
@@ -79,11 +92,30 @@ class MegatronSchedule(Hooks):
         self._micro_batch, self._is_last, self._is_told = 0, True, False
         self._tied_bytes = 0
 
+    def _experts_part(self, numels: dict[str, int], bucket_size: int | None) -> BufferPart:
+        """The routed experts' own buffer, reduced over the ranks that hold the same ones."""
+        stage, strategy = self.stage, self.strategy
+        assert stage.experts is not None
+        ranks = stage.experts.size // self.replicas
+        shard = whole = stage.expert_group(size=ranks)
+        replicate = None
+        if self.replicas > 1:
+            whole = stage.expert_group("expert_whole")
+            replicate = stage.expert_group("expert_replicate", self.replicas, ranks)
+        sharded, first = strategy.distributed_optimizer, len(self.parts[0].buffer.buckets)
+        buffer = lay_out(numels, bucket_size, ranks, is_sharded=sharded, first=first)
+        return BufferPart(buffer, ranks, shard, whole, replicate)
+
     # -- sizes ------------------------------------------------------------------------------------------
 
     @property
+    def _numel(self) -> int:
+        """Elements of all buffers."""
+        return sum(part.buffer.numel for part in self.parts)
+
+    @property
     def _gathers_ahead(self) -> bool:
-        return self.strategy.overlap_param_gather and self.ranks > 1
+        return self.strategy.overlap_param_gather and any(part.ranks > 1 for part in self.parts)
 
     @property
     def own_numels(self) -> list[int]:
@@ -92,20 +124,20 @@ class MegatronSchedule(Hooks):
         if self.strategy.has_owners:
             return [max(self._owned)]
         if self.strategy.distributed_optimizer:
-            return self.buffer.pieces(0, self.ranks)
-        return list(self._numels.values())
+            return [numel for part in self.parts for numel in part.buffer.pieces(0, part.ranks)]
+        return [end - start for part in self.parts for start, end in part.in_order()]
 
     def resident(self) -> list[Memory]:
         """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
         update allocates."""
         owned, strategy = self.own_numels, self.strategy
-        parameters = self.buffer.numel if strategy.distributed_optimizer else self.workload.numel
+        parameters = self._numel if strategy.distributed_optimizer else self.workload.numel
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
         moments = self.workload.optimizer_state_bytes // 4
         lazy = tuple(4 * numel for numel in owned for _ in range(moments))
         return [
             Memory("parameters", parameters * self.param_bytes),
-            Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),
+            Memory("gradients", self._numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
         ]
@@ -115,7 +147,7 @@ class MegatronSchedule(Hooks):
     def begin_step(self) -> None:
         """zero_grad_buffer."""
         if self.strategy.is_contiguous:
-            self.builder.kernels("zero gradients", fill_kernels(self.buffer.numel * self.grad_bytes))
+            self.builder.kernels("zero gradients", fill_kernels(self._numel * self.grad_bytes))
 
     def before_module(self, call: ModuleCall) -> None:
         """The forward pre-hook: finish_param_sync."""
@@ -126,17 +158,18 @@ class MegatronSchedule(Hooks):
             if number in self._ready:
                 continue
             self._gather(number)
-            self.builder.stream_wait(COMPUTE, self._gathers[number])
+            if number in self._gathers:
+                self.builder.stream_wait(COMPUTE, self._gathers[number])
             self._ready.add(number)
-            if number > 0:
+            if number > self._part_of[number].buffer.buckets[0].number:
                 self._gather(number - 1)
 
     def _gather(self, number: int) -> None:
         """start_param_sync, once per bucket and step."""
-        if number in self._gathers:
+        if number in self._gathers or self._part_of[number].ranks == 1:
             return
         self.builder.wait_stream(_NCCL, COMPUTE)
-        self._gathers[number] = self.gather(self.buffer.buckets[number], _NCCL)
+        self._gathers[number] = self.gather(self.buckets[number], _NCCL)
 
     def _broadcast(self) -> None:
         """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
@@ -152,8 +185,9 @@ class MegatronSchedule(Hooks):
         """Issue the all-gather of a bucket's parameters; returns its event."""
         size = bucket.numel * self.param_bytes
         name = f"all_gather parameters {bucket.number}"
+        group = self._part_of[bucket.number].shard.name
         return self.builder.collective(
-            "all_gather", size, self.strategy.param_dtype, self.shard.name, stream=stream, name=name
+            "all_gather", size, self.strategy.param_dtype, group, stream=stream, name=name
         )
 
     # -- layers -----------------------------------------------------------------------------------------
@@ -179,7 +213,7 @@ class MegatronSchedule(Hooks):
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
         self._micro_batch, self._is_last, self._is_told = micro_batch, is_last, is_told
-        self._missing = {bucket.number: len(bucket.names) for bucket in self.buffer.buckets}
+        self._missing = {bucket.number: len(bucket.names) for bucket in self.buckets}
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
@@ -217,12 +251,12 @@ class MegatronSchedule(Hooks):
 
     def reduce_gradients(self) -> None:
         """start_grad_sync of a stage, where the schedule says."""
-        for bucket in self.buffer.buckets:
+        for bucket in self.buckets:
             self._reduce(bucket, _NCCL)
 
     def unshard(self) -> None:
         """start_param_sync of a stage, where the schedule says."""
-        for bucket in reversed(self.buffer.buckets) if self._gathers_ahead else ():
+        for bucket in reversed(self.buckets) if self._gathers_ahead else ():
             self._gather(bucket.number)
 
     def finish_gradients(self) -> None:
@@ -236,7 +270,7 @@ class MegatronSchedule(Hooks):
     def finish_reductions(self) -> None:
         """finish_grad_sync."""
         stream = _NCCL if self.strategy.overlap_grad_reduce else COMPUTE
-        for bucket in self.buffer.buckets:
+        for bucket in self.buckets:
             if bucket.number not in self._is_reduced:
                 self._reduce(bucket, stream)
         self._copy_back()
@@ -247,7 +281,8 @@ class MegatronSchedule(Hooks):
     def _reduce(self, bucket: Bucket, stream: str) -> None:
         """start_grad_sync of one bucket."""
         self._is_reduced.add(bucket.number)
-        if self.ranks * self.replicas == 1:
+        part = self._part_of[bucket.number]
+        if part.ranks * self.replicas == 1 and part is self.parts[0]:
             return
         if not self.strategy.is_contiguous:
             self._reduce_joined(bucket, stream)
@@ -259,21 +294,23 @@ class MegatronSchedule(Hooks):
             read_scalar(builder, "bucket norm", "fp32", [])
         if not strategy.average_in_collective:
             builder.kernels("average bucket", moves(size, size))
+        if part.ranks * self.replicas == 1:
+            return
         builder.wait_stream(stream, COMPUTE)
         if not self._scatters:
             self._reduced.append(self._all_reduce(bucket, stream))
             return
         dtype = strategy.grad_dtype
-        if self.ranks > 1:
+        if part.ranks > 1:
             name = f"reduce_scatter bucket {bucket.number}"
             event = builder.collective(
-                "reduce_scatter", size, dtype, self.shard.name, stream=stream, name=name
+                "reduce_scatter", size, dtype, part.shard.name, stream=stream, name=name
             )
             self._reduced.append(event)
-        if self.replicate is not None:
-            name, part = f"all_reduce shard of bucket {bucket.number}", size // self.ranks
+        if part.replicate is not None:
+            name, shard = f"all_reduce shard of bucket {bucket.number}", size // part.ranks
             event = builder.collective(
-                "all_reduce", part, dtype, self.replicate.name, stream=stream, name=name
+                "all_reduce", shard, dtype, part.replicate.name, stream=stream, name=name
             )
             self._reduced.append(event)
 
@@ -283,8 +320,8 @@ class MegatronSchedule(Hooks):
 
     def _all_reduce(self, bucket: Bucket, stream: str) -> int:
         size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
-        name = f"all_reduce bucket {bucket.number}"
-        return self.builder.collective("all_reduce", size, dtype, self.whole.name, stream=stream, name=name)
+        name, group = f"all_reduce bucket {bucket.number}", self._part_of[bucket.number].whole.name
+        return self.builder.collective("all_reduce", size, dtype, group, stream=stream, name=name)
 
     def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
         """allreduce_params of local DDP: concatenate, all-reduce while the host waits, average, copy back; on
@@ -325,12 +362,14 @@ class MegatronSchedule(Hooks):
     def finish_update(self) -> None:
         """Gather the updated parameters, where nothing gathers them later."""
         strategy = self.strategy
-        if strategy.distributed_optimizer and self.ranks > 1 and not self._gathers_ahead:
+        if strategy.distributed_optimizer and not self._gathers_ahead:
             if strategy.has_owners:
-                self._broadcast()
+                if self.ranks > 1:
+                    self._broadcast()
             else:
-                for bucket in self.buffer.buckets:
-                    self.gather(bucket, COMPUTE)
+                for bucket in self.buckets:
+                    if self._part_of[bucket.number].ranks > 1:
+                        self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
             self.builder.free("gradients", self.workload.numel * self.grad_bytes)
 
@@ -339,7 +378,8 @@ class MegatronSchedule(Hooks):
         """The groups over which norm and overflow are reduced: all ranks where each owns a part of the
         gradients, else the ranks of one model."""
         if not self.strategy.distributed_optimizer:
-            return self.stage.norm_groups()
+            own = [EXPERT_STAGES] if len(self.parts) > 1 else []
+            return [*self.stage.norm_groups(), *own]
         return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
 
 

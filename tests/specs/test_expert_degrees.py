@@ -1,0 +1,96 @@
+"""What is refused of expert parallelism, each in a paragraph with the nearest right value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+MEGATRON = {"kind": "megatron"}
+TITAN = {"kind": "fsdp2", "wrapping": "torchtitan"}
+HUGGINGFACE = {"kind": "fsdp2", "wrapping": "huggingface"}
+
+
+def resolved(strategy: dict[str, Any], parallelism: dict[str, Any], model: str = "mixtral-8x7b") -> Job:
+    training = {"sequence_length": 4096}
+    data: dict[str, Any] = {"model": model, "cluster": "dgx-h100", "nodes": 4, "training": training}
+    return resolve(Experiment(**data, strategy=strategy, parallelism=parallelism))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parallelism", "message"),
+    [
+        (MEGATRON, {"expert": 3}, "3, which does not divide the 8 routed experts .* nearest that does is 2"),
+        (MEGATRON, {"expert_tensor": 3}, "does not divide the 14,336 features of an expert"),
+        (MEGATRON, {"expert": 8, "expert_tensor": 8}, r"expert 64|do not divide the 32 GPUs"),
+        (MEGATRON, {"tensor": 2, "expert": 4}, "which Megatron refuses to train; expected sequence_parallel"),
+        (MEGATRON, {"dispatcher": "deepep"}, "'deepep' with expert = 1, which Megatron refuses"),
+        (MEGATRON, {"expert": 4, "capacity_factor": 1.5}, "Megatron drops tokens with 'all-to-all' only"),
+        ({**MEGATRON, "moe_pad_to_capacity": True}, {"expert": 4}, "without parallelism.capacity_factor"),
+        (
+            TITAN,
+            {"expert": 4, "dispatcher": "all-gather"},
+            "torchtitan has no 'all-gather'; expected",
+        ),
+        (
+            TITAN,
+            {"expert": 4, "tensor": 4, "expert_tensor": 2},
+            "takes 1 or the degree .* none from 0.3",
+        ),
+        (TITAN, {"expert": 4, "capacity_factor": 1.5}, "torchtitan drops no tokens"),
+        ({**TITAN, "replicate": 8}, {"expert": 8}, "do not divide the 32 GPUs of a pipeline stage in 8 repl"),
+        (MEGATRON, {"expert": 4, "expert_imbalance": 5}, "one of 4 ranks has at most 4 times the mean"),
+        (
+            MEGATRON,
+            {"expert": 4, "expert_imbalance": [1, 2]},
+            "found 2 loads .* expected 4, one per",
+        ),
+        (
+            MEGATRON,
+            {"expert": 4, "expert_imbalance": "loss-free"},
+            "unknown spread 'loss-free'; did you",
+        ),
+        (MEGATRON, {"expert": 4, "expert_imbalance": "seed:x"}, "expected a whole number behind 'seed:'"),
+    ],
+)
+def test_what_does_not_go_is_refused(
+    strategy: dict[str, Any], parallelism: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        resolved(strategy, parallelism)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("expert", 8), ("dispatcher", "deepep"), ("capacity_factor", 2.0), ("expert_imbalance", 1.5)],
+)
+def test_a_dense_model_has_no_experts(key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"parallelism.{key}: found .* 'llama-3-8b' has no routed experts"):
+        resolved(MEGATRON, {key: value}, "llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parallelism"),
+    [
+        (HUGGINGFACE, {"expert": 4}),
+        ({"kind": "fsdp1"}, {"expert": 4}),
+        ({"kind": "deepspeed", "stage": 1}, {"expert": 4}),
+        (HUGGINGFACE, {"tensor": 2}),
+    ],
+)
+def test_what_zsim_lacks_is_said(strategy: dict[str, Any], parallelism: dict[str, Any]) -> None:
+    with pytest.raises(NotSimulatedError, match="expected strategy 'megatron', or 'fsdp2' with"):
+        resolved(strategy, parallelism)
+
+
+def test_what_is_left_out_is_the_frameworks_own() -> None:
+    """Megatron: expert_tensor = tensor, all-gathers; torchtitan: 1, all-to-alls."""
+    megatron = resolved(MEGATRON, {"tensor": 2, "sequence_parallel": True, "expert": 4}).parallelism.experts
+    assert (megatron.tensor, megatron.dispatcher) == (2, "all-gather")
+    titan = resolved(TITAN, {"tensor": 2, "expert": 4}).parallelism.experts
+    assert (titan.tensor, titan.dispatcher) == (1, "all-to-all")

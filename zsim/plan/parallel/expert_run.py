@@ -1,0 +1,23 @@
+"""The place of a layer of routed experts in its block."""
+
+from __future__ import annotations
+
+from zsim.specs.model.experts import Experts
+from zsim.specs.model.spec import Block, ModelSpec, Norm, Residual
+
+
+def has_experts(model: ModelSpec) -> bool:
+    """Whether any layer routes tokens to experts."""
+    return any(isinstance(module.work, Experts) for block in model.blocks for module in block.modules)
+
+
+def expert_run(block: Block) -> range:
+    """The numbers of the modules of a layer of experts, router and shared experts included: those between the
+    norm before and the residual or norm behind; none in a dense block."""
+    modules = block.modules
+    place = next((n for n, one in enumerate(modules) if isinstance(one.work, Experts)), None)
+    if place is None:
+        return range(0)
+    first = max(n for n in range(place) if isinstance(modules[n].work, Norm | Residual)) + 1
+    end = next(n for n in range(place, len(modules)) if isinstance(modules[n].work, Norm | Residual))
+    return range(first, end)

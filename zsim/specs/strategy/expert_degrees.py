@@ -1,0 +1,206 @@
+"""Expert parallelism as `[parallelism]` asks for it, with what a framework leaves to its defaults.
+
+Megatron: the products of an expert on as many ranks as tensor parallelism has, tokens brought by all-gathers
+(core 0.16.1 training/arguments.py, core/transformer/transformer_config.py, core/parallel_state.py).
+torchtitan: one rank per expert or all of tensor parallelism, all-to-alls or DeepEP (0.2.2
+distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.model.experts import Experts
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.expert_loads import rank_loads
+from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
+from zsim.specs.strategy.mesh import EXPERT
+from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, ParallelismTable, Style
+
+_DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
+    "megatron": ("all-gather", "all-to-all", "deepep", "hybridep"),
+    "torch": ("all-to-all", "deepep"),
+}
+_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance")
+
+
+def experts_of(model: ModelSpec) -> Experts | None:
+    """The experts of the model's first layer that has any."""
+    works = (module.work for block in model.blocks for module in block.modules)
+    return next((work for work in works if isinstance(work, Experts)), None)
+
+
+def resolve_expert_degrees(
+    table: ParallelismTable,
+    found: Parallelism,
+    code: ExpertSplit,
+    model: ModelSpec,
+    world_size: int,
+    tokens: int,
+    gpus_per_node: int,
+    replicas: int = 1,
+) -> ExpertSplit:
+    """`code`, which says whose experts they are, with the degrees of the table; `found`: the other degrees;
+    `tokens`: of a rank's micro-batch; `replicas`: of hybrid sharding.
+
+    Raises InputError for a model without experts, degrees that do not divide, and what the framework
+    refuses; NotSimulatedError for expert parallelism that zsim lacks.
+    """
+    experts = experts_of(model)
+    if experts is None:
+        _refuse_keys(table, model)
+        return code
+    _check_code(table, found, code, model)
+    tensor = _tensor(table, found, code)
+    split = replace(code, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
+    _check_divides(split, found, experts, model, world_size, replicas)
+    split = replace(split, dispatcher=_dispatcher(table, found, split))
+    _check_capacity(split, found)
+    is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
+    loads = rank_loads(
+        table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
+    )
+    return replace(
+        split,
+        loads=loads,
+        token_ranks=found.tensor if is_split else 1,
+        nodes=_nodes(split, found, world_size, gpus_per_node),
+    )
+
+
+def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
+    for key in _KEYS:
+        value = getattr(table, key)
+        if value not in (None, 1):
+            raise InputError(
+                f"parallelism.{key}: found {value!r}, but '{model.name}' has no routed experts; expected it "
+                "left out, or a mixture of experts"
+            )
+
+
+def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, model: ModelSpec) -> None:
+    """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
+    name = FRAMEWORK_NAMES[found.style]
+    if found.tensor > 1 and code.library == "transformers":
+        raise NotSimulatedError(
+            f"parallelism.tensor: found {found.tensor} with '{model.name}', whose routed experts zsim splits "
+            f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
+            "wrapping 'torchtitan'"
+        )
+    if found.async_tensor and found.style == "torch":
+        raise NotSimulatedError(
+            f"parallelism.async_tensor: found true with '{model.name}', whose routed experts zsim does not "
+            "simulate beside it; expected false"
+        )
+    if found.tensor > 1 and code.is_megatron and not found.sequence_parallel:
+        raise InputError(
+            f"parallelism.sequence_parallel: found false with tensor = {found.tensor} and routed experts, "
+            "which Megatron refuses to train; expected sequence_parallel = true"
+        )
+    for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor"):
+        value = getattr(table, key)
+        if code.library != "transformers" or value in (None, 1):
+            continue
+        raise NotSimulatedError(
+            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron and torchtitan; "
+            "expected strategy 'megatron', or 'fsdp2' with wrapping 'torchtitan'"
+        )
+
+
+def _tensor(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
+    """Ranks that share an expert's products."""
+    asked, tensor = table.expert_tensor, found.tensor
+    if code.is_megatron:
+        return tensor if asked is None else asked
+    if table.expert == 1 and code.library == "torchtitan":
+        if asked not in (None, 1, tensor):
+            raise InputError(
+                f"parallelism.expert_tensor: found {asked} with expert = 1; torchtitan splits experts like "
+                f"the other products: expected {tensor}"
+            )
+        return tensor
+    if asked not in (None, 1, tensor):
+        raise InputError(
+            f"parallelism.expert_tensor: found {asked}; torchtitan 0.2 takes 1 or the degree of tensor "
+            f"parallelism, {tensor}, and none from 0.3 on; the nearest is {1 if asked < tensor else tensor}"
+        )
+    return asked or 1
+
+
+def _check_divides(
+    split: ExpertSplit,
+    found: Parallelism,
+    experts: Experts,
+    model: ModelSpec,
+    world_size: int,
+    replicas: int,
+) -> None:
+    for key, degree, count, what in (
+        ("expert", split.ranks, experts.num_experts, "routed experts"),
+        ("expert_tensor", split.tensor, experts.expert_features, "features of an expert"),
+    ):
+        if count % degree:
+            divisors = [one for one in range(1, count + 1) if count % one == 0]
+            nearest = min(divisors, key=lambda one: abs(one - degree))
+            raise InputError(
+                f"parallelism.{key}: found {degree}, which does not divide the {count:,} {what} of "
+                f"'{model.name}'; the nearest that does is {nearest}"
+            )
+    room = world_size // found.pipeline
+    if room % (split.members * replicas):
+        each = f" in {replicas} replicas" if replicas > 1 else ""
+        raise InputError(
+            f"parallelism.expert: {split.ranks} ranks x expert_tensor {split.tensor} do not divide the "
+            f"{room:,} GPUs of a pipeline stage{each}; expected a product that does"
+        )
+
+
+def _dispatcher(table: ParallelismTable, found: Parallelism, split: ExpertSplit) -> Dispatcher:
+    offered = _DISPATCHERS.get(found.style, ("all-to-all",))
+    asked = table.dispatcher or offered[0]
+    name = FRAMEWORK_NAMES[found.style]
+    if asked not in offered:
+        raise InputError(
+            f"parallelism.dispatcher: {name} has no '{asked}'; expected "
+            f"{' or '.join(repr(one) for one in offered)}"
+        )
+    if asked in MERGING and split.members == 1:
+        raise InputError(
+            f"parallelism.dispatcher: found '{asked}' with expert = 1, which {name} refuses; expected expert "
+            "above 1"
+        )
+    if asked in MERGING and not split.is_megatron and split.tensor > 1:
+        raise InputError(
+            f"parallelism.dispatcher: found '{asked}' with expert_tensor = {split.tensor}, which torchtitan "
+            "refuses; expected expert_tensor = 1"
+        )
+    return asked
+
+
+def _check_capacity(split: ExpertSplit, found: Parallelism) -> None:
+    if split.capacity_factor is None:
+        if split.pads_to_capacity:
+            raise InputError(
+                "strategy.moe_pad_to_capacity: found true without parallelism.capacity_factor, which "
+                "Megatron refuses; expected a factor, as in 1.0"
+            )
+        return
+    if not split.is_megatron:
+        raise InputError(
+            f"parallelism.capacity_factor: found {split.capacity_factor:g}, but torchtitan drops no tokens; "
+            "expected it left out"
+        )
+    if split.dispatcher != "all-to-all":
+        raise InputError(
+            f"parallelism.capacity_factor: found {split.capacity_factor:g} with dispatcher "
+            f"'{split.dispatcher}'; Megatron drops tokens with 'all-to-all' only"
+        )
+
+
+def _nodes(split: ExpertSplit, found: Parallelism, world_size: int, gpus_per_node: int) -> int:
+    """Nodes on which the ranks of one expert-parallel group are."""
+    with_experts = replace(found, experts=split)
+    group = with_experts.expert_mesh(world_size).groups(EXPERT)[0]
+    return len({int(rank) // gpus_per_node for rank in group})
