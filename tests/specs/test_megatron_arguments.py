@@ -339,8 +339,9 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--num-experts 8", "--num-experts: zsim does not simulate expert"),
-        ("--expert-model-parallel-size 4", "expert parallelism"),
+        ("--num-experts 8 --overlap-moe-expert-parallel-comm", "beneath another's layers"),
+        ("--num-experts 8 --moe-shared-expert-overlap", "shared experts beside the exchanges"),
+        ("--num-experts 8 --moe-layer-freq x", "reads a number, or lists of 0 and 1"),
         ("--multi-latent-attention", "multi-latent attention"),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "Megatron-FSDP"),
         ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
@@ -367,6 +368,8 @@ def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> N
         ("--tensor-model-parallel-size", "expected a value after it"),
         ("--overlap-grad-reduce=true", "takes no value, found 'true'"),
         ("--fp16", "Megatron refuses it beside --bf16"),
+        ("--expert-model-parallel-size 4", "found 4 without --num-experts, which Megatron refuses"),
+        ("--num-experts 8 --moe-layer-freq [0]*3", "found 3 layers in .*, expected --num-layers"),
         ("--tp-comm-overlap", "refuses it without --sequence-parallel and --tensor-model-parallel-size"),
         ("--recompute-granularity full", "--recompute-method: missing"),
         ("--recompute-granularity full --recompute-method block", "--recompute-num-layers: missing"),

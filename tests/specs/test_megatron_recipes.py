@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.expect import of_kind
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.detect import read_training_file
+from zsim.specs.model.expert_run import experts_of
 from zsim.specs.strategy.megatron import MegatronTable
 
 BRIDGE = """
@@ -197,7 +198,6 @@ def test_values_that_cannot_be_are_refused(
         job_of(BRIDGE.replace(change, f"  {key}: {values.get(key, 'ring')}"), tmp_path)
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
+def test_experts_of_a_recipe_are_its_models(tmp_path: Path) -> None:
     text = BRIDGE.replace("  kv_channels: null", "  num_moe_experts: 8")
-    with pytest.raises(NotSimulatedError, match="expert parallelism"):
-        job_of(text, tmp_path)
+    assert experts_of(job_of(text, tmp_path).model) is not None

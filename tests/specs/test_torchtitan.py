@@ -234,7 +234,6 @@ def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("--parallelism.expert_parallel_degree=8", "expert parallelism"),
         ("--activation_checkpoint.mode=memory_budget", "memory_budget"),
         ("--optimizer.name=Muon", "Muon"),
         ("--model.converters=mx", "mx"),

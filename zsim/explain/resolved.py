@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from zsim.cost.flops import active_numel
-from zsim.plan.parallel.expert_run import has_experts
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import describe
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.plan.parallel.expert_run import expert_run
+from zsim.specs.model.expert_run import expert_run
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import (
     Activation,

@@ -19,7 +19,7 @@ from zsim.specs.experiment.tables import (
     StrategyTable,
     TrainingTable,
 )
-from zsim.specs.model.experts import Experts
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
@@ -58,8 +58,7 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
 
 def resolve_experts(model: ModelSpec, table: StrategyTable) -> ExpertSplit:
     """How a strategy runs the model's routed experts; one value for all models without any."""
-    works = (module.work for block in model.blocks for module in block.modules)
-    if not any(isinstance(work, Experts) for work in works):
+    if not has_experts(model):
         return ExpertSplit()
     if isinstance(table, MegatronTable) and table.engine == "megatron":
         return ExpertSplit(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.model.expert_run import experts_of
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.expert_loads import rank_loads
@@ -24,12 +25,6 @@ _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "torch": ("all-to-all", "deepep"),
 }
 _KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance")
-
-
-def experts_of(model: ModelSpec) -> Experts | None:
-    """The experts of the model's first layer that has any."""
-    works = (module.work for block in model.blocks for module in block.modules)
-    return next((work for work in works if isinstance(work, Experts)), None)
 
 
 def resolve_expert_degrees(

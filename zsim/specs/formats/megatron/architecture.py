@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.formats.megatron.arguments import Arguments, refuse
+from zsim.specs.formats.megatron.expert_flags import expert_architecture
 
 _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
 # Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json.
@@ -86,6 +87,7 @@ def read_architecture(found: Arguments) -> dict[str, Any] | None:
         "hidden_dropout": found.number("hidden-dropout", 0.1),
         "tie_word_embeddings": not found.has("untie-embeddings-and-output-weights"),
     }
+    model |= expert_architecture(found, layers, ffn)
     window = found.text("window-size")
     if window is not None:
         model["sliding_window"] = _window(found, window)

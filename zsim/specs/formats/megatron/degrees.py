@@ -39,11 +39,8 @@ _TENSOR_OVERLAP = (
 def read_degrees(found: Arguments) -> dict[str, Any]:
     """The keys of `[parallelism]` that the flags give.
 
-    Raises InputError for what Megatron refuses, NotSimulatedError for experts and for what zsim lacks.
+    Raises InputError for what Megatron refuses, NotSimulatedError for what zsim lacks.
     """
-    for flag in ("num-experts", "expert-model-parallel-size"):
-        if (found.integer(flag, 0, minimum=0) or 0) > 1:
-            raise NotSimulatedError(f"{found.where}: --{flag}: zsim does not simulate expert parallelism yet")
     for flag, what in _REFUSED.items():
         refuse(found, flag, what)
     tensor, context = found.count("tensor-model-parallel-size"), found.count("context-parallel-size")

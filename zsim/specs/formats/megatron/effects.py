@@ -16,7 +16,6 @@ NOT_SIMULATED: Mapping[str, str] = {
     "cpu-offloading-num-layers": "activations on the CPU under Megatron",
     "fine-grained-activation-offloading": "activations on the CPU under Megatron",
     "distribute-saved-activations": "checkpoints that tensor ranks share",
-    "overlap-moe-expert-parallel-comm": "expert parallelism",
     "ddp-num-buckets": "a number of buckets (--ddp-bucket-size gives their size)",
     "ddp-reduce-scatter-with-fp32-accumulation": "gradients exchanged all-to-all and summed in fp32",
     "fp4-format": "fp4",
@@ -29,7 +28,7 @@ NOT_SIMULATED: Mapping[str, str] = {
     "te-precision-config-file": "a precision that differs by layer",
     "freeze-all-layers": "frozen layers",
     "skip-train": "runs that do not train",
-    "moe-layer-recompute": "expert parallelism",
+    "moe-layer-recompute": "recomputation of a layer's experts alone",
 }
 
 _FUSED = "simulated as fused kernels all the same"

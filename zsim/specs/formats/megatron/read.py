@@ -12,6 +12,7 @@ from zsim.specs.formats.megatron.architecture import read_architecture
 from zsim.specs.formats.megatron.arguments import Arguments, read_arguments, refuse
 from zsim.specs.formats.megatron.degrees import read_degrees
 from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
+from zsim.specs.formats.megatron.expert_flags import read_experts
 from zsim.specs.formats.training_file import TrainingFile
 
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
@@ -44,6 +45,7 @@ def settings_of(found: Arguments) -> TrainingFile:
     file.says["strategy.kind"] = "megatron"
     for key, value in read_degrees(found).items():
         file.says[f"parallelism.{key}"] = value
+    file.says |= read_experts(found)
     _read_batch(found, file)
     _read_precision(found, file)
     _read_recomputation(found, file)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, Megatron, MegatronTable, is_core
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -123,6 +125,34 @@ def _parallelism(job: Job) -> Iterator[str]:
         yield f"--cp-comm-type {_METHODS[parallelism.context_method]}"
     if parallelism.order != Parallelism().order:
         yield "--use-tp-pp-dp-mapping"
+    if has_experts(job.model):
+        yield from _experts(job)
+
+
+def _experts(job: Job) -> Iterator[str]:
+    """Who has the routed experts, and how they run."""
+    experts, table = job.parallelism.experts, job.experiment.strategy
+    assert isinstance(table, MegatronTable)
+    yield f"--expert-model-parallel-size {experts.ranks}"
+    yield f"--expert-tensor-parallel-size {experts.tensor}"
+    types = {own: name for name, own in DISPATCHERS.items() if name != "alltoall_seq"}
+    if experts.dispatcher in types:
+        yield f"--moe-token-dispatcher-type {types[experts.dispatcher]}"
+    else:
+        yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {experts.dispatcher}"
+    if experts.capacity_factor is not None:
+        yield f"--moe-expert-capacity-factor {experts.capacity_factor:g}"
+    for key, flag in (
+        ("moe_grouped_gemm", "--moe-grouped-gemm"),
+        ("moe_permute_fusion", "--moe-permute-fusion"),
+        ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
+    ):
+        if getattr(table, key):
+            yield flag
+    if table.moe_router_dtype is not None:
+        yield f"--moe-router-dtype {table.moe_router_dtype}"
+    if table.moe_aux_loss:
+        yield "--moe-aux-loss-coeff 1e-3"
 
 
 def _stages(job: Job) -> Iterator[str]:

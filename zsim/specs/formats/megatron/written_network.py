@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Activation, Attention, Block, Embedding, Linear, ModelSpec, Module, Norm
 
 _NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
@@ -20,6 +21,13 @@ class _Parts:
         modules = self.block.modules
         self.cores = [module.work for module in modules if isinstance(module.work, Attention)]
         self.acts = [module.work for module in modules if isinstance(module.work, Activation)]
+        self.experts = next((module.work for module in modules if isinstance(module.work, Experts)), None)
+        self.router = next((module.work for module in modules if isinstance(module.work, Router)), None)
+        self.shared_width = self.acts[0].width if self.experts and self.acts else 0
+        self.has_shared_gate = any(_is_gate(module) for module in modules)
+        if self.experts is not None:
+            own = Activation(self.experts.expert_features, self.experts.is_gated, self.experts.act)
+            self.acts = [own]
         self.norms = [module for module in modules if isinstance(module.work, Norm)]
         self.places = [
             module
@@ -56,6 +64,11 @@ class _Parts:
         return next(found, 0.0)
 
 
+def _is_gate(module: Module) -> bool:
+    """Whether it is the gate of shared experts, a number per token."""
+    return isinstance(module.work, Linear) and module.work.out_features == 1
+
+
 def _bias_of(modules: Sequence[Module]) -> bool | None:
     found = {
         any(one.name == "bias" for one in module.parameters)
@@ -70,7 +83,7 @@ def why_not_network(model: ModelSpec) -> str | None:
     if any(block is not model.blocks[0] and block != model.blocks[0] for block in model.blocks):
         return "its layers are all alike, this model's are not"
     parts = _Parts(model)
-    if len(parts.cores) != 1 or len(parts.acts) != 1 or len(parts.products) not in (4, 5, 6, 7):
+    if len(parts.cores) != 1 or len(parts.acts) != 1 or len(parts.products) not in range(3, 9):
         return f"it has no layer like {parts.block.kind}"
     if parts.cores[0].qk_head_dim != parts.cores[0].v_head_dim:
         return "its heads are as wide for values as for keys"
@@ -125,6 +138,7 @@ def network_flags(model: ModelSpec, vocabulary: int, longest: int) -> Iterator[s
     elif act.name in _FLAGS:
         yield _FLAGS[act.name]
     yield from _biases(parts)
+    yield from _experts(parts)
     if parts.heads_with_norm:
         yield "--qk-layernorm"
     if not model.is_tied:
@@ -134,6 +148,25 @@ def network_flags(model: ModelSpec, vocabulary: int, longest: int) -> Iterator[s
     yield f"--attention-dropout {core.dropout:g} --hidden-dropout {parts.dropout:g}"
     # NullTokenizer adds the end of a document.
     yield f"--tokenizer-type NullTokenizer --vocab-size {vocabulary - 1}"
+
+
+def _experts(parts: _Parts) -> Iterator[str]:
+    """The routed experts of every layer, and their router."""
+    experts, router = parts.experts, parts.router
+    if experts is None or router is None:
+        return
+    yield f"--num-experts {experts.num_experts} --moe-router-topk {experts.top_k}"
+    yield f"--moe-ffn-hidden-size {experts.expert_features}"
+    if router.score == "sigmoid":
+        yield "--moe-router-score-function sigmoid"
+    if router.num_groups > 1:
+        yield f"--moe-router-num-groups {router.num_groups} --moe-router-group-topk {router.top_groups}"
+    if router.has_choice_bias:
+        yield "--moe-router-enable-expert-bias"
+    if parts.shared_width:
+        yield f"--moe-shared-expert-intermediate-size {parts.shared_width}"
+    if parts.has_shared_gate:
+        yield "--moe-shared-expert-gate"
 
 
 def _positions(parts: _Parts, *, rotary: bool) -> str:

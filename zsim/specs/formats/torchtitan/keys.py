@@ -36,11 +36,8 @@ TENSOR_DEGREE = "parallelism.tensor_parallel_degree"
 PIPELINE_DEGREE = "parallelism.pipeline_parallel_degree"
 CONTEXT_DEGREE = "parallelism.context_parallel_degree"
 
-# Degrees above 1 need parallelisms that zsim lacks.
-PARALLELISMS = {
-    "parallelism.expert_parallel_degree": "expert parallelism",
-    "parallelism.expert_tensor_parallel_degree": "expert tensor parallelism",
-}
+EXPERT_DEGREE = "parallelism.expert_parallel_degree"
+EXPERT_TENSOR_DEGREE = "parallelism.expert_tensor_parallel_degree"
 
 # Keys that have an effect only with a degree above 1, with the types of their values.
 TENSOR_KEYS: dict[str, type | tuple[type, ...]] = {
@@ -61,6 +58,10 @@ PIPELINE_KEYS: dict[str, type | tuple[type, ...]] = {
     "parallelism.pipeline_parallel_last_stage_less_layers": int,
     "parallelism.pipeline_parallel_split_points": list,
     "parallelism.module_fqns_per_model_part": list,
+}
+EXPERT_KEYS: dict[str, type | tuple[type, ...]] = {
+    EXPERT_TENSOR_DEGREE: int,
+    "parallelism.expert_parallel_comm_backend": str,
 }
 CONTEXT_KEYS: dict[str, type | tuple[type, ...]] = {
     "parallelism.context_parallel_rotate_method": str,
@@ -108,7 +109,8 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     **TENSOR_KEYS,
     **PIPELINE_KEYS,
     **CONTEXT_KEYS,
-    **dict.fromkeys(PARALLELISMS, int),
+    EXPERT_DEGREE: int,
+    **EXPERT_KEYS,
     **dict.fromkeys(REFUSED_SWITCHES, bool),
 }
 
@@ -126,7 +128,6 @@ IDLE_KEYS = {
     "parallelism": (
         "full_dtensor", "spmd_backend", "enable_compiled_autograd",
         "pipeline_parallel_expert_parallel_overlap", "context_parallel_ptrr_mask_key",
-        "expert_parallel_comm_backend",
     ),
     "activation_checkpoint": (
         "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns", "memory_budget",

@@ -17,6 +17,9 @@ from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.formats.torchtitan.keys import (
     CONTEXT_DEGREE,
     CONTEXT_KEYS,
+    EXPERT_DEGREE,
+    EXPERT_KEYS,
+    EXPERT_TENSOR_DEGREE,
     PIPELINE_DEGREE,
     PIPELINE_KEYS,
     TENSOR_DEGREE,
@@ -36,6 +39,7 @@ SCHEDULES = {
 }
 _SINGLE = ("1f1b", "gpipe")
 _CSV_CLASSES = {"pipelineschedulesingle": 1, "pipelineschedulemulti": 2, "_pipelinescheduleruntime": 2}
+COMM_BACKENDS = {"standard": "all-to-all", "deepep": "deepep"}
 ROTATE_METHODS = {"allgather": "all-gather", "alltoall": "p2p"}
 _PREFIX = "parallelism.pipeline_parallel_"
 SCHEDULE, SCHEDULE_CSV = f"{_PREFIX}schedule", f"{_PREFIX}schedule_csv"
@@ -56,7 +60,7 @@ def read_degrees(read: TitanSettings) -> None:
 
     Raises InputError for what torchtitan refuses, NotSimulatedError for what zsim does not simulate.
     """
-    for key in (TENSOR_DEGREE, PIPELINE_DEGREE, CONTEXT_DEGREE):
+    for key in (TENSOR_DEGREE, PIPELINE_DEGREE, CONTEXT_DEGREE, EXPERT_DEGREE, EXPERT_TENSOR_DEGREE):
         if read.get(key, 1) < 1:
             raise InputError(f"{read.file.name}: {key}: found {read.get(key, 1)}, expected at least 1")
     idle: list[str] = []
@@ -64,6 +68,7 @@ def read_degrees(read: TitanSettings) -> None:
         (TENSOR_DEGREE, TENSOR_KEYS, _read_tensor),
         (PIPELINE_DEGREE, PIPELINE_KEYS, _read_pipeline),
         (CONTEXT_DEGREE, CONTEXT_KEYS, _read_context),
+        (EXPERT_DEGREE, EXPERT_KEYS, _read_experts),
     ):
         degree = read.get(key, 1)
         if degree > 1:
@@ -79,6 +84,7 @@ _OWN: Mapping[str, str] = {
     TENSOR_DEGREE: "parallelism.tensor",
     PIPELINE_DEGREE: "parallelism.pipeline",
     CONTEXT_DEGREE: "parallelism.context",
+    EXPERT_DEGREE: "parallelism.expert",
 }
 
 
@@ -114,6 +120,15 @@ def _read_context(read: TitanSettings) -> None:
         raise NotSimulatedError(
             f"{read.file.name}: {key}: zsim does not simulate '{read.get(key, '')}' yet, only 'headtail'"
         )
+
+
+def _read_experts(read: TitanSettings) -> None:
+    """The ranks of an expert's products, and what brings rows to experts (`expert_parallel_comm_backend`)."""
+    if EXPERT_TENSOR_DEGREE in read.values:
+        read.put("parallelism.expert_tensor", read.get(EXPERT_TENSOR_DEGREE, 1), EXPERT_TENSOR_DEGREE)
+    key = "parallelism.expert_parallel_comm_backend"
+    if key in read.values:
+        read.put("parallelism.dispatcher", read.choose(key, "standard", COMM_BACKENDS), key)
 
 
 def _read_pipeline(read: TitanSettings) -> None:

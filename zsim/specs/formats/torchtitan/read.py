@@ -11,7 +11,6 @@ from zsim.specs.formats.torchtitan.keys import (
     IDLE_KEYS,
     IDLE_SECTIONS,
     KEYS,
-    PARALLELISMS,
     PIPELINE_DEGREE,
     PRESETS,
     REFUSED_SWITCHES,
@@ -96,9 +95,6 @@ def _check_type(file: TrainingFile, key: str, value: Any) -> None:
 
 
 def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
-    for key, what in PARALLELISMS.items():
-        if settings.get(key, 1) > 1:
-            raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {what} yet")
     for key, what in REFUSED_SWITCHES.items():
         if settings.get(key):
             raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {what} yet")

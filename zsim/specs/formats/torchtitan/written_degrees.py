@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from zsim.specs.experiment.job import Job
-from zsim.specs.formats.torchtitan.parallel_degrees import ROTATE_METHODS, SCHEDULES
+from zsim.specs.formats.torchtitan.parallel_degrees import COMM_BACKENDS, ROTATE_METHODS, SCHEDULES
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.parallelism import SINGLE_STAGE, Parallelism
 
@@ -52,6 +52,12 @@ def degrees_of(job: Job) -> dict[str, Any]:
         methods = {own: name for name, own in ROTATE_METHODS.items()}
         keys["context_parallel_degree"] = parallelism.context
         keys[ROTATE] = methods[parallelism.context_method]
+    experts = parallelism.experts
+    if experts.ranks > 1:
+        backends = {own: name for name, own in COMM_BACKENDS.items()}
+        keys["expert_parallel_degree"] = experts.ranks
+        keys["expert_tensor_parallel_degree"] = experts.tensor
+        keys["expert_parallel_comm_backend"] = backends[experts.dispatcher]
     return keys
 
 

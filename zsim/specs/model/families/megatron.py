@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.families.parts import (
     activation,
     attention,
@@ -49,13 +50,21 @@ def megatron(config: ConfigReader) -> ModelSpec:
         dropout=of_scores, window=config.optional_integer("sliding_window"),
     )  # fmt: skip
     attend += [core, linear("self_attention.linear_proj", heads * head_dim, hidden, bias=has_bias)]
-    block = two_part_block(
-        "TransformerLayer",
-        (norm("input_layernorm", hidden), norm("pre_mlp_layernorm", hidden)),
-        attend,
-        _mlp(config, hidden, bias=has_bias),
-        (residual("self_attn_bda", hidden, dropout), residual("mlp_bda", hidden, dropout)),
+    norms = norm("input_layernorm", hidden), norm("pre_mlp_layernorm", hidden)
+    adds = residual("self_attn_bda", hidden, dropout), residual("mlp_bda", hidden, dropout)
+    inner = config.integer("intermediate_size")
+    dense = two_part_block(
+        "TransformerLayer", norms, attend, _mlp(config, "mlp", hidden, inner, bias=has_bias), adds
     )
+    layers = config.num_blocks("num_hidden_layers")
+    blocks = [dense] * layers
+    if config.optional_integer("num_moe_experts") is not None:
+        routed = _experts(config, hidden, inner, bias=has_bias)
+        sparse = two_part_block("TransformerLayer", norms, attend, routed, adds)
+        pattern = config.integers("moe_layer_pattern") or (1,) * layers
+        if len(pattern) != layers:
+            raise config.error(f"'moe_layer_pattern' has {len(pattern)} layers; expected {layers}")
+        blocks = [sparse if has_experts else dense for has_experts in pattern]
     longest = config.integer("max_position_embeddings")
     before = [embedding("embedding.word_embeddings", config.integer("vocab_size"), hidden)]
     if positions == "learned_absolute":
@@ -67,7 +76,7 @@ def megatron(config: ConfigReader) -> ModelSpec:
         config,
         hidden,
         before,
-        [block] * config.num_blocks("num_hidden_layers"),
+        blocks,
         longest,
         root="decoder.layers",
         final=[norm("decoder.final_layernorm", hidden)],
@@ -111,15 +120,46 @@ def _projections(
     return modules
 
 
-def _mlp(config: ConfigReader, hidden: int, *, bias: bool) -> list[Module]:
+def _mlp(config: ConfigReader, name: str, hidden: int, inner: int, *, bias: bool) -> list[Module]:
     """One product before the activation, or gate and up where it is gated."""
-    inner, is_gated = config.integer("intermediate_size"), config.boolean("gated", False)
+    is_gated = config.boolean("gated", False)
     act = config.string("activation", "silu" if is_gated else "gelu")
-    products = [linear("mlp.linear_gate" if is_gated else "mlp.linear_fc1", hidden, inner, bias=bias)]
+    products = [linear(f"{name}.linear_gate" if is_gated else f"{name}.linear_fc1", hidden, inner, bias=bias)]
     if is_gated:
-        products.append(linear("mlp.linear_up", hidden, inner, bias=bias, shares_input=True))
+        products.append(linear(f"{name}.linear_up", hidden, inner, bias=bias, shares_input=True))
     return [
         *products,
-        activation("mlp.activation_func", inner, act, gated=is_gated),
-        linear("mlp.linear_fc2", inner, hidden, bias=bias),
+        activation(f"{name}.activation_func", inner, act, gated=is_gated),
+        linear(f"{name}.linear_fc2", inner, hidden, bias=bias),
     ]
+
+
+def _experts(config: ConfigReader, hidden: int, ffn: int, *, bias: bool) -> list[Module]:
+    """Router, routed experts, and shared ones where the model has them (core/transformer/moe/)."""
+    count, top_k = config.integer("num_moe_experts"), config.integer("moe_router_topk", 2)
+    width, is_gated = config.integer("moe_ffn_hidden_size", ffn), config.boolean("gated", False)
+    if top_k > count:
+        raise config.error(f"'moe_router_topk' is {top_k}; expected at most the number of experts, {count}")
+    has_sigmoid = _one_of(config, "moe_router_score_function", ("softmax", "sigmoid")) == "sigmoid"
+    router = Router(
+        hidden, count, top_k, "sigmoid" if has_sigmoid else "softmax",
+        config.integer("moe_router_num_groups", 1), config.integer("moe_router_group_topk", 1),
+        has_choice_bias=config.boolean("moe_router_enable_expert_bias", False),
+    )  # fmt: skip
+    act = config.string("activation", "silu" if is_gated else "gelu")
+    wide = width * (2 if is_gated else 1)
+    weights = [Parameter("linear_fc1", (count, wide, hidden)), Parameter("down", (count, hidden, width))]
+    if bias:
+        weights += [Parameter("linear_fc1_bias", (count, wide)), Parameter("down_bias", (count, hidden))]
+    work = Experts(count, top_k, hidden, width, act, is_gated)
+    modules = [
+        Module("mlp.router", router, (Parameter("weight", (count, hidden)),)),
+        Module("mlp.experts", work, tuple(weights)),
+    ]
+    shared = config.optional_integer("moe_shared_expert_intermediate_size")
+    if shared is None:
+        return modules
+    modules += _mlp(config, "mlp.shared_experts", hidden, shared, bias=bias)
+    if config.boolean("moe_shared_expert_gate", False):
+        modules.append(linear("mlp.shared_experts.gate", hidden, 1, shares_input=True))
+    return modules

@@ -8,7 +8,13 @@ from zsim.specs.model.spec import Block, ModelSpec, Norm, Residual
 
 def has_experts(model: ModelSpec) -> bool:
     """Whether any layer routes tokens to experts."""
-    return any(isinstance(module.work, Experts) for block in model.blocks for module in block.modules)
+    return experts_of(model) is not None
+
+
+def experts_of(model: ModelSpec) -> Experts | None:
+    """The experts of the model's first layer that has any."""
+    works = (module.work for block in model.blocks for module in block.modules)
+    return next((work for work in works if isinstance(work, Experts)), None)
 
 
 def expert_run(block: Block) -> range:

@@ -1,0 +1,121 @@
+"""Megatron's flags of mixtures of experts: of the network, and of how its experts run.
+
+Read in Megatron-Core 0.16.1: `_add_moe_args`, `validate_args` of `training/arguments.py`,
+`core/transformer/transformer_config.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.formats.megatron.arguments import Arguments, refuse
+
+_DISPATCHERS = ("allgather", "alltoall", "alltoall_seq", "flex")
+DISPATCHERS = {"allgather": "all-gather", "alltoall": "all-to-all", "alltoall_seq": "all-to-all"}
+_BACKENDS = ("deepep", "hybridep")
+_TERM = re.compile(r"\(*\s*\[([01,\s]*)\]\s*(?:\*\s*(\d{1,5}))?\s*\)*")
+_REFUSED = {
+    "overlap-moe-expert-parallel-comm": "exchanges of one micro-batch beneath another's layers",
+    "moe-shared-expert-overlap": "shared experts beside the exchanges",
+    "moe-latent-size": "experts of a narrower input",
+    "moe-use-upcycling": "upcycled experts",
+}
+# Flags that a step does not feel, or that it feels too little.
+_LEFT_OUT = (
+    "moe-router-force-load-balancing", "moe-router-fusion", "moe-router-bias-update-rate",
+    "moe-z-loss-coeff", "moe-input-jitter-eps", "moe-router-topk-scaling-factor", "moe-per-layer-logging",
+    "moe-token-drop-policy",
+    "moe-use-legacy-grouped-gemm", "moe-router-padding-for-fp8", "moe-router-padding-for-quantization",
+    "moe-deepep-num-sms", "moe-hybridep-num-sms", "moe-token-dropping", "moe-router-pre-softmax",
+    "moe-apply-probs-on-input",
+)  # fmt: skip
+
+
+def read_experts(found: Arguments) -> dict[str, Any]:
+    """The keys of `[parallelism]` and `[strategy]` that the flags give, by their full names.
+
+    Raises InputError for what Megatron refuses, NotSimulatedError for what zsim lacks.
+    """
+    for flag, what in _REFUSED.items():
+        refuse(found, flag, what)
+    degree, tensor = found.count("expert-model-parallel-size"), found.integer("expert-tensor-parallel-size")
+    if degree > 1 and found.has("num-layers") and not found.has("num-experts"):
+        raise InputError(
+            f"{found.where}: --expert-model-parallel-size: found {degree} without --num-experts, which "
+            "Megatron refuses; expected 1"
+        )
+    keys: dict[str, Any] = {}
+    if degree > 1:
+        keys["parallelism.expert"] = degree
+    if tensor is not None and (degree > 1 or found.has("num-experts")):
+        keys["parallelism.expert_tensor"] = tensor
+    kind = found.text("moe-token-dispatcher-type", None, _DISPATCHERS)
+    backend = found.text("moe-flex-dispatcher-backend", "deepep", _BACKENDS)
+    if kind is not None:
+        keys["parallelism.dispatcher"] = DISPATCHERS.get(kind, backend)
+    capacity = found.number("moe-expert-capacity-factor", 0.0)
+    if capacity:
+        keys["parallelism.capacity_factor"] = capacity
+    for flag, key in (
+        ("moe-grouped-gemm", "moe_grouped_gemm"),
+        ("moe-permute-fusion", "moe_permute_fusion"),
+        ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
+    ):
+        if found.has(flag):
+            keys[f"strategy.{key}"] = True
+    dtype = found.text("moe-router-dtype", None, ("fp32", "fp64"))
+    if dtype is not None:
+        keys["strategy.moe_router_dtype"] = dtype
+    balancing = found.texts("moe-router-load-balancing-type") or ["aux_loss"]
+    coefficients = [float(one) for one in found.texts("moe-aux-loss-coeff")]
+    if any(coefficients) and balancing != ["none"]:
+        keys["strategy.moe_aux_loss"] = True
+    found.has(*_LEFT_OUT)
+    return keys
+
+
+def expert_architecture(found: Arguments, layers: int, ffn: int) -> dict[str, Any]:
+    """The keys of a config.json for routed experts; none without `--num-experts`."""
+    experts = found.integer("num-experts")
+    if experts is None:
+        return {}
+    groups = found.integer("moe-router-num-groups", 1)
+    keys: dict[str, Any] = {
+        "num_moe_experts": experts,
+        "moe_router_topk": found.count("moe-router-topk", 2),
+        "moe_ffn_hidden_size": found.integer("moe-ffn-hidden-size", ffn),
+        "moe_layer_pattern": _pattern(found, layers),
+        "moe_router_score_function": found.text(
+            "moe-router-score-function", "softmax", ("softmax", "sigmoid")
+        ),
+        "moe_router_num_groups": groups,
+        "moe_router_group_topk": found.integer("moe-router-group-topk", groups),
+        "moe_router_enable_expert_bias": found.has("moe-router-enable-expert-bias"),
+        "moe_shared_expert_gate": found.has("moe-shared-expert-gate"),
+    }
+    shared = found.integer("moe-shared-expert-intermediate-size")
+    return keys if shared is None else {**keys, "moe_shared_expert_intermediate_size": shared}
+
+
+def _pattern(found: Arguments, layers: int) -> list[int]:
+    """1 for each layer with experts, 0 for a dense one: every n-th, or a list as Python writes it."""
+    text = found.text("moe-layer-freq", "1") or "1"
+    if text.isdigit() and int(text) > 0:
+        return [int(number % int(text) == 0) for number in range(layers)]
+    bits: list[int] = []
+    for term in text.split("+"):
+        match = _TERM.fullmatch(term.strip())
+        if match is None:
+            raise NotSimulatedError(
+                f"{found.where}: --moe-layer-freq: found '{text}'; zsim reads a number, or lists of 0 and 1 "
+                "joined by +, as in ([0]*3+[1]*58)"
+            )
+        bits += [int(bit) for bit in match[1].replace(" ", "").split(",") if bit] * int(match[2] or 1)
+    if len(bits) != layers:
+        raise InputError(
+            f"{found.where}: --moe-layer-freq: found {len(bits)} layers in '{text}', expected --num-layers, "
+            f"{layers}"
+        )
+    return bits
