@@ -93,11 +93,11 @@ def test_an_all_to_all_sends_every_row_there_and_back() -> None:
     }
 
 
-def test_full_recomputation_sends_the_rows_once_more() -> None:
-    """Up to the last product, whose output no backward needs; the way back is not run again."""
+def test_full_recomputation_sends_the_rows_there_and_back_once_more() -> None:
+    """Their sum keeps indices, so that the way back is run again, too."""
     plan = make_plan(job_of(TITAN, {"expert": 8}, activation_checkpointing="full"))
     rows = TOKENS * TOP_K * HIDDEN * 2
-    assert calls(plan, "recompute", "expert")["all_to_all", "expert", rows, "bf16"] == LAYERS
+    assert calls(plan, "recompute", "expert")["all_to_all", "expert", rows, "bf16"] == 2 * LAYERS
 
 
 def test_megatrons_default_gathers_the_tokens_of_all_ranks() -> None:

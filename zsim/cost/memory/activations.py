@@ -290,10 +290,9 @@ def runs_before_recomputation(block: Block) -> int:
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
-    work = module.work
-    if isinstance(work, Rearrange):
-        return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
-    return isinstance(work, Exchange) or (isinstance(work, Residual) and not work.dropout)
+    return isinstance(module.work, Exchange) or (
+        isinstance(module.work, Residual) and not module.work.dropout
+    )
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:

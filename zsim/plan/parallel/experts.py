@@ -134,6 +134,7 @@ class _Layer:
         if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
             return [
                 self._move("permute", rows, host_waits=split.host_waits),
+                *self._summed(rows),
                 *self._products(rows),
                 self._move("unpermute", rows, shared=self.shared),
             ]
@@ -164,7 +165,7 @@ class _Layer:
         if not split.is_megatron:
             computed = self.work.top_k * split.imbalance
         counts = self._counts()
-        found = [self._move("permute", sent, shards=shards), *counts]
+        found = [self._move("permute", sent, shards=shards), *self._summed(sent), *counts]
         found.append(self._all_to_all("rows", sent, width, waits=bool(counts)))
         if split.is_megatron:
             found.append(self._all_to_all("scores", sent, 1, self.score))
@@ -180,6 +181,15 @@ class _Layer:
             found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
         found.append(self._all_to_all("rows back", sent, width, returns=True))
         return [*found, self._move("unpermute", sent, shared=self.shared)]
+
+    def _summed(self, rows: float) -> list[Module]:
+        """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a
+        part (`TensorParallel`, `ExpertTensorParallel` of distributed/expert_parallel.py)."""
+        split = self.split
+        if split.is_megatron or split.tensor == 1:
+            return []
+        work = Exchange(None, "all_reduce", self.work.in_features, split.tensor, EXPERT_TENSOR)
+        return [self._exchange("all_reduce rows", work, rows)]
 
     def _merged(self) -> list[Module]:
         """[Note: whose dispatch], deepep and hybridep."""

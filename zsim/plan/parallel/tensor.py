@@ -135,8 +135,9 @@ class _Cutter:
         return Block(block.kind, tuple(modules), block.registration)
 
     def _in_routed(self, block: Block, number: int, run: range) -> list[Module]:
-        """A module of a layer with routed experts under torchtitan: the layer's input is gathered before, its
-        output's sum scattered behind; router and rows are whole on every rank, shared experts cut (0.2.2
+        """A module of a layer with routed experts under torchtitan: the layer's input is gathered before, and
+        its gradient taken for whole; its output's sum is scattered behind. Router and rows are whole on every
+        rank, shared experts cut, each column with a sum of its input's gradient (0.2.2
         models/llama4/infra/parallelize.py `apply_moe_ep_tp`)."""
         module, width = block.modules[number], self.hidden_size
         work, found = module.work, [module]
@@ -144,13 +145,13 @@ class _Cutter:
             is_row = any(isinstance(one.work, Activation) for one in block.modules[run.start : number])
             cut = self._row(module, work) if is_row else self._column(module, work, is_first=False)
             found = [one for one in cut if not isinstance(one.work, Exchange)]
+            if not is_row:
+                found.insert(0, self._exchange(module.name, None, "all_reduce", width))
         elif isinstance(work, Activation):
             found = [replace(module, work=replace(work, width=work.width // self.ranks))]
         if number == run.start:
-            way: tuple[ExchangeKind | None, ExchangeKind] = (
-                ("all_gather", "reduce_scatter") if self.is_split else (None, "all_reduce")
-            )
-            found = [self._exchange(module.name, *way, width), *found]
+            gather = [self._exchange(module.name, "all_gather", None, width)] if self.is_split else []
+            found = [*gather, *found]
         if number == run[-1]:
             back: tuple[ExchangeKind, ExchangeKind | None] = (
                 ("reduce_scatter", "all_gather") if self.is_split else ("all_reduce", None)
