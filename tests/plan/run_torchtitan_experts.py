@@ -1,9 +1,9 @@
 """A mixture of experts parallelized by torchtitan's own code on fake process groups: its collectives.
 
 Run as a script with a JSON list of questions; prints a JSON list of answers: the calls of rank 0 in the
-second step as [kind, bytes, dtype, ranks]. `apply_moe_ep_tp` and `apply_fsdp`
-(models/llama4/infra/parallelize.py), `MoE` and `ParallelDims` are torchtitan 0.2's. Its Triton kernel of padded indices is replaced by torch; fake
-groups deliver nothing, so the counts of the others are taken to be the rank's own: routing is balanced.
+second step as [kind, bytes, dtype, ranks]. `apply_moe_ep_tp`, `apply_fsdp` (llama4's parallelize.py), `MoE`
+and `ParallelDims` are torchtitan 0.2's. Its Triton kernel of padded indices is replaced by torch; fake groups
+deliver nothing, so the counts of the others are taken to be the rank's own: routing is balanced.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from zsim.explain.report_of import report_of
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.experts import parts_reached
@@ -316,6 +317,7 @@ def test_folded_ranks_take_as_long_as_all(
 
 
 def test_the_report_says_how_experts_are_spread() -> None:
+    assert parallelism_label(job_of(SHARDED, {"expert": 8})) == "DP 16, EP 8"
     report = report_of(simulate_job(job_of(SHARDED, {"expert": 8})), 0.0).to_dict()
     found = report["experiment"]["parallelism"]
     assert {key: found[key] for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")} == {

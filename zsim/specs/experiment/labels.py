@@ -30,7 +30,8 @@ def strategy_label(job: Job) -> str:
 
 
 def parallelism_label(job: Job) -> str:
-    """The degrees above 1, outermost first: "PP 4 (1f1b) x DP 16 x TP 8"; "" for data parallelism alone."""
+    """The degrees above 1, outermost first: "PP 4 (1f1b) x DP 16 x TP 8, EP 8"; "" for data parallelism
+    alone."""
     asked = job.parallelism
     if asked.is_trivial:
         return ""
@@ -38,7 +39,12 @@ def parallelism_label(job: Job) -> str:
     words = [f"{short[axis]} {size}" for axis, size in job.mesh.axes if size > 1]
     virtual = f", {asked.virtual_stages} stages each" if asked.virtual_stages > 1 else ""
     how = f"PP {asked.pipeline} ({asked.schedule}{virtual})"
-    return " x ".join(how if word.startswith("PP") else word for word in words)
+    label = " x ".join(how if word.startswith("PP") else word for word in words)
+    experts = asked.experts
+    of_experts = [
+        f"{word} {size}" for word, size in (("EP", experts.ranks), ("ETP", experts.tensor)) if size > 1
+    ]
+    return f"{label}, {' x '.join(of_experts)}" if of_experts else label
 
 
 def batch_label(training: Training) -> str:

@@ -119,6 +119,8 @@ class StageBounds:
         ranks = job.data_parallel_size * job.parallelism.context
         if not isinstance(strategy, Megatron) or strategy.optimizer_instances > 1 or ranks == 1:
             return 0.0
+        if job.parallelism.experts.ranks > 1:  # whose gradients are on fewer ranks
+            return 0.0
         if not strategy.is_contiguous or strategy.has_owners:
             return 0.0
         reduced = numel_of_last if strategy.overlap_grad_reduce else numel
