@@ -34,7 +34,7 @@ from zsim.goodput.checkpoints.tensors import (
     trained,
 )
 
-_MAX_ITEMS = 200_000  # [Note: many ranks]
+_MAX_ITEMS = 30_000  # [Note: many ranks]
 # Bytes of `.metadata` per name and per chunk, and of a name in a group's list of parameters: recorded
 # (traces/checkpoints/files.json), for names of some 40 letters.
 _METADATA_NAME, _METADATA_CHUNK, _LISTED_NAME = 166, 180, 43
@@ -84,7 +84,10 @@ def dcp_files(held: HeldStates, layout: DcpLayout) -> Saved:
     names = sum(map(len, sources)) + values
     chunks = names + sum(_more_chunks(held, layout, stage) for stage in sources)
     metadata = SavedFile(".metadata", 0, overhead=_METADATA_NAME * names + _METADATA_CHUNK * chunks)
-    return Saved("dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks)
+    return Saved(
+        "dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks,
+        states=held.num_parameters, is_synced=True,
+    )  # fmt: skip
 
 
 def _sources(held: HeldStates, stage: tuple[HeldTensor, ...]) -> list[_Source]:

@@ -31,16 +31,19 @@ def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
             size = _padded_bytes(held, tensor, layout)
             file.add_states([size] * held.num_states + [STEP_BYTES] * held.has_steps)
             gathered += [size] * held.num_states
-    local = sum(gathered) // (layout.shards * held.tensor_ranks * len(held.tensors))
     world = held.world_size
     is_cut = layout.shards * held.tensor_ranks > 1
-    staged = np.zeros(world, dtype=np.int64)
-    staged[0] = file.tensors
+    staged, read = np.zeros((2, world), dtype=np.int64)
+    staged[0] = read[0] = file.tensors
     return Saved(
-        "full", (file.saved(),), staged=staged,
-        read=np.array([file.tensors] + [0] * (world - 1)), gathered=tuple(gathered) if is_cut else (),
-        read_once=True, notes=(f"rank 0 gathers {local * world:,} bytes",) if is_cut else (),
-    )  # fmt: skip
+        "full",
+        (file.saved(),),
+        staged,
+        read,
+        gathered=tuple(gathered) if is_cut else (),
+        read_once=True,
+        states=held.num_parameters,
+    )
 
 
 def _padded_bytes(held: HeldStates, tensor: HeldTensor, layout: DcpLayout) -> int:

@@ -61,7 +61,8 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
             parts = (_half(amount, number) for amount in amounts)
             files.append(SavedFile(f"__{rank}_{number}.distcp", rank, *parts))
     staged = parameters + states
-    return Saved("megatron", tuple(files), staged, _read(held, strategy), items=items, chunks=chunks)
+    return Saved("megatron", tuple(files), staged, _read(held, strategy), items=items, chunks=chunks,
+                 states=held.num_parameters, is_synced=True)  # fmt: skip
 
 
 def _kinds(held: HeldStates, strategy: Megatron) -> int:

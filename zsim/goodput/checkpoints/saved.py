@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ class Saved:
     host first; `read`: bytes that each rank reads to load. `items`: tensors and values that the planner on
     rank 0 gets from all ranks together, `chunks` those that are left without copies (0: no planner).
     `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
-    and broadcasts."""
+    and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
+    `is_synced`: files are forced to the store (fsync) before the commit."""
 
     format: str
     files: tuple[SavedFile, ...]
@@ -50,7 +51,8 @@ class Saved:
     chunks: int = 0
     gathered: tuple[int, ...] = ()
     read_once: bool = False
-    notes: tuple[str, ...] = field(default=())
+    states: int = 0
+    is_synced: bool = False
 
     @property
     def bytes(self) -> int:

@@ -76,6 +76,11 @@ class HeldStates:
     def has_steps(self) -> bool:
         return self.optimizer.startswith("adam")
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the pipeline rank that has most of them."""
+        return max(sum(1 for _ in own(stage)) for stage in self.tensors)
+
     @cached_property
     def numels(self) -> tuple[int, ...]:
         """Elements that each pipeline rank holds, tied ones once."""
