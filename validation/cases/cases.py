@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.cases.memory import memory_rows
+from validation.cases.saves import clock_rows, files_rows
 from validation.cases.shaped_link import predict_ahead
 from zsim.api import make_plan, simulate
 from zsim.comparison.call_lists import unfold
@@ -46,7 +47,10 @@ STEP_WALL, STEP_CPU = 0.20, 0.10  # for a cluster calibrated in the same job
 
 def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:
     """All checks of one recorded case. Raises InputError for a case that contradicts its own shape."""
-    rows = {"oracle": _oracle, "run": _run, "shaped": _shaped}[str(kind_of(content))]
+    kinds = {
+        "oracle": _oracle, "run": _run, "shaped": _shaped, "files": files_rows, "saves": clock_rows
+    }  # fmt: skip
+    rows = kinds[str(kind_of(content))]
     try:
         return list(rows(name, path, content))
     except NotSimulatedError as error:

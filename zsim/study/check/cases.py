@@ -17,8 +17,8 @@ _MODULE = "validation.cases.cases"
 
 
 def kind_of(content: object) -> str | None:
-    """The kind of recorded case in a JSON file, by its keys: "oracle", "run" or "shaped"; None for anything
-    else."""
+    """The kind of recorded case in a JSON file, by its keys: "oracle", "run", "shaped", "files" or "saves";
+    None for anything else."""
     if not isinstance(content, Mapping):
         return None
     keys = set(content)
@@ -26,6 +26,10 @@ def kind_of(content: object) -> str | None:
         return "oracle"
     if {"case", "calls", "experiment", "world_size"} <= keys:
         return "run"
+    if {"saves", "plans"} <= keys:
+        return "saves"
+    if isinstance(known := content.get("configurations"), Mapping):
+        return "files" if all(isinstance(one, Mapping) and "files" in one for one in known.values()) else None
     return "shaped" if {"serial", "ahead", "rate"} <= keys else None
 
 

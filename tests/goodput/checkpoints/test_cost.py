@@ -1,0 +1,299 @@
+"""Seconds and memory of saves, against closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.goodput.checkpoint import Checkpoint
+from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
+from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
+from zsim.goodput.checkpoints.rates import SavingRates, saving_rates, starting_rates
+from zsim.goodput.checkpoints.startup import communicator_seconds, startup_of
+from zsim.goodput.checkpoints.store import StoreLimits, transfer_seconds
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.run.storage import StorageTable
+
+INFINITE = float("inf")
+QUIET = StepBeside(seconds=1.0, copying_seconds=0.9, host_fraction=0.2, host_bytes=0)
+# Nothing but what a test names takes time.
+FREE = SavingRates(
+    archive_bandwidth="1000000 GB/s", unarchive_bandwidth="1000000 GB/s", archive_seconds="0 s",
+    unarchive_seconds="0 s", state_dict_seconds="0 s", staging_seconds="0 s",
+    file_bandwidth="1000000 GB/s", planner_seconds_per_item="0 s",
+    interpreter_share=0.5, copy_bandwidth="1000000 GB/s", source="a test",
+)  # fmt: skip
+FAST = StorageTable(write_bandwidth="1000000 GB/s")
+
+
+@cache
+def job_of(kind: str = "fsdp2", nodes: int = 8, **keys: Any) -> Job:
+    strategy = {"kind": kind, **keys}
+    return resolve(zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", nodes=nodes, strategy=strategy))
+
+
+def cost(
+    table: dict[str, Any],
+    storage: StorageTable = FAST,
+    *,
+    job: Job | None = None,
+    step: StepBeside = QUIET,
+    rates: SavingRates = FREE,
+) -> Checkpoint:
+    job = job or job_of()
+    checked = CheckpointTable(**table)
+    saved = saved_files(job, checked.format, threads=checked.threads)
+    return cost_of(job, saved, checked, storage, step, rates)
+
+
+# -- the store -------------------------------------------------------------------------------------------
+
+
+def test_a_lone_large_writer_has_the_store_to_itself_at_the_end() -> None:
+    """Ten ranks of 1 GB and one of 11 GB share 10 GB/s, each at most 2: all get 10/11 until 1.1 s, when ten
+    have ended; the last has 10 GB left and writes 2 GB/s: 6.1 s."""
+    amounts = np.array([1_000_000_000] * 10 + [11_000_000_000])
+    limits = StoreLimits(2e9, INFINITE, 10e9)
+    assert transfer_seconds(amounts, np.zeros(11, dtype=np.int64), limits) == pytest.approx(6.1)
+
+
+def test_a_full_node_is_slower_than_one_with_few_writers() -> None:
+    """Two nodes of 4 GB/s; one has four ranks of 1 GB: 1 s; the other one rank of 2 GB: half a second."""
+    amounts, nodes = np.array([10**9] * 4 + [2 * 10**9]), np.array([0, 0, 0, 0, 1])
+    assert transfer_seconds(amounts, nodes, StoreLimits(INFINITE, 4e9, INFINITE)) == pytest.approx(1.0)
+    assert transfer_seconds(amounts, nodes, StoreLimits(1e9, 4e9, INFINITE)) == pytest.approx(2.0)
+
+
+def test_nothing_to_write_takes_no_time() -> None:
+    assert (
+        transfer_seconds(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), StoreLimits(1, 1, 1)) == 0
+    )
+
+
+def test_a_synchronous_save_takes_as_long_as_its_store() -> None:
+    """96.4 GB from 8 nodes of 2 GB/s: 6.02 s; the step waits for all of it."""
+    found = cost({"mode": "sync"}, StorageTable(write_bandwidth_per_node="2 GB/s"))
+    assert found.bytes == pytest.approx(12 * 8_030_261_248, rel=2e-3)
+    assert found.blocking_seconds == pytest.approx(found.bytes / 16e9, rel=0.01)
+    assert found.durable_seconds == found.blocking_seconds
+    assert (found.slowdown_seconds, found.host_bytes_per_node) == (0.0, 0)
+
+
+def test_efficiency_is_of_what_all_nodes_reach_together() -> None:
+    store = StorageTable(write_bandwidth="10 GB/s", efficiency=0.2)
+    assert cost({}, store).durable_seconds == pytest.approx(96.46e9 / 2e9, rel=0.01)
+
+
+def test_without_a_stated_rate_the_cards_limit_a_node() -> None:
+    """8 cards of 400 Gb/s a node."""
+    job = job_of()
+    cards = SavingMachine(job, FREE).nic_bytes_per_second
+    assert cards == pytest.approx(8 * 50e9 * job.cluster.nic.efficiency)
+    assert cost({}).durable_seconds == pytest.approx(96.46e9 / 8 / cards, rel=0.02)
+
+
+def test_a_rate_per_writer_is_of_the_whole_path() -> None:
+    """1.507 GB per rank at 0.5 GB/s, archives included."""
+    store = StorageTable(write_bandwidth_per_writer="0.5 GB/s")
+    slow = FREE.model_copy(update={"archive_bandwidth": 1e9})
+    assert cost({}, store, rates=slow).durable_seconds == pytest.approx(1.507e9 / 0.5e9, rel=0.01)
+    assert cost({"threads": 2}, store, rates=slow).durable_seconds == pytest.approx(
+        1.507 + 1.507 / 6, rel=0.02
+    )
+
+
+def test_archives_come_before_the_store() -> None:
+    slow = FREE.model_copy(update={"archive_bandwidth": 1e9})
+    store = StorageTable(write_bandwidth_per_node="2 GB/s")
+    assert cost({}, store, rates=slow).durable_seconds == pytest.approx(6.03 + 1.507, rel=0.01)
+
+
+def test_files_cost_the_store_their_making() -> None:
+    """64 ranks' files and .metadata, 10 a second: 6.5 s; two a rank: 12.9 s, and
+    copies that are not ahead of two threads."""
+    store = StorageTable(write_bandwidth="1000000 GB/s", metadata_per_second=10)
+    assert cost({}, store).durable_seconds == pytest.approx(6.5, abs=0.05)
+    assert cost({"threads": 2}, store).durable_seconds == pytest.approx(12.9 + 1.507 / 6, abs=0.06)
+
+
+# -- planning, staging ---------------------------------------------------------------------------------
+
+
+def test_the_planner_goes_through_every_item_of_every_rank() -> None:
+    """291 parameters, each with two moments and a counter, and 12 values of the group, on 64 ranks: 1 us for
+    each of 75,264; kept plans cost nothing."""
+    rates = FREE.model_copy(update={"planner_seconds_per_item": 1e-6})
+    free = cost({}).durable_seconds
+    assert cost({}, rates=rates).durable_seconds - free == pytest.approx(64 * (4 * 291 + 12) * 1e-6, rel=1e-6)
+    assert cost({"plan_caching": True}, rates=rates).durable_seconds == free
+
+
+def test_pageable_staging_blocks_at_its_rate_and_needs_a_copy_in_host_memory() -> None:
+    """1.507 GB per GPU through the driver's buffer; 8 of them on a node."""
+    found = cost({"mode": "async", "writer": "process"})
+    rate = job_of().cluster.offload.pageable_bandwidth
+    assert found.blocking_seconds == pytest.approx(1.5057e9 / rate, rel=0.001)
+    assert found.host_bytes_per_node == pytest.approx(12 * 8_030_261_248 / 8, rel=1e-4)
+
+
+def test_pinned_staging_hides_behind_forward_and_backward() -> None:
+    table = {"mode": "async", "staging": "pinned", "writer": "process"}
+    assert cost(table).blocking_seconds == 0.0
+    hurried = replace(QUIET, copying_seconds=0.0)
+    exposed = cost(table, step=hurried).blocking_seconds
+    assert 0.02 < exposed < cost({"mode": "async", "writer": "process"}).blocking_seconds
+
+
+def test_replicas_stage_as_much_each() -> None:
+    """HSDP with 8 replicas: every rank stages an eighth of 96.4 GB, 8 times as much as without."""
+    plain = cost({"mode": "async"}).host_bytes_per_node
+    assert cost({"mode": "async"}, job=job_of(replicate=8)).host_bytes_per_node == pytest.approx(8 * plain)
+
+
+def test_a_writer_thread_slows_a_busy_host_and_a_process_does_not() -> None:
+    """Archives of 1.507 s at half the interpreter take 3.01 s, in which a host that is busy all the time
+    makes half a step per step: 1.507 s are lost; one that is busy half of the time loses none."""
+    rates = FREE.model_copy(update={"archive_bandwidth": 1e9})
+    busy = replace(QUIET, host_fraction=1.0)
+    lost = cost({"mode": "async"}, step=busy, rates=rates).slowdown_seconds
+    assert lost == pytest.approx(1.507, rel=0.05)  # and what cards cost
+    half = replace(QUIET, host_fraction=0.5)
+    cards = cost({"mode": "async"}, step=half, rates=rates).slowdown_seconds
+    assert cards < 0.05
+    process = {"mode": "async", "writer": "process"}
+    assert cost(process, step=busy, rates=rates).slowdown_seconds == cards
+
+
+def test_cards_that_carry_states_slow_the_collectives_beside_them() -> None:
+    """A peer's copies fill the cards while they last, so steps beside them are longer."""
+    machine = SavingMachine(job_of(), FREE)
+    assert machine.slower_step_seconds(0.0) == 0.0
+    little, much = machine.slower_step_seconds(0.2), machine.slower_step_seconds(0.8)
+    assert 0.0 < little < much
+    assert SavingMachine(job_of(nodes=1), FREE).slower_step_seconds(0.8) == 0.0
+
+
+# -- tiers -----------------------------------------------------------------------------------------------
+
+
+def test_a_peers_memory_needs_no_store_and_four_copies() -> None:
+    """Own and the peer's, the new ones and the last complete ones."""
+    slow = StorageTable(write_bandwidth="1 MB/s")
+    found = cost({"mode": "in-memory", "staging": "pinned"}, slow)
+    assert found.durable_seconds < 1.0
+    assert found.load_seconds < 1.0
+    assert found.host_bytes_per_node == pytest.approx(4 * 12 * 8_030_261_248 / 8, rel=1e-3)
+
+
+def test_a_nodes_drives_take_its_own_states() -> None:
+    """Eight drives: 12.06 GB a node at their rate together."""
+    drives = SavingMachine(job_of(), FREE).drive_bytes_per_second()
+    assert drives is not None
+    found = cost({"mode": "local-then-remote", "staging": "pinned"}, StorageTable(write_bandwidth="1 MB/s"))
+    staged = found.durable_seconds - 12.06e9 / drives[0]
+    assert 0.0 < staged < 0.1
+    assert found.load_seconds == pytest.approx(12.05e9 / drives[1] + 1.506e9 / 6e9, rel=0.05)
+
+
+def test_no_saves_cost_nothing() -> None:
+    assert cost({"mode": "none"}) == Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+# -- frameworks ----------------------------------------------------------------------------------------
+
+
+def test_deepspeeds_first_rank_is_the_last_to_end() -> None:
+    """ZeRO-1: rank 0 writes 14/... bytes per parameter alone: 17.6 GB at 1 GB/s, others 1.5 GB."""
+    strategy = {"kind": "deepspeed", "stage": 1}
+    training = {"precision": "bf16"}
+    job = resolve(zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", nodes=8, strategy=strategy,
+                                  training=training))  # fmt: skip
+    found = cost({}, StorageTable(write_bandwidth_per_writer="1 GB/s"), job=job)
+    alone = (2 + 12 / 64) * 8.030e9 / 1e9
+    assert found.durable_seconds == pytest.approx(alone, rel=0.2)
+    assert found.durable_seconds > alone  # and the copies to the host
+
+
+def test_one_file_waits_for_one_writer_and_the_gather() -> None:
+    found = cost({"format": "full"}, StorageTable(write_bandwidth_per_writer="1 GB/s"))
+    assert found.blocking_seconds > 96.4
+    sharded = cost({}, StorageTable(write_bandwidth_per_writer="1 GB/s"))
+    assert sharded.blocking_seconds < 2.0
+
+
+def test_every_replica_reads_what_it_needs() -> None:
+    """8 replicas read 8 times 96.4 GB of a store of 100 GB/s."""
+    store = StorageTable(write_bandwidth="100 GB/s")
+    alone, replicas = cost({}, store).load_seconds, cost({}, store, job=job_of(replicate=8)).load_seconds
+    assert alone == pytest.approx(0.964 + 1.506e9 / 6e9, rel=0.05)
+    assert replicas == pytest.approx(7.71 + 12.05e9 / 6e9, rel=0.05)
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+def test_staging_without_host_memory_is_out_of_memory_by_name() -> None:
+    full = replace(QUIET, host_bytes=job_of().cluster.host.memory - 10**9)
+    with pytest.raises(InputError, match=r"stages 12 GB in the host memory of a node, and 1 GB of .* out of"):
+        cost({"mode": "async"}, step=full)
+
+
+def test_a_tier_that_nodes_lack_is_an_error() -> None:
+    job = job_of()
+    bare = replace(job, cluster=job.cluster.model_copy(update={"nvme": None}))
+    with pytest.raises(InputError, match="found 'local-then-remote'"):
+        cost({"mode": "local-then-remote"}, job=bare)
+
+
+def test_torch_save_is_not_asynchronous() -> None:
+    run = {"steps": 10, "checkpoint": {"mode": "async", "format": "full"}}
+    experiment = zsim.Experiment(
+        model="llama-3-8b", cluster="dgx-h100", nodes=1, strategy={"kind": "ddp"}, run=run
+    )
+    result = zsim.simulate(experiment)
+    with pytest.raises(InputError, match="found 'async' with format 'full'"):
+        checkpoint_of(result.job, result)
+
+
+# -- the whole ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_the_cost_of_its_tables() -> None:
+    """A mode that is given is in place of the table's."""
+    run = {"steps": 10, "checkpoint": {"mode": "in-memory"}, "storage": {"write_bandwidth": "240 GB/s"}}
+    experiment = zsim.Experiment(
+        model="llama-3.2-1b", cluster="dgx-h100", nodes=2, strategy={"kind": "fsdp2"}, run=run
+    )
+    result = zsim.simulate(experiment)
+    near, far = checkpoint_of(result.job, result), checkpoint_of(result.job, result, mode="async")
+    assert near.host_bytes_per_node == pytest.approx(4 * far.host_bytes_per_node)
+    assert near.durable_seconds < far.durable_seconds
+    beside = step_beside(result)
+    assert 0.0 < beside.host_fraction <= 1.0
+    assert 0.0 < beside.copying_seconds < beside.seconds
+    start = startup_of(result.job, result)
+    assert start.process_seconds == starting_rates().process
+    assert start.compile_seconds == 0.0
+
+
+def test_communicators_grow_as_published() -> None:
+    """17 s at 16,384 GPUs; 98,000 take 208 s by N^1.4 (about 200 published); few take the least."""
+    rates = starting_rates()
+    assert communicator_seconds(16_384, rates) == pytest.approx(17.0)
+    assert communicator_seconds(98_000, rates) == pytest.approx(208, abs=2)
+    assert communicator_seconds(8, rates) == rates.communicator_least
+    assert communicator_seconds(1, rates) == 0.0
+
+
+def test_rates_say_where_they_are_from() -> None:
+    assert "traces/checkpoints/clock.json" in saving_rates().source
+    assert "2602.00277" in starting_rates().source

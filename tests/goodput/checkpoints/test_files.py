@@ -1,0 +1,207 @@
+"""The files of a save, against those that torch 2.13 and DeepSpeed 0.19.8 wrote on 2, 3 and 4 ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zsim
+from validation.cases.cases import ANY_CLUSTER
+from validation.checkpoints.cases import saved_cases
+from zsim.errors import InputError, NotSimulatedError
+from zsim.goodput.checkpoints import dcp
+from zsim.goodput.checkpoints.formats import dcp_layout, saved_files
+from zsim.goodput.checkpoints.pickled import archive_bytes
+from zsim.goodput.checkpoints.saved import COLUMNS, Saved
+from zsim.goodput.checkpoints.tensors import held_states
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+
+RECORDED = json.loads((Path(__file__).parents[3] / "traces" / "checkpoints" / "files.json").read_text())
+OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
+LLAMA = "llama-3-8b"
+
+
+def job_of(**keys: Any) -> Job:
+    return resolve(zsim.Experiment(**{"cluster": "dgx-h100", "gpus": 64, "model": LLAMA, **keys}))
+
+
+def recorded(name: str) -> tuple[Saved, dict[str, list[int]]]:
+    """What zsim predicts, and [bytes, bytes of tensors] of every recorded file."""
+    entry = RECORDED["configurations"][name]
+    model = RECORDED["models"][entry["experiment"]["model"]]
+    experiment = zsim.Experiment(**{**entry["experiment"], "model": model, "cluster": ANY_CLUSTER})
+    options = {key: entry["checkpoint"][key] for key in OPTIONS if key in entry["checkpoint"]}
+    return saved_files(resolve(experiment), entry["checkpoint"]["format"], **options), entry["files"]
+
+
+@pytest.mark.parametrize("name", RECORDED["configurations"])
+def test_every_file_has_the_tensors_that_the_framework_wrote(name: str) -> None:
+    """The same files, and in each the same bytes of tensors; what is beside them within 2 % of the file, or
+    15 % of a file without tensors (pickles, whose lengths depend on names)."""
+    saved, files = recorded(name)
+    assert {file.name: file.tensors for file in saved.files} == {
+        key: size for key, (_, size) in files.items()
+    }
+    for file in saved.files:
+        tolerance = 0.02 if file.tensors > 100_000 else 0.15
+        if file.name != "manifest.json":
+            assert file.bytes == pytest.approx(files[file.name][0], rel=tolerance), file.name
+
+
+def test_every_configuration_is_recorded() -> None:
+    names = {
+        f"{case.name}-{model}-{ranks}ranks"
+        for case in saved_cases()
+        for model in case.models
+        for ranks in case.ranks
+    }
+    assert names == set(RECORDED["configurations"])
+    assert len(names) > 70
+
+
+@pytest.mark.parametrize("name", ["fsdp2-apart-even-2ranks"])
+def test_an_archive_is_as_long_as_torch_makes_it(name: str) -> None:
+    """A file per tensor: its archive to the byte."""
+    _, files = recorded(name)
+    tensors = [(size, held) for file, (size, held) in files.items() if held]
+    assert len(tensors) > 250
+    assert all(archive_bytes(held) == size for size, held in tensors)
+
+
+def test_an_archive_without_elements_has_no_record_for_them() -> None:
+    """torch.save(torch.zeros(0)) is 1,513 bytes long, of one element 1,577."""
+    assert archive_bytes(0) == 1513
+    assert archive_bytes(4) == 1577
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parallelism"),
+    [
+        ({"kind": "fsdp2", "replicate": 4}, {}),
+        ({"kind": "fsdp2", "replicate": 2}, {"tensor": 4}),
+        ({"kind": "fsdp2"}, {"tensor": 2, "pipeline": 2}),
+        ({"kind": "fsdp2"}, {"context": 4}),
+        ({"kind": "ddp"}, {}),
+    ],
+)
+def test_many_ranks_are_planned_as_few_ones(
+    strategy: dict[str, Any], parallelism: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[Note: many ranks] All is saved once, and the fullest rank's bytes differ by less than 1 %: step
+    counters weigh 4 bytes in the planner's balance."""
+    job = job_of(strategy=strategy, parallelism=parallelism, training={"gradient_accumulation_steps": 4})
+    exact = saved_files(job, "dcp")
+    monkeypatch.setattr(dcp, "_MAX_ITEMS", 0)
+    found = saved_files(job, "dcp")
+    for key in ("parameters", "optimizer_states"):
+        assert found.categories[key] == exact.categories[key]
+    assert found.written().max() == pytest.approx(exact.written().max(), rel=0.01)
+    assert np.array_equal(found.staged, exact.staged)
+
+
+def test_what_torch_saves_of_llama_is_twelve_bytes_per_parameter() -> None:
+    """8,030,261,248 parameters: fp32 weights and two moments, and 291 step counters."""
+    saved = saved_files(job_of(strategy={"kind": "fsdp2"}))
+    assert saved.categories["parameters"] == 4 * 8_030_261_248
+    assert saved.categories["optimizer_states"] == 8 * 8_030_261_248 + 4 * 291
+    assert saved.categories["overhead"] < 0.01 * saved.bytes
+
+
+def test_replicas_stage_and_read_all_that_they_hold_and_write_it_once() -> None:
+    """HSDP with 8 replicas of 8 shards: each rank stages an eighth of all, and writes about a 64th."""
+    saved = saved_files(job_of(strategy={"kind": "fsdp2", "replicate": 8}))
+    whole = 12 * 8_030_261_248
+    assert saved.staged[0] == pytest.approx(whole / 8, rel=1e-3)
+    assert saved.read.sum() == pytest.approx(8 * whole, rel=1e-3)
+    assert saved.written().mean() == pytest.approx(whole / 64, rel=0.01)
+
+
+def test_deepspeed_writes_fourteen_bytes_per_parameter_and_rank_0_the_module() -> None:
+    """ZeRO-1 in bf16 on 64 ranks: 2 bytes per parameter from the first rank, 12/64 from every rank."""
+    strategy = {"kind": "deepspeed", "stage": 1}
+    saved = saved_files(job_of(strategy=strategy, training={"precision": "bf16"}))
+    assert saved.categories["parameters"] == 2 * 8_030_261_248
+    assert saved.categories["optimizer_states"] == pytest.approx(12 * 8_030_261_248, rel=1e-6)
+    by_rank = saved.written()
+    assert by_rank[1] == pytest.approx(12 * 8_030_261_248 / 64, rel=1e-3)
+    assert by_rank[0] - by_rank[1] == pytest.approx(2 * 8_030_261_248, rel=1e-3)
+
+
+def test_a_pipeline_of_deepspeeds_writes_a_file_per_layer() -> None:
+    """32 blocks, embedding, norm and head; 14 bytes per parameter in all with ZeRO-1."""
+    strategy = {"kind": "deepspeed", "stage": 1}
+    job = job_of(strategy=strategy, training={"precision": "bf16", "gradient_accumulation_steps": 8},
+                 parallelism={"pipeline": 4})  # fmt: skip
+    saved = saved_files(job)
+    layers = [file for file in saved.files if file.name.startswith("layer_")]
+    assert [file.name for file in layers] == [f"layer_{number:02d}-model_states.pt" for number in range(35)]
+    assert sum(file.parameters for file in layers) == 2 * 8_030_261_248
+    assert {file.rank for file in layers} == {0, 16, 32, 48}
+
+
+def test_megatrons_distributed_optimizer_writes_fourteen_bytes_evenly() -> None:
+    """Masters and moments where they are, whole parameters dealt out: the fullest rank of 32 has 12/32 bytes
+    per parameter of its half, and one half of the embedding, 128256 x 4096 x 2 / 2 bytes."""
+    strategy = {"kind": "megatron", "distributed_optimizer": True}
+    job = job_of(strategy=strategy, training={"precision": "bf16"}, parallelism={"tensor": 2})
+    saved = saved_files(job)
+    tensors = saved.categories["parameters"] + saved.categories["optimizer_states"]
+    assert tensors == pytest.approx(14 * 8_030_261_248, rel=2e-3)  # and the padded vocabulary
+    fullest = 12 * 8_030_261_248 / 2 / 32 + 128256 * 4096
+    assert saved.written().max() == pytest.approx(fullest, rel=2e-3)
+    assert saved.read[0] > saved.written()[0]  # whole parameters
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_megatron_saves_the_same_with_and_without_its_distributed_optimizer(distributed: bool) -> None:
+    strategy = {"kind": "megatron", "distributed_optimizer": distributed}
+    saved = saved_files(job_of(strategy=strategy, training={"precision": "bf16"}))
+    tensors = saved.categories["parameters"] + saved.categories["optimizer_states"]
+    assert tensors == pytest.approx(14 * 8_030_261_248, rel=2e-3)
+
+
+def test_frozen_parameters_have_no_states() -> None:
+    """All but the LM head frozen: 4 bytes for each parameter, 8 more for each of the head's."""
+    job = job_of(strategy={"kind": "fsdp2"})
+    held = held_states(job)
+    (stage,) = held.tensors
+    frozen = tuple(replace(tensor, is_trainable=tensor.name == "lm_head.weight") for tensor in stage)
+    saved = dcp.dcp_files(replace(held, tensors=(frozen,)), dcp_layout(job, held))
+    assert saved.categories["parameters"] == 4 * 8_030_261_248
+    assert saved.categories["optimizer_states"] == 8 * 128_256 * 4096 + 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "format", "options", "words"),
+    [
+        ({"strategy": {"kind": "ddp"}}, "deepspeed", {}, "run.checkpoint.format: found 'deepspeed'"),
+        ({"strategy": {"kind": "fsdp2"}}, "megatron", {}, "expected 'dcp' or 'full'"),
+        ({"strategy": {"kind": "ddp"}}, "full", {"threads": 2}, "run.checkpoint.threads: found 2"),
+    ],
+)
+def test_a_format_that_the_framework_lacks_is_an_error(
+    keys: dict[str, Any], format: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        saved_files(job_of(**keys), format, **options)
+
+
+def test_owners_of_whole_tensors_are_not_known() -> None:
+    strategy = {"kind": "megatron", "engine": "internevo", "distributed_optimizer": True,
+                "grad_reduce_dtype": "bf16"}  # fmt: skip
+    with pytest.raises(NotSimulatedError, match="internevo"):
+        saved_files(job_of(strategy=strategy, training={"precision": "bf16"}))
+
+
+def test_a_row_per_file_is_written_for_people() -> None:
+    saved = saved_files(job_of(strategy={"kind": "fsdp2"}, gpus=8))
+    rows = saved.rows()
+    assert len(rows) == 9
+    assert len(rows[0]) == len(COLUMNS)
+    assert sum(int(row[-1]) for row in rows) == saved.bytes

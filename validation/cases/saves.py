@@ -1,0 +1,111 @@
+"""Recorded saves (`traces/checkpoints`) against zsim's checkpoints: files and bytes exactly, seconds from the
+machine's own rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zsim.api import simulate
+from zsim.comparison.verdict import judge
+from zsim.goodput.checkpoint import Checkpoint
+from zsim.goodput.checkpoints.cost import cost_of
+from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.machine import step_beside
+from zsim.goodput.checkpoints.rates import SavingRates
+from zsim.goodput.checkpoints.saved import Saved
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.run.storage import StorageTable
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.check.rows import CheckRow, Outcome, from_metric
+
+CPU_CLUSTER = "cpu-gloo"
+BLOCKING = 0.30
+_IN_FILE_RATE = 1e15  # a file that is not synced is in the page cache when it is written
+_OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
+
+
+def recorded_job(entry: Mapping[str, Any], models: Mapping[str, Any], cluster: str = CPU_CLUSTER) -> Job:
+    """The job of a recorded save."""
+    described = dict(entry["experiment"])
+    return resolve(Experiment(**{**described, "model": models[described["model"]], "cluster": cluster}))
+
+
+def recorded_saved(job: Job, entry: Mapping[str, Any]) -> Saved:
+    """What zsim says that it writes."""
+    how = entry["checkpoint"]
+    return saved_files(job, how["format"], **{key: how[key] for key in _OPTIONS if key in how})
+
+
+def files_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """A row per configuration: the tensors' bytes in every file."""
+    for configuration, entry in content["configurations"].items():
+        saved = recorded_saved(recorded_job(entry, content["models"], "dgx-h100"), entry)
+        mine = {file.name: file.tensors for file in saved.files}
+        there = {file: size for file, (_, size) in entry["files"].items()}
+        wrong = sorted(file for file in {*mine, *there} if mine.get(file) != there.get(file))
+        text = "; ".join(
+            f"{file}: {mine.get(file)} predicted, {there.get(file)} written" for file in wrong[:3]
+        )
+        verdict: Outcome = "fail" if wrong else "pass"
+        yield CheckRow(f"{name} {configuration}", "files", verdict, text, len(mine), len(there))
+
+
+def clock_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """A row per save and load: processor seconds of the main thread, from the rates beside it in the file."""
+    for case, entry in content["saves"].items():
+        found = predicted(entry, content)
+        for phase, seconds in (("blocking", found.blocking_seconds), ("load", found.load_seconds)):
+            there = entry["seconds"].get(f"{phase}_processor")
+            if there is not None:
+                text = f"{seconds:.3f} s predicted, {there:.3f} s measured"
+                metric = judge(phase, seconds, there, unit="seconds", whole=there, tolerance=BLOCKING)
+                yield from_metric(f"{name} {case}", metric, text)
+
+
+def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoint:
+    """The cost of a recorded save on the machine whose rates were measured."""
+    experiment = {**entry["experiment"], "model": content["models"][entry["experiment"]["model"]]}
+    result = simulate(Experiment(**{**experiment, "cluster": CPU_CLUSTER}))
+    saved, rates = recorded_saved(result.job, entry), entry["rates"]
+    return cost_of(
+        result.job,
+        saved,
+        CheckpointTable(mode=entry["checkpoint"].get("mode", "sync")),
+        _store(rates, saved, entry["experiment"]["gpus"]),
+        replace(step_beside(result), copying_seconds=0.0),
+        _rates(rates, content["plans"]),
+    )
+
+
+def _store(rates: Mapping[str, float], saved: Saved, ranks: int) -> StorageTable:
+    """The machine's disk, whose rate is of each rank while all write."""
+    written = rates["write_bytes_per_second"] if saved.is_synced else _IN_FILE_RATE
+    return StorageTable(
+        write_bandwidth_per_node=f"{written * ranks} B/s",
+        read_bandwidth_per_node=f"{rates['read_bytes_per_second'] * ranks} B/s",
+    )
+
+
+def _rates(rates: Mapping[str, float], plans: Sequence[Mapping[str, float]]) -> SavingRates:
+    per_item = [
+        sum(plan[key] for key in ("read", "plan", "write")) / plan["ranks"] / plan["items"] for plan in plans
+    ]
+    return SavingRates(
+        archive_bandwidth=f"{rates['archive_bytes_per_second']} B/s",
+        unarchive_bandwidth=f"{rates['unarchive_bytes_per_second']} B/s",
+        archive_seconds=f"{rates['archive_seconds']} s",
+        unarchive_seconds=f"{rates['unarchive_seconds']} s",
+        file_bandwidth=f"{rates['file_bytes_per_second']} B/s",
+        staging_seconds=f"{rates['staging_seconds']} s",
+        state_dict_seconds=f"{rates['state_dict_seconds']} s",
+        planner_seconds_per_item=f"{sorted(per_item)[len(per_item) // 2]} s",
+        interpreter_share=0.5,
+        copy_bandwidth=f"{rates['copy_bytes_per_second']} B/s",
+        source="traces/checkpoints/clock.json",
+        evidence="measured",
+    )

@@ -1,0 +1,275 @@
+"""Seconds, bytes and memory of a job's saves and loads.
+
+A save: ranks gather where the format wants one file, the planner on rank 0 goes through all items, states are
+staged in host memory where writing is to go on beside the steps, a thread of each rank makes archives and
+writes them, and a commit makes them a checkpoint. A synchronous save blocks the step until its commit.
+
+# [Note: archive, then store]
+DCP's torch.save fills the page cache of the node, and fsync waits for the store: the two follow each other
+(torch 2.13 distributed/checkpoint/filesystem.py `_write_files_from_queue`, which one thread runs). DeepSpeed
+and one file of all give torch.save a name: its C++ writes the file and nobody calls fsync, but a store over a
+network gets the bytes before the file is closed. A rate stated per writer is of the whole path, and then no
+other.
+
+# [Note: two threads, one interpreter]
+A writer thread and the thread that launches kernels take turns of 5 ms (CPython `sys.setswitchinterval`), so
+each gets `interpreter_share` of the interpreter while the other wants it. A host that works for a part h of
+the step and gets a share s slows it by h / s if that is above 1; planning on rank 0, for which all wait in
+their next collective, and making archives are the writer's part. A process of its own has an interpreter of
+its own.
+
+# [Note: DeepSpeed's decoupled writer]
+Its process writes what the engine hands it, and the engine waits for the commit before the next update
+(0.19.8 runtime/engine.py `_commit_decoupled_checkpoint`): a save hides behind one forward and backward.
+
+# [Note: cards]
+Beside the step, states go to the store or to a peer through the node's cards, and collectives between nodes
+get what is left. The step is simulated with so much less, and the difference is added to every step while
+bytes are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.api import Result
+from zsim.errors import InputError
+from zsim.goodput.checkpoint import Checkpoint
+from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
+from zsim.goodput.checkpoints.rates import SavingRates, saving_rates
+from zsim.goodput.checkpoints.saved import Saved
+from zsim.goodput.checkpoints.store import (
+    StoreLimits,
+    file_seconds,
+    read_limits,
+    transfer_seconds,
+    write_limits,
+)
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
+from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
+
+_STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")
+
+
+@dataclass(frozen=True, slots=True)
+class SavePhases:
+    """Seconds of the phases of one save, from its start to its commit, and of a load. `gather`: finding the
+    states, and gathering them where one file is wanted."""
+
+    gather: float
+    plan: float
+    stage: float
+    archive: float
+    store: float
+    commit: float
+    load: float
+
+    @property
+    def writing(self) -> float:
+        return self.archive + self.store + self.commit
+
+
+def checkpoint_of(job: Job, result: Result, *, mode: CheckpointMode | None = None) -> Checkpoint:
+    """The cost of a save of the job beside the step of `result`; `mode`: in place of the table's.
+
+    Raises InputError for a format that the framework lacks, staging that host memory has no room for, and a
+    tier that the cluster lacks.
+    """
+    run = job.experiment.run
+    table = CheckpointTable() if run is None else run.checkpoint
+    table = table if mode is None else table.model_copy(update={"mode": mode})
+    storage = resolve_storage(None if run is None else run.storage)
+    saved = saved_files(job, table.format, threads=table.threads)
+    _check_mode(table, saved)
+    return cost_of(job, saved, table, storage, step_beside(result))
+
+
+def cost_of(
+    job: Job,
+    saved: Saved,
+    table: CheckpointTable,
+    storage: StorageTable,
+    step: StepBeside,
+    rates: SavingRates | None = None,
+) -> Checkpoint:
+    """The cost of `saved`. Raises InputError as `checkpoint_of`."""
+    if table.mode == "none":
+        return Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
+    machine = SavingMachine(job, rates or saving_rates())
+    phases = phases_of(machine, saved, table, storage)
+    held = _staging_bytes(machine, saved, table)
+    if held:
+        _check_room(job, table, held, step)
+    durable = phases.gather + phases.plan + phases.stage + phases.writing
+    blocking, slowdown = durable, 0.0
+    if table.mode in _STAGED:
+        blocking, slowdown = _beside_the_step(machine, saved, table, phases, step)
+        durable = max(durable + slowdown, blocking)
+    return Checkpoint(saved.bytes, blocking, durable, slowdown, phases.load, held)
+
+
+def phases_of(
+    machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
+) -> SavePhases:
+    """The phases, each as long as it takes with no step beside it."""
+    threads = table.threads
+    rates, node_of = machine.rates, machine.node_of
+    written = saved.written()
+    is_staged = table.mode in _STAGED
+    copies = saved.staged if is_staged else written
+    hidden = (
+        saved.format in ("dcp", "reference") and threads == 1 and not is_staged
+    )  # copied ahead of writing
+    pinned = is_staged and table.staging == "pinned"
+    stage = 0.0 if hidden else machine.copy_seconds(copies, is_pinned=pinned)
+    if machine.is_cpu and not is_staged:
+        stage = 0.0  # states are in host memory
+    if is_staged and saved.format == "dcp":
+        stage += saved.items / len(saved.staged) * rates.staging_seconds
+    limits = _write_limits(machine, table, storage)
+    per_writer = np.isfinite(limits.rank)
+    archive = 0.0 if per_writer else _archive_seconds(saved, rates, threads)
+    commit = file_seconds(saved.num_files(), limits) + _round_seconds(machine, saved)
+    if table.mode == "in-memory":
+        archive = commit = 0.0
+        limits = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
+        written = saved.staged
+    return SavePhases(
+        gather=saved.states * rates.state_dict_seconds + machine.gather_seconds(saved),
+        plan=plan_seconds(saved, rates, is_cached=table.plan_caching),
+        stage=stage,
+        archive=archive,
+        store=transfer_seconds(written, node_of, limits),
+        commit=commit,
+        load=load_seconds(machine, saved, table, storage),
+    )
+
+
+def plan_seconds(saved: Saved, rates: SavingRates, *, is_cached: bool = False) -> float:
+    """Seconds of the planner on rank 0, which reads every item of every rank, removes copies and answers;
+    none for plans that are kept (`enable_plan_caching`, after the first save)."""
+    return 0.0 if is_cached else saved.items * rates.planner_seconds_per_item
+
+
+def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
+    """Seconds of the fullest rank's archives; the number of tensors is about its files' overhead."""
+    written, overhead = saved.written(), np.zeros(len(saved.staged))
+    np.add.at(overhead, [file.rank for file in saved.files], [file.overhead for file in saved.files])
+    if not saved.is_synced:  # [Note: archive, then store]
+        return float(written.max()) / rates.file_bandwidth
+    tensors = overhead / _OVERHEAD_PER_TENSOR
+    return float((written / rates.archive_bandwidth + tensors * rates.archive_seconds).max()) / threads
+
+
+_OVERHEAD_PER_TENSOR = 1577  # bytes of an archive of one tensor beside it
+
+
+def _write_limits(machine: SavingMachine, table: CheckpointTable, storage: StorageTable) -> StoreLimits:
+    if table.mode == "local-then-remote":
+        drives = machine.drive_bytes_per_second()
+        if drives is None:
+            raise InputError(
+                "run.checkpoint.mode: found 'local-then-remote', but the nodes of cluster "
+                f"'{machine.job.cluster.name}' have no drives ([nvme]); expected 'in-memory', 'async' or "
+                "'sync'"
+            )
+        return StoreLimits(np.inf, drives[0], np.inf)
+    return write_limits(storage, table.threads, machine.nic_bytes_per_second)
+
+
+def load_seconds(
+    machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
+) -> float:
+    """Seconds of reading a checkpoint back: every rank its states (or rank 0 all, and a broadcast), through
+    the planner again, out of the archives, to the devices."""
+    rates = machine.rates
+    if table.mode == "in-memory":
+        return machine.copy_seconds(saved.staged, is_pinned=True)
+    limits = read_limits(storage, table.threads, machine.nic_bytes_per_second)
+    if table.mode == "local-then-remote":
+        drives = machine.drive_bytes_per_second()
+        limits = limits if drives is None else StoreLimits(np.inf, drives[1], np.inf)
+    archives = 0.0
+    if not np.isfinite(limits.rank):
+        archives = float(saved.read.max()) / rates.unarchive_bandwidth / table.threads
+        archives += saved.items / len(saved.read) * rates.unarchive_seconds
+    found = transfer_seconds(saved.read, machine.node_of, limits) + archives
+    found += machine.copy_seconds(saved.read, is_pinned=False) + saved.states * rates.state_dict_seconds
+    found += saved.chunks * rates.planner_seconds_per_item  # `.metadata`, which every rank reads whole
+    found += plan_seconds(saved, rates) + file_seconds(np.minimum(saved.num_files(), 1), limits)
+    if saved.read_once:
+        found += machine.broadcast_seconds(int(saved.read.max()))
+    return found
+
+
+def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
+    """Seconds of the messages by which all ranks agree: plans in and out, results in, the commit."""
+    return 0.0 if machine.job.world_size == 1 else 4 * machine.broadcast_seconds(64 * 1024)
+
+
+# -- beside the step -----------------------------------------------------------------------------------
+
+
+def _beside_the_step(
+    machine: SavingMachine, saved: Saved, table: CheckpointTable, phases: SavePhases, step: StepBeside
+) -> tuple[float, float]:
+    """(seconds that the step waits, seconds that are added to the steps beside the writing)."""
+    if saved.format == "deepspeed" and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
+        rest = phases.plan + phases.stage + phases.writing
+        return phases.gather + max(0.0, rest - step.copying_seconds), 0.0
+    if table.staging == "pinned":  # beside forward and backward, and awaited before the update
+        blocking = phases.gather + max(0.0, phases.stage - step.copying_seconds)
+    else:
+        blocking = phases.gather + phases.stage
+    slowdown = _card_slowdown(machine, saved, table, phases, step)
+    if table.writer == "thread" and table.mode == "async":
+        share = machine.rates.interpreter_share
+        pace = max(1.0, step.host_fraction / share)  # [Note: two threads, one interpreter]
+        slowdown += (phases.plan + phases.archive) / share * (1 - 1 / pace)
+    return blocking, slowdown
+
+
+def _card_slowdown(
+    machine: SavingMachine, saved: Saved, table: CheckpointTable, phases: SavePhases, step: StepBeside
+) -> float:
+    """[Note: cards]"""
+    if table.mode == "local-then-remote" or phases.store == 0.0:
+        return 0.0
+    sent = saved.staged if table.mode == "in-memory" else saved.written()
+    fullest = float(np.bincount(machine.node_of, weights=sent).max())
+    fraction = fullest / phases.store / machine.nic_bytes_per_second
+    return phases.store / step.seconds * machine.slower_step_seconds(fraction)
+
+
+def _check_mode(table: CheckpointTable, saved: Saved) -> None:
+    if table.mode == "async" and saved.format == "full":
+        raise InputError(
+            "run.checkpoint.mode: found 'async' with format 'full', which torch.save writes while the step "
+            "waits; expected 'sync', or format 'dcp'"
+        )
+
+
+# -- host memory ---------------------------------------------------------------------------------------
+
+
+def _staging_bytes(machine: SavingMachine, saved: Saved, table: CheckpointTable) -> int:
+    """Host memory of the fullest node: the staged states; in-memory a peer's besides, and the last complete
+    copies of both, which stay until the new ones are whole."""
+    if table.mode not in _STAGED:
+        return 0
+    node = int(np.bincount(machine.node_of, weights=saved.staged).max())
+    return 4 * node if table.mode == "in-memory" else node
+
+
+def _check_room(job: Job, table: CheckpointTable, held: int, step: StepBeside) -> None:
+    room = job.cluster.host.memory - step.host_bytes
+    if held > room:
+        raise InputError(
+            f"run.checkpoint.mode: '{table.mode}' stages {held / 1e9:,.0f} GB in the host memory of a node, "
+            f"and {max(0, room) / 1e9:,.0f} GB of {job.cluster.host.memory / 1e9:,.0f} GB are left beside "
+            "the step: out of memory; expected 'sync', more nodes, or less offloading"
+        )

@@ -1,0 +1,126 @@
+"""The machine and the step as a save meets them: copies to the host, cards, drives, collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zsim.api import Result
+from zsim.arrays import Ints
+from zsim.engine.micro_batches import simulate_step
+from zsim.fabric.idle import idle_seconds
+from zsim.goodput.checkpoints.rates import SavingRates
+from zsim.goodput.checkpoints.saved import Saved
+from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.specs.experiment.faults import LinkFault
+from zsim.specs.experiment.job import Job, job_topology
+
+_SENDING = "nic_out"  # all links from cards to the fabric
+_NOTHING, _LEAST_LEFT = 0.01, 0.1  # fractions of a card's rate
+
+
+@dataclass(frozen=True, slots=True)
+class StepBeside:
+    """The step that saving goes on beside. `copying_seconds`: of it, in which staged states do not change,
+    forward and backward; `host_fraction`: in which its host works; `host_bytes`: of a node's memory that is
+    in use."""
+
+    seconds: float
+    copying_seconds: float
+    host_fraction: float
+    host_bytes: int
+
+
+def step_beside(result: Result) -> StepBeside:
+    """The facts of a simulated step."""
+    report = result.report
+    seconds = report.step_seconds
+    trace = result.trace.of_rank(report.rank)
+    issued = trace.issue_seconds[~np.isnan(trace.issue_seconds)]
+    blocked = sum(end - start for _, start, end, _ in trace.host_blocks)
+    busy = (float(np.ptp(issued)) - blocked) / trace.step_seconds if len(issued) else 1.0
+    host = report.peaks["host"].total if "host" in report.peaks else 0
+    update = report.breakdown.seconds.get("optimizer", 0.0)
+    return StepBeside(seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host)
+
+
+@dataclass(frozen=True)
+class SavingMachine:
+    """A job's hardware in the units of saving; copies are those of all ranks of a node at once."""
+
+    job: Job
+    rates: SavingRates
+
+    @property
+    def node_of(self) -> Ints:
+        """The node of every rank."""
+        job = self.job
+        topology = job_topology(job)
+        nodes = topology.node_of(topology.slots)
+        _, numbers = np.unique(nodes, return_inverse=True)
+        found: Ints = numbers.reshape(-1).astype(np.int64)
+        return found
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.job.cluster.gpu.vendor == "cpu"
+
+    @property
+    def nic_bytes_per_second(self) -> float:
+        """Rate of a node's cards together."""
+        nic = self.job.cluster.nic
+        return nic.per_node * nic.bandwidth * nic.efficiency
+
+    def copy_seconds(self, amounts: Ints, *, is_pinned: bool) -> float:
+        """Seconds until all ranks have copied `amounts` bytes to or from their hosts: over a GPU's PCIe link
+        or, pageable, the driver's buffer, under the uplink that GPUs share and what host memory takes."""
+        if not amounts.any():
+            return 0.0
+        cluster = self.job.cluster
+        fullest = float(amounts.max())
+        if self.is_cpu:
+            return fullest / self.rates.copy_bandwidth
+        pcie, host, offload = cluster.pcie, cluster.host, cluster.offload
+        link = pcie.bandwidth * pcie.efficiency
+        each = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))
+        if not is_pinned:
+            each = min(each, offload.pageable_bandwidth)
+        per_node = float(np.bincount(self.node_of, weights=amounts).max())
+        return max(fullest / each, per_node / (host.memory_bandwidth * offload.dma_fraction))
+
+    def drive_bytes_per_second(self) -> tuple[float, float] | None:
+        """(written, read) of a node's drives together; None without drives."""
+        nvme = self.job.cluster.nvme
+        if nvme is None or nvme.drives == 0:
+            return None
+        striped = nvme.drives * nvme.efficiency
+        return nvme.write_bandwidth * striped, nvme.read_bandwidth * striped
+
+    def gather_seconds(self, saved: Saved) -> float:
+        """Seconds of gathering tensors, one all-gather each, over all ranks."""
+        return self._collectives("all_gather", saved.gathered)
+
+    def broadcast_seconds(self, amount: int) -> float:
+        return self._collectives("broadcast", (amount,))
+
+    def slower_step_seconds(self, fraction: float) -> float:
+        """Seconds by which a step is longer while `fraction` of what every card sends is taken: simulated,
+        with cards that are slower by as much; 0 on one node."""
+        if self.job.num_nodes == 1 or fraction <= _NOTHING:
+            return 0.0
+        left = max(_LEAST_LEFT, 1.0 - fraction)
+        faults = self.job.faults
+        busy = faults.model_copy(
+            update={"links": {**faults.links, _SENDING: LinkFault(bandwidth_fraction=left)}}
+        )
+        alone, beside = simulate_step(self.job), simulate_step(replace(self.job, faults=busy))
+        return max(0.0, beside.seconds - alone.seconds)
+
+    def _collectives(self, kind: CollectiveKind, sizes: tuple[int, ...]) -> float:
+        world = self.job.world_size
+        if world == 1 or not sizes:
+            return 0.0
+        group = Group.regular("world", world)
+        works = [Collective(kind, size, "fp32", "world") for size in sizes]
+        return idle_seconds(job_topology(self.job), {"world": group}, works)

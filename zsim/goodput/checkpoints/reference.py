@@ -1,0 +1,50 @@
+"""The reference engine's own checkpoint (`validation/zero/checkpoint.py`): each unit's flat tensors without
+padding, cut evenly, through DCP; a file of random state per rank, buffers and a manifest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
+from zsim.goodput.checkpoints.saved import Saved, SavedFile
+from zsim.goodput.checkpoints.tensors import HeldStates, HeldTensor, own
+from zsim.specs.model.spec import ModelSpec
+
+_STATES = 3  # master, exp_avg, exp_avg_sq, in fp32
+_RANDOM_STATE_BYTES = 5056  # of torch's generator on the host
+_MANIFEST_BYTES = 5000
+_METADATA_BYTES, _METADATA_CHUNK = 970, 104  # recorded (traces/checkpoints/files.json)
+
+
+def reference_files(held: HeldStates, model: ModelSpec) -> Saved:
+    """The files of `checkpoint.save`."""
+    ranks, units = held.data_ranks, _units(held.tensors[0], model.block_prefix)
+    files = [SavedFile("buffers.pt", 0, overhead=VALUE_BYTES),
+             SavedFile("manifest.json", 0, overhead=_MANIFEST_BYTES)]  # fmt: skip
+    for rank in range(ranks):
+        overhead = archive_bytes(_RANDOM_STATE_BYTES) - _RANDOM_STATE_BYTES
+        files.append(SavedFile(f"rank{rank}.pt", rank, 0, _RANDOM_STATE_BYTES, overhead))
+    staged = np.zeros(ranks, dtype=np.int64)
+    for name, numel in units.items():
+        metadata = _METADATA_BYTES + _METADATA_CHUNK * _STATES * ranks
+        files.append(SavedFile(f"{name}/.metadata", 0, overhead=metadata))
+        shard = -(-numel // ranks)
+        for rank in range(ranks):
+            chunk = 4 * max(0, min(shard, numel - rank * shard))
+            overhead = _STATES * (archive_bytes(chunk) - chunk)
+            files.append(SavedFile(f"{name}/__{rank}_0.distcp", rank, chunk, 2 * chunk, overhead))
+            staged[rank] += _STATES * chunk
+    items = _STATES * len(units) * ranks
+    return Saved("reference", tuple(files), staged, staged, items=items, chunks=items, is_synced=True)
+
+
+def _units(tensors: tuple[HeldTensor, ...], block_prefix: str) -> dict[str, int]:
+    """Elements of the root and of every block."""
+    found = {"root": 0}
+    for tensor in own(tensors):
+        name = "root"
+        if tensor.name.startswith(f"{block_prefix}."):
+            number = tensor.name[len(block_prefix) + 1 :].partition(".")[0]
+            name = f"{block_prefix}.{number}"
+        found[name] = found.get(name, 0) + tensor.numel
+    return found

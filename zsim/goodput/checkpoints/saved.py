@@ -1,0 +1,88 @@
+"""The files of a save, and the bytes that each rank copies, writes and reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Ints
+
+COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhead_bytes", "bytes")
+
+
+class SavedFile(NamedTuple):
+    """A file. `overhead`: bytes that are no tensor's: pickles, archives' headers, padding of records;
+    `copies`: so many files of that size in all (`*` in the name)."""
+
+    name: str
+    rank: int
+    parameters: int = 0
+    optimizer_states: int = 0
+    overhead: int = 0
+    copies: int = 1
+
+    @property
+    def tensors(self) -> int:
+        """Bytes of tensors."""
+        return self.parameters + self.optimizer_states
+
+    @property
+    def bytes(self) -> int:
+        return self.tensors + self.overhead
+
+
+@dataclass(frozen=True)
+class Saved:
+    """All files of one save. `staged`: bytes of states per rank, which an asynchronous save copies to the
+    host first; `read`: bytes that each rank reads to load. `items`: tensors and values that the planner on
+    rank 0 gets from all ranks together, `chunks` those that are left without copies (0: no planner).
+    `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
+    and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
+    `is_synced`: files are forced to the store (fsync) before the commit."""
+
+    format: str
+    files: tuple[SavedFile, ...]
+    staged: Ints
+    read: Ints
+    items: int = 0
+    chunks: int = 0
+    gathered: tuple[int, ...] = ()
+    read_once: bool = False
+    states: int = 0
+    is_synced: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @cached_property
+    def categories(self) -> dict[str, int]:
+        """Bytes by category."""
+        return {
+            "parameters": sum(file.parameters for file in self.files),
+            "optimizer_states": sum(file.optimizer_states for file in self.files),
+            "overhead": sum(file.overhead for file in self.files),
+        }
+
+    def written(self) -> Ints:
+        """Bytes per rank."""
+        return self._by_rank([file.bytes for file in self.files])
+
+    def num_files(self) -> Ints:
+        """Files per rank."""
+        return self._by_rank([file.copies for file in self.files])
+
+    def _by_rank(self, amounts: list[int]) -> Ints:
+        found = np.zeros(len(self.staged), dtype=np.int64)
+        np.add.at(found, [file.rank for file in self.files], amounts)
+        return found
+
+    def rows(self) -> list[tuple[str | int, ...]]:
+        """`checkpoint_files.csv`: a row per file, under `COLUMNS`."""
+        return [
+            (file.name, file.rank, file.parameters, file.optimizer_states, file.overhead, file.bytes)
+            for file in self.files
+        ]

@@ -1,0 +1,111 @@
+"""Time until a store has taken, or given, what all ranks have for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.arrays import Floats, Ints
+from zsim.specs.experiment.run.storage import StorageTable
+
+_CLASSES = 64  # ranks with about as many bytes move together
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Bytes per second of one rank, of one node, of all together; infinite where there is no limit.
+    `open_seconds`: per file; `files_per_second`: of all."""
+
+    rank: float
+    node: float
+    total: float
+    open_seconds: float = 0.0
+    files_per_second: float = np.inf
+
+
+def write_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
+    """The limits of writing with `threads` per rank through `node` bytes per second of a node's cards,
+    where the table says nothing of a node."""
+    return _limits(
+        table, threads, node, table.write_bandwidth_per_writer, table.write_bandwidth_per_node,
+        table.write_bandwidth,
+    )  # fmt: skip
+
+
+def read_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
+    """The limits of reading; as those of writing where the table says nothing."""
+    return _limits(
+        table, threads, node,
+        table.read_bandwidth_per_reader or table.write_bandwidth_per_writer,
+        table.read_bandwidth_per_node or table.write_bandwidth_per_node,
+        table.read_bandwidth or table.write_bandwidth,
+    )  # fmt: skip
+
+
+def _limits(
+    table: StorageTable,
+    threads: int,
+    node: float,
+    per_thread: float | None,
+    per_node: float | None,
+    total: float | None,
+) -> StoreLimits:
+    part = table.efficiency
+    return StoreLimits(
+        threads * per_thread if per_thread else np.inf,
+        per_node or node,
+        total * part if total else np.inf,
+        table.latency,
+        table.metadata_per_second or np.inf,
+    )
+
+
+def transfer_seconds(amounts: Ints, node_of: Ints, limits: StoreLimits) -> float:
+    """Seconds until the last rank's bytes are through, all beginning at once: rates are max-min fair under
+    the limits of ranks, nodes and the whole, and rise as others end."""
+    left = _rounded_up(amounts)
+    nodes = int(node_of.max(initial=0)) + 1
+    seconds = 0.0
+    while True:
+        active = left > 0
+        if not active.any():
+            return seconds
+        beside = np.bincount(node_of[active], minlength=nodes)
+        caps = np.minimum(limits.rank, limits.node / beside[node_of[active]])
+        rates = np.minimum(caps, _level(caps, limits.total))
+        if np.isinf(rates).all():
+            return seconds
+        step = float((left[active] / rates).min())
+        left[active] = left[active] - rates * step
+        left[left < 1.0] = 0.0
+        seconds += step
+
+
+def file_seconds(files: Ints, limits: StoreLimits) -> float:
+    """Seconds of creating or opening `files` per rank."""
+    return float(files.max(initial=0)) * limits.open_seconds + float(files.sum()) / limits.files_per_second
+
+
+def _rounded_up(amounts: Ints) -> Floats:
+    """The amounts in `_CLASSES` classes at most, each as its largest member."""
+    values = np.unique(amounts[amounts > 0])
+    found = amounts.astype(np.float64)
+    if len(values) > _CLASSES:
+        edges = np.linspace(values[0], values[-1], _CLASSES + 1)[1:]
+        positive = amounts > 0
+        place = np.minimum(np.searchsorted(edges, found[positive] - 0.5), _CLASSES - 1)
+        largest = np.zeros(_CLASSES)
+        np.maximum.at(largest, place, found[positive])
+        found[positive] = largest[place]
+    return found
+
+
+def _level(caps: Floats, total: float) -> float:
+    """The rate at which everyone who can goes, so that all together do not exceed `total`."""
+    if caps.sum() <= total:
+        return float(np.inf)
+    ordered = np.sort(caps)
+    before = np.concatenate([[0.0], np.cumsum(ordered)[:-1]])
+    levels = (total - before) / np.arange(len(ordered), 0, -1)
+    return float(levels[np.argmax(levels <= ordered)])
