@@ -17,7 +17,19 @@ from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import classic, gpt, grouped_query, llama, megatron, moe
+from zsim.specs.model.families import (
+    classic,
+    encoders,
+    gemma,
+    gpt,
+    grouped_query,
+    llama,
+    megatron,
+    moe,
+    nope,
+    post_norm,
+    t5,
+)
 from zsim.specs.model.families import llama_variants as kin
 from zsim.specs.model.spec import ModelSpec
 
@@ -36,6 +48,12 @@ _N_NAMES = {
     "n_head": ("num_attention_heads", "num_heads"),
     "n_positions": ("max_position_embeddings", "n_ctx"),
 }
+_T5_NAMES = {
+    "d_model": ("hidden_size",),
+    "num_layers": ("num_hidden_layers",),
+    "num_heads": ("num_attention_heads",),
+    "d_kv": ("head_dim",),
+}
 _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -47,7 +65,8 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
     "deepseek_v3": ModelFamily(moe.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
-    "gemma2": ModelFamily(kin.gemma2),
+    "gemma2": ModelFamily(gemma.gemma2),
+    "gemma3_text": ModelFamily(gemma.gemma3),
     "phi3": ModelFamily(kin.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -84,6 +103,19 @@ FAMILIES: dict[str, ModelFamily] = {
     "megatron": ModelFamily(megatron.megatron),
     "nemotron": ModelFamily(grouped_query.nemotron),
     "starcoder2": ModelFamily(grouped_query.starcoder2),
+    "granite": ModelFamily(kin.granite),
+    "internlm3": ModelFamily(kin.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
+    "olmo2": ModelFamily(post_norm.olmo2),
+    "olmo3": ModelFamily(post_norm.olmo3),
+    "exaone4": ModelFamily(post_norm.exaone4),
+    "glm4": ModelFamily(post_norm.glm4),
+    "smollm3": ModelFamily(nope.smollm3),
+    "cohere2": ModelFamily(nope.cohere2),
+    "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
+    "bert": ModelFamily(encoders.bert),
+    "roberta": ModelFamily(encoders.roberta),
+    "modernbert": ModelFamily(encoders.modernbert),
+    "t5": ModelFamily(t5.t5, _T5_NAMES),
 }
 
 

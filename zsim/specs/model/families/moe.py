@@ -65,7 +65,7 @@ def qwen3_moe(config: ConfigReader) -> ModelSpec:
     has_bias = config.boolean("attention_bias", False)
     width = config.integer("moe_intermediate_size", 768)
     num_experts, top_k = config.integer("num_experts", 128), config.integer("num_experts_per_tok", 8)
-    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True)
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head")
     sparse = _routed(config, shape.hidden, width, num_experts, top_k)
     return _mixed(config, shape, "Qwen3MoeDecoderLayer", core, sparse, _EXPERTS_FIRST)
 
