@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from zsim import Experiment, make_plan, simulate
+from zsim.cost.flops import active_numel
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, Block, ModelSpec, Norm, Residual
@@ -259,3 +260,75 @@ def test_t5_trains_on_as_many_tokens_in_each_half(kind: str) -> None:
     report = simulate(experiment).report.to_dict()
     flops = report["model_flops_per_second_per_gpu"] * report["step_seconds"]
     assert flops == pytest.approx(512 * (6 * 737_668_096 + 12 * 72 * 1024 * 512), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "active", "prediction"),
+    [
+        ("deepseek-v2-lite", 2.661, 0),
+        ("deepseek-v2", 21.376, 0),
+        # a block of 11,507,286,016, a product of two hidden states to one (2 x 7168^2) and three norms
+        ("deepseek-v3", 37.552, 11_507_286_016 + 2 * 7168**2 + 3 * 7168),
+        ("qwen3-235b-a22b", 22.191, 0),
+        ("gpt-oss-20b", 4.187, 0),
+        ("gpt-oss-120b", 5.712, 0),
+    ],
+)
+def test_active_parameters_and_those_of_multi_token_prediction(
+    name: str, active: float, prediction: int
+) -> None:
+    """Billions, worked out from the published shapes: all but (E - k)/E of routed experts."""
+    model = load_model(name)
+    assert round(active_numel(model) / 1e9, 3) == active
+    assert model.mtp_parameters == prediction
+
+
+def test_gpt_oss_has_a_sink_per_head_and_a_window_in_every_other_layer() -> None:
+    model = load_model("gpt-oss-20b")
+    assert [core(block).window for block in model.blocks[:4]] == [128, None, 128, None]
+    sinks = next(module for module in model.blocks[0].modules if module.name == "self_attn")
+    assert core(model.blocks[0]).has_sinks
+    assert [(one.name, one.shape) for one in sinks.parameters] == [("sinks", (64,))]
+
+
+def test_llama_4_attends_within_chunks_where_it_has_positions_and_interleaves_experts() -> None:
+    model = load_model("llama-4-maverick")
+    assert [core(block).chunk for block in model.blocks[:4]] == [8192, 8192, 8192, None]
+    assert [core(block).rotary for block in model.blocks[:4]] == [True, True, True, False]
+    routed = ["feed_forward.experts" in [one.name for one in block.modules] for block in model.blocks[:4]]
+    assert routed == [False, True, False, True]
+
+
+def test_transformers_own_llama_4_is_refused_as_it_computes_every_expert() -> None:
+    experiment = Experiment(
+        model="llama-4-scout",
+        cluster="dgx-h100",
+        nodes=8,
+        training={"sequence_length": 512},
+        strategy={"kind": "deepspeed", "stage": 3},
+    )
+    with pytest.raises(NotSimulatedError, match="computes every expert for every token"):
+        make_plan(experiment)
+
+
+def test_latent_attention_rotates_64_of_192_features() -> None:
+    one = core(load_model("kimi-k2").blocks[0])
+    assert (one.qk_head_dim, one.v_head_dim, one.rotary_width, one.is_latent) == (192, 128, 64, True)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "jamba"])
+def test_attention_without_a_price_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(NotSimulatedError, match=f"model type '{model_type}': most of its layers"):
+        build(model_type)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "olmoe-1b-7b", "granite-3.1-1b-a400m", "deepseek-v2-lite"])
+def test_small_mixtures_of_experts_run(name: str, kind: str) -> None:
+    """A step of at most a few tenths of its bound by FLOPs, and longer than it."""
+    strategy = {"kind": kind, **({"stage": 3} if kind == "deepspeed" else {})}
+    experiment = Experiment(
+        model=name, cluster="dgx-h100", nodes=1, training={"sequence_length": 4096}, strategy=strategy
+    )
+    report = simulate(experiment).report.to_dict()
+    assert 0.01 < report["mfu_fraction"] < 0.6

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model.config_reader import ConfigReader
@@ -23,9 +23,11 @@ from zsim.specs.model.families import (
     gemma,
     gpt,
     grouped_query,
+    latent,
     llama,
     megatron,
     moe,
+    moe_variants,
     nope,
     post_norm,
     t5,
@@ -64,7 +66,15 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen3": ModelFamily(kin.qwen3),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
-    "deepseek_v3": ModelFamily(moe.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "deepseek_v2": ModelFamily(latent.deepseek_v2),
+    "deepseek_v3": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "kimi_k2": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
+    "olmoe": ModelFamily(moe_variants.olmoe, _MOE_NAMES),
+    "phimoe": ModelFamily(moe_variants.phimoe, _MOE_NAMES),
+    "granitemoe": ModelFamily(moe_variants.granitemoe, _MOE_NAMES),
+    "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
+    "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
     "gemma2": ModelFamily(gemma.gemma2),
     "gemma3_text": ModelFamily(gemma.gemma3),
     "phi3": ModelFamily(kin.phi3),
@@ -119,6 +129,18 @@ FAMILIES: dict[str, ModelFamily] = {
 }
 
 
+_LINEAR = "most of its layers have linear attention by the gated delta rule, which has no price in zsim"
+_STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"
+_REFUSED = {
+    "qwen3_next": _LINEAR,
+    "deepseek_v32": "an indexer chooses the keys of its attention, which has no price in zsim",
+    "mamba": _STATE_SPACES,
+    "mamba2": _STATE_SPACES,
+    "jamba": _STATE_SPACES,
+    "granitemoehybrid": _STATE_SPACES,
+}
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """The model of a preset's name, a `config.json`, or a folder that holds one.
 
@@ -152,6 +174,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_known()}"
         )
     family = FAMILIES.get(model_type)
+    if model_type in _REFUSED:
+        raise NotSimulatedError(f"{where}: model type '{model_type}': {_REFUSED[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"
