@@ -370,10 +370,11 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_family_of_the_table_is_known() -> None:
-    """The 19 families of transformers that zsim promises, two with grouped queries and a plain MLP, and
-    Megatron's own."""
+    """Decoders, encoders, an encoder with a decoder, and Megatron's own."""
     assert sorted(FAMILIES) == [
-        "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
-        "llama", "megatron", "mistral", "mixtral", "mpt", "nemotron", "opt", "phi3", "qwen2", "qwen2_moe",
-        "qwen3", "qwen3_moe", "starcoder2",
+        "bert", "bloom", "cohere2", "deepseek_v2", "deepseek_v3", "exaone", "exaone4", "falcon", "gemma2",
+        "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
+        "granite", "granitemoe", "internlm3", "kimi_k2", "llama", "llama4_text", "megatron", "mistral",
+        "mixtral", "modernbert", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "phi3", "phimoe",
+        "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "smollm3", "starcoder2", "t5",
     ]  # fmt: skip

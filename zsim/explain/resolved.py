@@ -49,11 +49,11 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
 
 def model_size(job: Job) -> dict[str, int]:
     """Parameters of the whole model, whatever part of it a rank holds; active ones are all but those of the
-    experts that a token is not routed to. No model of zsim's has a multi-token-prediction module."""
+    experts that a token is not routed to. A module for multi-token prediction is counted, not simulated."""
     return {
         "parameters": job.model.numel,
         "active_parameters": active_numel(job.model),
-        "mtp_parameters": 0,
+        "mtp_parameters": job.model.mtp_parameters,
     }
 
 

@@ -1,7 +1,7 @@
 """The core of attention as kernels: fused (flash) or written out (math).
 
 Letters: b sequences, s tokens of a sequence, a heads, g key/value heads, d_k and d_v widths of a head's
-queries and values, e bytes per element. All models here are causal.
+queries and values, e bytes per element.
 
 Flash: 2 b a s^2 (d_k + d_v) FLOPs on all pairs, of which the causal mask leaves half (a window w leaves
 w s - w^2/2 of s^2 pairs); backward 2.5 times the forward, because it recomputes the scores and makes four
@@ -12,6 +12,14 @@ Math: two products over all s^2 pairs, the mask ignored; every step between them
 scores. Keys and values are first copied out to a heads (`repeat_kv`). The operators are those that
 transformers' `eager_attention_forward` dispatches: scale, mask, softmax (to fp32 and back in all families but
 GPT-2), dropout.
+
+Variants, as operators over b a s^2 scores in bytes each (counted with a dispatch mode over transformers
+5.23's `eager_attention_forward` of Gemma 2, gpt-oss and T5 under torch 2.13): a softcap divides, takes tanh
+and multiplies, 6e and 3 launches, backward 7e and 3, and keeps e; a sink column is joined, its maximum taken
+and subtracted, 5e and 3, backward 11e and 6; a bias by distance is added, 2e and 1, backward summed over the
+batch, e and 1. In the fused kernel softcap and sinks are free; a bias is read from memory (b a s^2 e; torch's
+memory-efficient kernel, which T5's `_supports_flash_attn = False` leaves) and its gradient written and summed
+up. The layer that makes the bias also sorts s^2 distances into buckets, 15 operators on 8-byte integers.
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from zsim.cost.kernels.elementwise import ROTARY_EAGER, ROTARY_FUSED
+from zsim.cost.kernels.elementwise import LATENT_HEADS, PARTLY_ROTATED, ROTARY_EAGER, ROTARY_FUSED
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
@@ -50,6 +58,7 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
         *_rotary(work, shape, options, 0),
+        *_making_bias(work, shape, options, 0),
         *core(work, shape, options),
         *_unpadding(work, shape, options, 0),
     )
@@ -74,6 +83,7 @@ def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) 
     return (
         *_unpadding(work, shape, options, 1),
         *core(work, shape, options),
+        *_making_bias(work, shape, options, 1),
         *_rotary(work, shape, options, 1),
     )
 
@@ -98,8 +108,18 @@ def output_elements(work: Attention) -> int:
     return work.num_heads * work.v_head_dim
 
 
-def causal_pairs(work: Attention, sequence_length: int) -> float:
-    """Query-key pairs of one sequence under a causal mask (and a window): s^2/2, or w s - w^2/2."""
+def attended_pairs(work: Attention, sequence_length: int) -> float:
+    """Query-key pairs of one sequence under the layer's mask.
+
+    Causal: s^2/2; with a window w s - w^2/2; in chunks c^2/2 each, and the rest's. Both ways: s^2, with a
+    window of w on each side (2 w + 1) s - w (w + 1).
+    """
+    if not work.is_causal:
+        side = min(work.window or sequence_length, sequence_length - 1)
+        return float((2 * side + 1) * sequence_length - side * (side + 1))
+    if work.chunk is not None:
+        count, rest = divmod(sequence_length, work.chunk)
+        return count * work.chunk**2 / 2 + rest**2 / 2
     window = min(work.window or sequence_length, sequence_length)
     return window * sequence_length - window * window / 2
 
@@ -108,9 +128,28 @@ def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction:
     if not work.rotary:
         return ()
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
-    elements = shape.tokens * (work.num_heads + work.num_kv_heads) * work.qk_head_dim
+    elements = (work.num_heads + work.num_kv_heads) * work.qk_head_dim
     launches = passes.launches if options.fuses_kernels else 2 * passes.launches
-    num_bytes = passes.tensors * elements * options.activation_bytes
+    moved = passes.tensors * elements
+    if work.rotary_width is not None and not options.fuses_kernels:
+        keys = 1 if work.is_latent else work.num_kv_heads
+        whole = (LATENT_HEADS if work.is_latent else PARTLY_ROTATED)[direction]
+        moved = passes.tensors * (work.num_heads + keys) * work.rotary_width + whole.tensors * elements
+        launches += whole.launches if work.is_latent else 2 * whole.launches
+    num_bytes = shape.tokens * moved * options.activation_bytes
+    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
+def _making_bias(
+    work: Attention, shape: BatchShape, options: WorkOptions, direction: int
+) -> tuple[Kernel, ...]:
+    """The bias by distance, looked up once for the layers that read it: buckets, a gather of one row per pair
+    and its transpose; backward adds the gradient of each pair to its row."""
+    if work.bias != "made":
+        return ()
+    pairs, e = shape.sequence_length**2, options.activation_bytes
+    buckets, launches = (15 * 16, 17) if direction == 0 else (0, 3)
+    num_bytes = pairs * (buckets + 4 * work.num_heads * e)
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
@@ -146,8 +185,12 @@ def _unpadding(
 
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length = shape.sequence_length
-    pairs = causal_pairs(work, length)
-    return (_fused_forward(work, shape.sequences, length, length, pairs, options),)
+    pairs = attended_pairs(work, length)
+    kernel = _fused_forward(work, shape.sequences, length, length, pairs, options)
+    if work.bias == "none":
+        return (kernel if work.is_causal else replace(kernel, is_causal=False),)
+    read = _num_scores(work, shape) * options.activation_bytes
+    return (replace(kernel, is_causal=work.is_causal, hbm_bytes=kernel.hbm_bytes + read),)
 
 
 def fused_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
@@ -179,8 +222,24 @@ def _fused_forward(
 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length = shape.sequence_length
-    pairs = causal_pairs(work, length)
-    return (_fused_backward(work, shape.sequences, length, length, pairs, options),)
+    pairs = attended_pairs(work, length)
+    kernel = _fused_backward(work, shape.sequences, length, length, pairs, options)
+    if work.bias == "none":
+        return (kernel if work.is_causal else replace(kernel, is_causal=False),)
+    e, scores = options.activation_bytes, _num_scores(work, shape)
+    has_gradient = work.bias != "zeros"
+    moved = scores * e * (2 if has_gradient else 1)
+    kernel = replace(kernel, is_causal=work.is_causal, hbm_bytes=kernel.hbm_bytes + moved)
+    return (kernel, *_bias_gradient(work, shape, options)) if has_gradient else (kernel,)
+
+
+def _bias_gradient(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """The scores' gradient summed over the batch and, but for the first layer's, added to what later layers
+    gave."""
+    e, scores = options.activation_bytes, _num_scores(work, shape)
+    added = 3 * scores // shape.sequences if work.bias == "read" else 0
+    launches = 2 if work.bias == "read" else 1
+    return (_scores_kernel(scores + added, options, e, launches),)
 
 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
@@ -237,24 +296,35 @@ def _math_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> t
 
 
 def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
-    """(bytes per score, launches) from the scores to the probabilities: scale, mask, softmax."""
+    """(bytes per score, launches) from the scores to the probabilities: scale, cap, bias, mask, sinks,
+    softmax."""
     e = options.activation_bytes
     if options.compile:
-        return 2 * e + (1 if work.dropout else 0), 1
+        return 2 * e + (1 if work.dropout else 0) + (e if work.softcaps else 0), 1
     softmax, launches = (e + 4 + 4 + e, 2) if work.upcasts_softmax and e < 4 else (2 * e, 1)
+    if work.softcaps:
+        softmax, launches = softmax + 6 * e, launches + 3
+    if work.has_sinks:
+        softmax, launches = softmax + 5 * e, launches + 3
+    if work.bias != "none":
+        softmax, launches = softmax + 2 * e, launches + 1
     return 2 * e + 2 * e + softmax, 2 + launches
 
 
 def _softmax_backward(work: Attention, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) of the way back: dropout, cast, softmax backward (reads probabilities and
-    gradient, writes one), scale."""
+    gradient, writes one), sinks, cap, scale."""
     e = options.activation_bytes
     mask = 1 if work.dropout else 0
     if options.compile:
-        return 3 * e + mask, 1
+        return 3 * e + mask + (e if work.softcaps else 0), 1
     upcasts = work.upcasts_softmax and e < 4
     softmax, launches = ((e + 4) + (4 + 4 + 4) + (4 + e), 3) if upcasts else (3 * e, 1)
     dropout = 2 * e + mask if mask else 0
+    if work.softcaps:
+        softmax, launches = softmax + 7 * e, launches + 3
+    if work.has_sinks:
+        softmax, launches = softmax + 11 * e, launches + 6
     return dropout + softmax + 2 * e, launches + 1 + mask
 
 
@@ -266,6 +336,7 @@ def _math_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
         _product(work, shape, options, work.v_head_dim, "keys"),
         _product(work, shape, options, work.v_head_dim, "head"),
         _scores_kernel(scores, options, *_softmax_backward(work, options)),
+        *(_bias_gradient(work, shape, options) if work.bias in ("made", "read") else ()),
         _product(work, shape, options, work.qk_head_dim, "keys"),
         _product(work, shape, options, work.qk_head_dim, "keys"),
         *_repeat_kv(work, shape, options),

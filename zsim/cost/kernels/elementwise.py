@@ -9,6 +9,11 @@ read or written once. They depend on the code alone, not on sizes.
     rotary forward    per tensor: mul, neg, cat, mul, add                          10 passes, 5 launches
     rotary backward   per tensor: mul, neg, 2 x (fill, copy), add, mul, add        15 passes, 9 launches
 
+Where only some of a head's features are rotated, the whole head is put together again: forward concatenates
+(2 passes), backward fills and copies each slice and adds (6; GLM 4). Latent attention: 2 passes forward;
+backward 3,238 elements per head of 2 x 192, 8.4 passes (split, expand and transposed copies; DeepSeek V2 and
+V3). Counted with a dispatch mode around `apply_rotary_pos_emb` and the attention's forward.
+
 # [Note: LayerNorm reads twice]
 torch's `vectorized_layer_norm_kernel` and `layer_norm_grad_input_kernel` (ATen/native/cuda/
 layer_norm_kernel.cu) loop over a row twice, and caches do not save the second reading:
@@ -38,7 +43,7 @@ class ActivationCost:
 
     forward: Passes
     backward: Passes
-    saved: int
+    saved: float
 
 
 # One kernel: silu, gelu, gelu_pytorch_tanh and all others that torch has natively. Backward reads the input
@@ -60,6 +65,20 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     # Nemotron's: relu, and a square, whose gradient takes pow(1), a product with two and one with dy
     # (torch's pow_backward). Both keep the relu's output.
     "relu2": ActivationCost(Passes(4, 2), Passes(10, 4), saved=1),
+    # gpt-oss: two clamps, a product, a sigmoid, a product, an add; with the last product 16 tensors in 7
+    # launches forward, 43 in 18 backward (slices of a fused projection filled up), 6 kept (`_apply_gate`).
+    "swiglu_oai": ActivationCost(Passes(13, 6), Passes(37, 16), saved=4),
+    # A dropout or a norm behind it keeps its output, not a Linear.
+    "relu_kept": ActivationCost(Passes(2, 1), Passes(3, 1), saved=1),
+    # Logits multiplied by a number (Granite, Cohere 2).
+    "scale": ActivationCost(Passes(2, 1), Passes(2, 1), saved=0),
+    # Reads and writes the tensor and a mask of one byte, half a 16-bit tensor.
+    "dropout": ActivationCost(Passes(2.5, 1), Passes(2.5, 1), saved=0.5),
+}
+# Fused into a neighbour's kernel; dropout still writes or reads its mask.
+_FUSED_AWAY = {
+    "scale": ActivationCost(Passes(0, 0), Passes(0, 0), saved=0),
+    "dropout": ActivationCost(Passes(0.5, 1), Passes(0.5, 1), saved=0.5),
 }
 
 # `act(gate) * up`: eager multiplies in a separate kernel and keeps both factors; fused keeps gate and up.
@@ -69,9 +88,15 @@ FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
 ROTARY_EAGER = (Passes(10, 5), Passes(15, 9))
 ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
 
+# Putting heads together of which a part is rotated, over whole heads, and latent attention's (all tensors).
+PARTLY_ROTATED = (Passes(2, 1), Passes(6, 3))
+LATENT_HEADS = (Passes(2, 3), Passes(8.4, 12))
+
 
 def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationCost:
     """Cost of the activation `name`; a fused activation is a single kernel in each direction."""
+    if is_fused and name in _FUSED_AWAY:
+        return _FUSED_AWAY[name]
     if is_fused:
         saved = 0 if name == "relu" and not is_gated else NATIVE.saved
         return FUSED_GATED if is_gated else ActivationCost(NATIVE.forward, NATIVE.backward, saved)
@@ -97,6 +122,15 @@ class NormCost:
     saved_bytes: int
 
 
+# Bytes and launches per element forward and backward, without casts to fp32 and back, and bytes kept: counted
+# with a dispatch mode over Cohere2LayerNorm, Llama4TextL2Norm and T5LayerNorm in bf16 and fp32.
+_WRITTEN_OUT = {
+    "cohere_layer": (48, 10, 132, 22, 12),
+    "l2": (20, 5, 68, 11, 4),
+    "t5_rms": (28, 6, 92, 14, 8),
+}
+
+
 def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = True) -> NormCost:
     """Cost of a norm. LayerNorm is one native kernel; RMSNorm is Python code in fp32 unless fused.
 
@@ -109,7 +143,9 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
 
     Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
     68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are
-    no-ops. Gemma multiplies by its weight in fp32 too, and keeps both fp32 tensors.
+    no-ops. Gemma (and OLMo 2) multiplies by its weight in fp32 too, and keeps both fp32 tensors. T5's
+    normalises its 16-bit input by an fp32 variance, `l2` (Llama 4's queries and keys) has no weight, and
+    Cohere's is a LayerNorm written out in fp32: see `_WRITTEN_OUT`.
     Statistics (4 or 8 bytes per token) are neglected.
     """
     e = element_bytes
@@ -118,6 +154,13 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
     if kind == "layer":
         return NormCost(3 * e, 1, 7 * e, 2, e)
     casts, cast_launches = (2 * (e + 4), 2) if e < 4 else (0, 0)
+    if kind in _WRITTEN_OUT:
+        forward, launches, backward, more, saved = _WRITTEN_OUT[kind]
+        if kind == "t5_rms" and e < 4:  # its input, the fp32 copy that is squared, the normalised tensor
+            return NormCost(forward + 6, launches + 2, backward - 2, more + 3, 8)
+        return NormCost(
+            forward + casts, launches + cast_launches, backward + casts, more + cast_launches, saved
+        )
     if kind == "gemma_rms":
         return NormCost(casts + 28, 8 + cast_launches, casts + 92, 15 + cast_launches, 8)
     return NormCost(

@@ -241,6 +241,8 @@ def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions)
     work = module.work
     assert isinstance(work, Activation)
     passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).forward
+    if not passes.launches:
+        return ()
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
     return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
 
@@ -249,21 +251,24 @@ def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions
     work = module.work
     assert isinstance(work, Activation)
     passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).backward
+    if not passes.launches:
+        return ()
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
     return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
 
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Dropout (reads, writes, writes a byte of mask) and the add; compiled, both are part of the next
-    norm."""
+    """Dropout (reads, writes, writes a byte of mask), the product with a number (reads, writes) and the add;
+    compiled, all are part of the next norm."""
     assert isinstance(module.work, Residual)
     elements, e = shape.tokens * module.work.width, options.activation_bytes
     if options.compile:
         return (_elementwise(elements, options.kernel_dtype),) if module.work.dropout else ()
     add = _elementwise(elements * (2 * options.stream_bytes + e), options.kernel_dtype)
-    if not module.work.dropout:
-        return (add,)
-    return (_elementwise(elements * (2 * e + 1), options.kernel_dtype), add)
+    kernels = (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.work.dropout else ()
+    if module.work.scales:
+        kernels = (*kernels, _elementwise(elements * 2 * e, options.kernel_dtype))
+    return (*kernels, add)
 
 
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

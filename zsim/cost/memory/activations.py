@@ -20,6 +20,7 @@ The loss: `zsim.cost.kernels.losses`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from zsim.cost.kernels.attention import (
@@ -246,7 +247,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Attention):
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
-            return tokens * (elements * e + query_elements(work) * 4)
+            of_bias = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
+            return tokens * (elements * e + query_elements(work) * 4) + of_bias
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
@@ -323,10 +325,19 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     if options.attention == "flash":
         is_doubled = _keeps_fused_projection(work, options)
         rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
+        if work.is_latent and work.rotary_width is not None and not options.fuses_kernels:
+            rotated += work.num_kv_heads * (work.qk_head_dim - work.rotary_width)  # the keys beside v
         unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
-        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
+        bias = bias_bytes(work, shape, options) if work.bias in ("made", "zeros") else 0
+        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
     return shape.tokens * repeated * e + score_bytes(work, shape, sum(kept_per_score(work, options)))
+
+
+def bias_bytes(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes of a bias that is added to the scores of every sequence; the layers that read it keep nothing of
+    their own."""
+    return work.num_heads * shape.sequence_length**2 * options.activation_bytes
 
 
 def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
@@ -336,8 +347,10 @@ def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
 
 def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
     """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output; with
-    dropout its mask and its output, else after an fp32 softmax the output cast back."""
+    dropout its mask and its output, else after an fp32 softmax the output cast back; a cap's tanh."""
     e = options.activation_bytes
+    if work.softcaps:
+        return (e, *kept_per_score(replace(work, softcaps=False), options))
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e
     if work.dropout:
@@ -347,7 +360,7 @@ def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
 
 def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
     cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels)
-    return shape.tokens * work.width * cost.saved * options.activation_bytes
+    return int(shape.tokens * work.width * cost.saved * options.activation_bytes)
 
 
 def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:

@@ -123,7 +123,8 @@ class _Cutter:
                 modules += self._row(module, work)
                 is_inside = has_core = False
             elif isinstance(work, Attention):
-                modules.append(replace(module, work=self._heads(work)))
+                own = tuple(_divided(one, 0, self.ranks) for one in module.parameters)
+                modules.append(replace(module, work=self._heads(work), parameters=own))
                 has_core = True
             elif isinstance(work, Activation):
                 modules.append(replace(module, work=replace(work, width=work.width // self.ranks)))

@@ -129,7 +129,7 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
     segments = [deriver.segment("before", "before", "", model.before)]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
-        name = f"{model.block_prefix}.{number}"
+        name = model.block_name(number)
         segments.append(deriver.block(name, block, training.checkpointing_of(number), checkpoint))
     segments.append(deriver.segment("after", "after", "", model.after))
     states = optimizer_state_bytes(training.optimizer, training.stored_dtype)

@@ -15,6 +15,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks, and
     for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
     checkpoints of which it recomputes a block once per parameter."""
+    _check_halves(model, parallelism)
     if parallelism.style == "torch":
         _check_async(training, parallelism)
         _check_split_backward(training, parallelism)
@@ -42,6 +43,17 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
         raise InputError(
             f"parallelism.passes: found {passes}, which does not divide {steps} micro-batches "
             "(training.gradient_accumulation_steps)"
+        )
+
+
+def _check_halves(model: ModelSpec, parallelism: Parallelism) -> None:
+    """An encoder and a decoder share no residual stream that could be cut."""
+    degrees = {name: getattr(parallelism, name) for name in ("tensor", "pipeline", "context")}
+    found = next((name for name, degree in degrees.items() if degree > 1), None)
+    if model.has_encoder and found:
+        raise NotSimulatedError(
+            f"parallelism.{found}: found {degrees[found]}, but '{model.name}' is an encoder with a decoder, "
+            "of which zsim simulates data parallelism only; expected 1"
         )
 
 
@@ -170,6 +182,12 @@ def _check_attention(work: Attention, model: ModelSpec, training: Training, para
         raise NotSimulatedError(
             f"parallelism.context: zsim does not simulate it with the padding mask of '{model.name}'"
         )
+    found = _unshared(work)
+    if found:
+        raise NotSimulatedError(
+            f"parallelism.context: the attention of '{model.name}' {found}, which zsim does not simulate "
+            f"with {name}'s context parallelism; expected context = 1"
+        )
     has_window = work.window is not None and work.window < training.sequence_length
     if has_window and method != "all-to-all":
         if parallelism.style == "megatron" and method != "all-gather":
@@ -183,6 +201,17 @@ def _check_attention(work: Attention, model: ModelSpec, training: Training, para
         )
     if method in ("all-to-all", "a2a+p2p"):
         _check_heads(work, model, parallelism)
+
+
+def _unshared(work: Attention) -> str:
+    """The trait of an attention that ranks do not share in zsim; "" if none."""
+    traits = {
+        "sees all tokens": not work.is_causal,
+        "is in chunks": work.chunk is not None,
+        "has sinks": work.has_sinks,
+        "has a bias": work.bias != "none",
+    }
+    return next((trait for trait, is_found in traits.items() if is_found), "")
 
 
 def _check_heads(work: Attention, model: ModelSpec, parallelism: Parallelism) -> None:

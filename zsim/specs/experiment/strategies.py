@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import (
@@ -70,6 +70,12 @@ def resolve_experts(model: ModelSpec, table: StrategyTable) -> ExpertSplit:
             pads_to_capacity=table.moe_pad_to_capacity,
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
+    if model.family == "llama4_text" and not is_titan:
+        raise NotSimulatedError(
+            f"model '{model.name}': transformers' Llama 4 computes every expert for every token "
+            "(`Llama4TextMoe.forward`), which zsim does not simulate; expected strategy 'megatron', or "
+            "'fsdp2' with wrapping 'torchtitan'"
+        )
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")
 
 

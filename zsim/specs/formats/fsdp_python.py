@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from zsim.dtypes import ELEMENT_TYPES
+from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
@@ -204,6 +205,11 @@ def _is_reentrant(job: Job) -> bool:
 
 def _constants(job: Job) -> Iterator[str]:
     training, model = job.training, job.model
+    if model.has_encoder:
+        raise NotSimulatedError(
+            f"export: '{model.name}' is an encoder with a decoder; zsim writes programs for one list of "
+            "blocks"
+        )
     yield ""
     yield f'BLOCKS = "{model.block_prefix}"'
     if _is_apart(job):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
@@ -24,6 +24,10 @@ class ConfigReader:
     where: str
     family: str
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def with_defaults(self, **defaults: Any) -> ConfigReader:
+        """The same file where absent keys have the family's defaults."""
+        return replace(self, values={**defaults, **self.values})
 
     def find(self, key: str) -> tuple[str, Any]:
         """(the spelling used in the file, its value); `_MISSING` when absent or null.

@@ -13,11 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
 from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.model.config_reader import ConfigReader
-from zsim.specs.model.families import classic, gpt, grouped_query, llama, megatron, moe
+from zsim.specs.model.families import (
+    classic,
+    encoders,
+    gemma,
+    gpt,
+    grouped_query,
+    latent,
+    llama,
+    megatron,
+    moe,
+    moe_variants,
+    nope,
+    post_norm,
+    t5,
+)
 from zsim.specs.model.families import llama_variants as kin
 from zsim.specs.model.spec import ModelSpec
 
@@ -36,6 +50,12 @@ _N_NAMES = {
     "n_head": ("num_attention_heads", "num_heads"),
     "n_positions": ("max_position_embeddings", "n_ctx"),
 }
+_T5_NAMES = {
+    "d_model": ("hidden_size",),
+    "num_layers": ("num_hidden_layers",),
+    "num_heads": ("num_attention_heads",),
+    "d_kv": ("head_dim",),
+}
 _MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -46,8 +66,17 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen3": ModelFamily(kin.qwen3),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
     "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
-    "deepseek_v3": ModelFamily(moe.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
-    "gemma2": ModelFamily(kin.gemma2),
+    "deepseek_v2": ModelFamily(latent.deepseek_v2),
+    "deepseek_v3": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "kimi_k2": ModelFamily(latent.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "gpt_oss": ModelFamily(moe_variants.gpt_oss, _MOE_NAMES),
+    "olmoe": ModelFamily(moe_variants.olmoe, _MOE_NAMES),
+    "phimoe": ModelFamily(moe_variants.phimoe, _MOE_NAMES),
+    "granitemoe": ModelFamily(moe_variants.granitemoe, _MOE_NAMES),
+    "glm4_moe": ModelFamily(moe_variants.glm4_moe, {"n_routed_experts": ("num_local_experts",)}),
+    "llama4_text": ModelFamily(moe_variants.llama4, _MOE_NAMES),
+    "gemma2": ModelFamily(gemma.gemma2),
+    "gemma3_text": ModelFamily(gemma.gemma3),
     "phi3": ModelFamily(kin.phi3),
     "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
     "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
@@ -84,6 +113,31 @@ FAMILIES: dict[str, ModelFamily] = {
     "megatron": ModelFamily(megatron.megatron),
     "nemotron": ModelFamily(grouped_query.nemotron),
     "starcoder2": ModelFamily(grouped_query.starcoder2),
+    "granite": ModelFamily(kin.granite),
+    "internlm3": ModelFamily(kin.internlm3, {"attention_bias": ("qkv_bias",), "mlp_bias": ("bias",)}),
+    "olmo2": ModelFamily(post_norm.olmo2),
+    "olmo3": ModelFamily(post_norm.olmo3),
+    "exaone4": ModelFamily(post_norm.exaone4),
+    "glm4": ModelFamily(post_norm.glm4),
+    "smollm3": ModelFamily(nope.smollm3),
+    "cohere2": ModelFamily(nope.cohere2),
+    "exaone": ModelFamily(nope.exaone, {"num_layers": ("num_hidden_layers",)}),
+    "bert": ModelFamily(encoders.bert),
+    "roberta": ModelFamily(encoders.roberta),
+    "modernbert": ModelFamily(encoders.modernbert),
+    "t5": ModelFamily(t5.t5, _T5_NAMES),
+}
+
+
+_LINEAR = "most of its layers have linear attention by the gated delta rule, which has no price in zsim"
+_STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"
+_REFUSED = {
+    "qwen3_next": _LINEAR,
+    "deepseek_v32": "an indexer chooses the keys of its attention, which has no price in zsim",
+    "mamba": _STATE_SPACES,
+    "mamba2": _STATE_SPACES,
+    "jamba": _STATE_SPACES,
+    "granitemoehybrid": _STATE_SPACES,
 }
 
 
@@ -120,6 +174,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
             f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_known()}"
         )
     family = FAMILIES.get(model_type)
+    if model_type in _REFUSED:
+        raise NotSimulatedError(f"{where}: model type '{model_type}': {_REFUSED[model_type]}")
     if family is None:
         raise InputError(
             f"{where}: model type '{model_type}' is not a transformer that zsim knows"

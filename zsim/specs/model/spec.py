@@ -92,7 +92,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Normalisation over `width`: `layer`, `rms`, or `gemma_rms` (multiplies by its weight in fp32)."""
+    """Normalisation over `width`: `layer`, `rms`, `gemma_rms` (multiplies by its weight in fp32), or another
+    of `zsim.cost.kernels.elementwise`."""
 
     width: int
     kind: str = "rms"
@@ -113,6 +114,9 @@ class ContextShare:
     inner: int = 1
 
 
+ScoreBias = Literal["none", "made", "read", "zeros"]
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """The core of attention: scores, softmax, values, and the rotary embedding if there is one.
@@ -124,6 +128,15 @@ class Attention:
     csrc/flash_attn/fmha_api.cpp `o_tmp`). `host_waits`: the host reads from the GPU before it launches the
     kernel, and so cannot run ahead of the layer. `context`: the ranks that share every sequence, if several
     do.
+
+    A token sees itself and those before it; with `window` w itself and w - 1 before it; with `chunk` those of
+    its own chunk of so many tokens. Not `is_causal`: it sees all tokens, or with a window w tokens on each
+    side; cross-attention sees the encoder's, as many as the decoder has. `softcaps`: scores are squeezed
+    through tanh; `has_sinks`: a learned logit per head is a further column of the softmax. `bias`: learned by
+    distance, added to the scores of all heads: "made" by this layer, "read" from the layer that made it,
+    "zeros" where none is learned but a tensor of zeros is added all the same. `rotary_width`: of a head's
+    features, if not all have rotary positions; `is_latent`: queries and keys are put together from a part
+    without positions and one with, and all heads share the key's (multi-head latent attention).
     """
 
     num_heads: int
@@ -138,6 +151,13 @@ class Attention:
     unpads: bool = False
     host_waits: bool = False
     context: ContextShare | None = None
+    is_causal: bool = True
+    chunk: int | None = None
+    softcaps: bool = False
+    has_sinks: bool = False
+    bias: ScoreBias = "none"
+    rotary_width: int | None = None
+    is_latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +171,12 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """The add to the residual stream, after dropout if the model has it."""
+    """The add to the residual stream, after dropout if the model has it. `scales`: the branch is multiplied
+    by a number first."""
 
     width: int
     dropout: float = 0.0
+    scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +297,11 @@ class ModelSpec:
     `Linear` module without parameters. `block_prefix` precedes the block's number (`model.layers` in
     `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks`: names of the modules that
     `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
-    final norm there), else None. `not_simulated`: why zsim only counts this family. Of a pipeline stage:
+    final norm there), else None; `registered_after_blocks`: those behind the blocks, if not in the order in
+    which they run. `not_simulated`: why zsim only counts this family. `mtp_parameters`: parameters of a
+    module for multi-token prediction that the published checkpoint has besides, without the embedding and
+    head that it shares. `has_encoder`: the first blocks are those of an encoder, and the decoder sees as many
+    tokens; `block_names`: full names of all blocks where one prefix is not enough. Of a pipeline stage:
     `first_block`, the number of its first block. `token_shards`: the fraction of the tokens that the residual
     stream has on a rank.
     """
@@ -295,6 +321,21 @@ class ModelSpec:
     registered_before_blocks: tuple[str, ...] | None = None
     first_block: int = 0
     token_shards: int = 1
+    registered_after_blocks: tuple[str, ...] | None = None
+    mtp_parameters: int = 0
+    has_encoder: bool = False
+    block_names: tuple[str, ...] = ()
+
+    def block_name(self, number: int) -> str:
+        """The full name of a block, by its number in the whole model."""
+        return self.block_names[number] if self.block_names else f"{self.block_prefix}.{number}"
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Names of the module lists that hold the blocks."""
+        if not self.block_names:
+            return (self.block_prefix,)
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names))
 
     @property
     def learned_positions(self) -> int | None:
@@ -328,11 +369,18 @@ class ModelSpec:
             yield from _named(module.name, module)
         for index, block in enumerate(self.blocks, self.first_block):
             for module in block.registered_modules:
-                yield from _named(f"{self.block_prefix}.{index}.{module.name}", module)
+                yield from _named(f"{self.block_name(index)}.{module.name}", module)
         listed = {module.name for module in early}
-        for module in self.after:
+        late = list(self.after)
+        if self.registered_after_blocks is not None:
+            late.sort(key=lambda module: _place(module.name, self.registered_after_blocks or ()))
+        for module in late:
             if module.name not in listed:
                 yield from _named(module.name, module)
+
+
+def _place(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def _named(name: str, module: Module) -> Iterator[tuple[str, Parameter]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.reading import whole_number
 
@@ -93,9 +93,14 @@ def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -
         return [segment.name for segment in workload.segments if segment.kind == "block"]
     kind, _, threshold = wrapping.partition(":")
     least = whole_number(threshold)
+    if kind == "size" and least and workload.model.has_encoder:
+        raise NotSimulatedError(
+            f"strategy.wrapping: found '{wrapping}' with '{workload.model.name}', an encoder with a decoder, "
+            "whose halves would be units too; zsim simulates wrapping by blocks"
+        )
     if kind == "size" and least:
         numels = {call.name: call.numel for call in calls if call.numel}
-        return size_based_paths(numels, least, module_lists=(workload.model.block_prefix,))
+        return size_based_paths(numels, least, module_lists=workload.model.block_lists)
     raise InputError(
         f"strategy.wrapping: unknown preset '{wrapping}'{did_you_mean(wrapping, WRAPPINGS)}; "
         f"fsdp1 knows {', '.join(WRAPPINGS)} (N elements)"

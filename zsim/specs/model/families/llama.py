@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
@@ -22,6 +23,8 @@ from zsim.specs.model.families.parts import (
     two_part_block,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module
+
+QkNorm = Literal["none", "each head", "all heads"]
 
 REGISTRATION = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -80,24 +83,40 @@ def attention_modules(
     *,
     qkv_bias: bool = False,
     o_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QkNorm = "none",
+    norm: str = "rms",
     window: int | None = None,
+    rotary: bool = True,
 ) -> list[Module]:
-    """q, k and v projections, the core, the output projection."""
+    """q, k and v projections, the core, the output projection. `qk_norm`: a norm of kind `norm` over each
+    head of queries and keys, or over all of them together."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     modules = [linear("self_attn.q_proj", shape.hidden, queries, bias=qkv_bias)]
-    if qk_norm:
-        modules.append(rms_norm("self_attn.q_norm", shape.head_dim, rows_per_token=shape.heads))
+    if qk_norm != "none":
+        modules.append(_head_norm("q", shape.head_dim, shape.heads, qk_norm, norm))
     modules.append(linear("self_attn.k_proj", shape.hidden, keys, bias=qkv_bias, shares_input=True))
-    if qk_norm:
-        modules.append(rms_norm("self_attn.k_norm", shape.head_dim, rows_per_token=shape.kv_heads))
+    if qk_norm != "none":
+        modules.append(_head_norm("k", shape.head_dim, shape.kv_heads, qk_norm, norm))
     modules.append(linear("self_attn.v_proj", shape.hidden, keys, bias=qkv_bias, shares_input=True))
     core = attention(
-        "self_attn.core", shape.heads, shape.kv_heads, shape.head_dim, dropout=shape.dropout, window=window
+        "self_attn.core",
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        rotary=rotary,
+        dropout=shape.dropout,
+        window=window,
     )
     modules.append(core)
     modules.append(linear("self_attn.o_proj", queries, shape.hidden, bias=o_bias))
     return modules
+
+
+def _head_norm(name: str, head_dim: int, heads: int, over: QkNorm, kind: str) -> Module:
+    full = f"self_attn.{name}_norm"
+    if over == "all heads":
+        return rms_norm(full, head_dim * heads, kind=kind)
+    return rms_norm(full, head_dim, rows_per_token=heads, kind=kind)
 
 
 def gated_mlp(name: str, hidden: int, ffn: int, act: str, *, bias: bool = False) -> list[Module]:
@@ -117,14 +136,15 @@ def pre_norm_block(
     mlp: Sequence[Module] | None = None,
     *,
     dropout: float = 0.0,
+    scales: bool = False,
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
     """Norm, attention, add; norm, MLP (default: the gated one), add."""
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act) if mlp is None else mlp
     norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
     adds = (
-        residual("self_attn.residual", shape.hidden, dropout),
-        residual("mlp.residual", shape.hidden, dropout),
+        residual("self_attn.residual", shape.hidden, dropout, scales=scales),
+        residual("mlp.residual", shape.hidden, dropout, scales=scales),
     )
     return register(two_part_block(kind, norms, core, mlp, adds), *registration)
 
@@ -142,10 +162,14 @@ def layer_windows(
     return [window if here else None for here in local]
 
 
-def one_block_per_window(windows: Sequence[int | None], build: Callable[[int | None], Block]) -> list[Block]:
-    """The block of each layer; layers with the same window share one `Block`."""
-    built = {window: build(window) for window in dict.fromkeys(windows)}
-    return [built[window] for window in windows]
+_Kind = TypeVar("_Kind")
+
+
+def one_block_per_window(kinds: Sequence[_Kind], build: Callable[[_Kind], Block]) -> list[Block]:
+    """The block of each layer; layers with the same window (or whatever tells them apart) share one
+    `Block`."""
+    built = {kind: build(kind) for kind in dict.fromkeys(kinds)}
+    return [built[kind] for kind in kinds]
 
 
 def decoder(
@@ -156,6 +180,7 @@ def decoder(
     max_positions: int,
     is_tied: bool = False,
     softcaps_logits: bool = False,
+    scales_logits: bool = False,
     norm: str = "rms",
     not_simulated: str | None = None,
 ) -> ModelSpec:
@@ -170,6 +195,7 @@ def decoder(
         final=[rms_norm("model.norm", shape.hidden, kind=norm)],
         is_tied=is_tied,
         softcaps=softcaps_logits,
+        scales=scales_logits,
         not_simulated=not_simulated,
     )
 

@@ -1,7 +1,7 @@
-"""Qwen 2, Qwen 3, Phi 3 and Gemma 2: variants of Llama's block.
+"""Qwen 2, Qwen 3, Phi 3, Granite and InternLM 3: variants of Llama's block.
 
 Names, shapes and defaults as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modeling_gemma2.py` and their `configuration_*.py`).
+`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zsim.specs.model.families.llama import (
     one_block_per_window,
     pre_norm_block,
 )
-from zsim.specs.model.families.parts import activation, attention, linear, register, residual, rms_norm
+from zsim.specs.model.families.parts import activation, attention, linear
 from zsim.specs.model.spec import Block, ModelSpec
 
 
@@ -39,7 +39,9 @@ def qwen3(config: ConfigReader) -> ModelSpec:
     has_bias = config.boolean("attention_bias", False)
 
     def block(window: int | None) -> Block:
-        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, window=window)
+        core = attention_modules(
+            shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="each head", window=window
+        )
         return pre_norm_block("Qwen3DecoderLayer", shape, core)
 
     blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
@@ -89,37 +91,26 @@ def phi3(config: ConfigReader) -> ModelSpec:
     return decoder(config, shape, [block] * shape.layers, max_positions=4096)
 
 
-def gemma2(config: ConfigReader) -> ModelSpec:
-    """Heads of 256, a norm before and after attention and MLP, every other layer with a window, tied, logits
-    capped."""
-    act = config.string("hidden_activation", "gelu_pytorch_tanh")
-    shape = Shape.read(config, kv_default=4, head_dim=256)
+def granite(config: ConfigReader) -> ModelSpec:
+    """Branches, logits and embeddings multiplied by numbers."""
+    shape = Shape.read(config)
     has_bias = config.boolean("attention_bias", False)
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
+    block = pre_norm_block("GraniteDecoderLayer", shape, core, mlp, scales=True)
+    return decoder(config, shape, [block] * shape.layers, max_positions=2048, scales_logits=True)
 
-    def block(window: int | None) -> Block:
-        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=window)
-        modules = (
-            rms_norm("input_layernorm", shape.hidden, kind="gemma_rms"),
-            *core,
-            rms_norm("post_attention_layernorm", shape.hidden, kind="gemma_rms"),
-            residual("self_attn.residual", shape.hidden),
-            rms_norm("pre_feedforward_layernorm", shape.hidden, kind="gemma_rms"),
-            *gated_mlp("mlp", shape.hidden, shape.ffn, act),
-            rms_norm("post_feedforward_layernorm", shape.hidden, kind="gemma_rms"),
-            residual("mlp.residual", shape.hidden),
+
+def internlm3(config: ConfigReader) -> ModelSpec:
+    """Llama's block with 2 key/value heads of 128; transformers 5.23 runs Llama's own code, which takes one
+    setting for the biases of all four projections."""
+    shape = Shape.read(config, kv_default=2, head_dim=128)
+    bias, of_mlp = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
+    if bias != of_mlp:
+        raise config.error(
+            f"'qkv_bias' is {bias} and 'bias' is {of_mlp}; expected the same value, as transformers has it"
         )
-        return register(Block("Gemma2DecoderLayer", modules), *REGISTRATION)
-
-    window = config.integer("sliding_window", 4096)
-    every_other = [index % 2 == 0 for index in range(shape.layers)]
-    windows = layer_windows(config, shape.layers, window, every_other)
-    has_cap = config.values.get("final_logit_softcapping", 30.0) is not None
-    return decoder(
-        config,
-        shape,
-        one_block_per_window(windows, block),
-        is_tied=True,
-        max_positions=8192,
-        softcaps_logits=has_cap,
-        norm="gemma_rms",
-    )
+    core = attention_modules(shape, qkv_bias=bias, o_bias=bias)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=of_mlp)
+    block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
+    return decoder(config, shape, [block] * shape.layers, max_positions=32768)

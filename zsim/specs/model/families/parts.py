@@ -6,6 +6,8 @@ Weights are in torch's layout: `[out, in]` for `nn.Linear`, `[in, out]` for GPT-
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.spec import (
@@ -59,9 +61,14 @@ def rms_norm(name: str, width: int, *, rows_per_token: int = 1, kind: str = "rms
     return Module(name, Norm(width * rows_per_token, kind), (Parameter("weight", (width,)),))
 
 
-def residual(name: str, width: int, dropout: float = 0.0) -> Module:
-    """The add to the residual stream, after its dropout."""
-    return Module(name, Residual(width, dropout))
+def residual(name: str, width: int, dropout: float = 0.0, *, scales: bool = False) -> Module:
+    """The add to the residual stream, after its dropout and its product with a number."""
+    return Module(name, Residual(width, dropout, scales))
+
+
+def varied(module: Module, **changes: Any) -> Module:
+    """The module with fields of its work changed."""
+    return replace(module, work=replace(module.work, **changes))
 
 
 def activation(name: str, width: int, function: str, *, gated: bool = False) -> Module:
@@ -109,14 +116,16 @@ def language_model(
     head_width: int | None = None,
     head_bias: bool = False,
     softcaps: bool = False,
+    scales: bool = False,
     not_simulated: str | None = None,
     registration: Sequence[str] = (),
 ) -> ModelSpec:
     """Embeddings, blocks, the `final` modules (default: GPT-2's norm), LM head, loss.
 
     `is_tied`: the family's default of `tie_word_embeddings`; a tied head computes with the embedding's weight
-    and owns at most a bias. `softcaps`: the logits are squeezed through tanh (Gemma 2). `registration`: the
-    order of the modules around the blocks in `named_parameters()`, if they do not run in that order.
+    and owns at most a bias. `softcaps`: the logits are squeezed through tanh (Gemma 2); `scales`: they are
+    multiplied by a number. `registration`: the order of the modules around the blocks in
+    `named_parameters()`, if they do not run in that order.
     """
     final = [layer_norm("transformer.ln_f", hidden)] if final is None else final
     vocab, is_tied = config.integer("vocab_size"), config.boolean("tie_word_embeddings", is_tied)
@@ -124,6 +133,7 @@ def language_model(
     if is_tied:
         head = Module(head.name, head.work, head.parameters[1:])
     cap = [activation("logit_softcap", vocab, "softcap")] if softcaps else []
+    cap += [activation("logit_scale", vocab, "scale")] if scales else []
     owners = {module.name for module in (*before, *final) if module.parameters}
     return ModelSpec(
         name=config.name,

@@ -73,7 +73,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
         if isinstance(call.module.work, GroupedLinear)
     )
     whole = expert_units(list(experts), workload.model.family, zero)
-    unit_of = unit_names(owning, [workload.model.block_prefix], zero, whole)
+    unit_of = unit_names(owning, workload.model.block_lists, zero, whole)
     by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:
         merged = (*by_unit.get(unit_of[name], ()), *by_module[name])

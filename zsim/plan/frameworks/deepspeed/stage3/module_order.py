@@ -118,7 +118,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     """The hooked modules; `unit_of`: the unit of each module with parameters (the module or its leaf
     module)."""
     family = workload.model.family
-    never = {workload.model.block_prefix, *_NOT_CALLED.get(family, ())}
+    never = {*workload.model.block_lists, *_NOT_CALLED.get(family, ())}
     units = set(unit_of.values())
     by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
     names = [name for called in by_segment.values() for name in called]

@@ -1,0 +1,153 @@
+"""Windows, chunks, caps, sinks, biases and partly rotated heads: how much work and memory each is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.cost.kernels.attention import attended_pairs
+from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels, total_flops
+from zsim.cost.memory.activations import saved_bytes
+from zsim.specs.model.spec import Activation, Attention, Module, Norm, Residual
+
+SHAPE = BatchShape(2, 64)
+TOKENS, SCORES = 128, 2 * 4 * 64 * 64
+FLASH, MATH = WorkOptions(), WorkOptions(attention="math")
+
+
+def module(**changes: Any) -> Module:
+    work = Attention(num_heads=4, num_kv_heads=4, qk_head_dim=16, v_head_dim=16, rotary=False)
+    fields = {name: getattr(work, name) for name in work.__slots__}
+    return Module("core", Attention(**{**fields, **changes}))
+
+
+def moved(one: Module, options: WorkOptions) -> tuple[float, float]:
+    """HBM bytes forward and backward."""
+    forward, backward = forward_kernels(one, SHAPE, options), backward_kernels(one, SHAPE, options)
+    return sum(kernel.hbm_bytes for kernel in forward), sum(kernel.hbm_bytes for kernel in backward)
+
+
+def more(options: WorkOptions, **changes: Any) -> tuple[float, float, int]:
+    """HBM bytes forward and backward, and bytes kept, beyond attention without `changes`."""
+    plain = {"upcasts_softmax": changes["upcasts_softmax"]} if "upcasts_softmax" in changes else {}
+    with_it, without = module(**changes), module(**plain)
+    a, b = moved(with_it, options), moved(without, options)
+    kept = saved_bytes(with_it, SHAPE, options) - saved_bytes(without, SHAPE, options)
+    return a[0] - b[0], a[1] - b[1], kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "pairs"),
+    [
+        ({}, 64 * 64 / 2),
+        ({"window": 16}, 16 * 64 - 16 * 16 / 2),
+        # chunks of 24, 24 and 16 tokens
+        ({"chunk": 24}, (24**2 + 24**2 + 16**2) / 2),
+        ({"chunk": 100}, 64 * 64 / 2),
+        ({"is_causal": False}, 64 * 64),
+        # |i - j| <= 5: 11 keys each, less 2 (5 + 4 + 3 + 2 + 1) beyond the ends
+        ({"is_causal": False, "window": 5}, 11 * 64 - 30),
+        ({"is_causal": False, "window": 500}, 64 * 64),
+    ],
+)
+def test_pairs_of_queries_and_keys(changes: dict[str, Any], pairs: float) -> None:
+    work = module(**changes).work
+    assert isinstance(work, Attention)
+    assert attended_pairs(work, 64) == pairs
+
+
+def test_fused_attention_that_sees_all_tokens_does_twice_the_work_of_a_causal_one() -> None:
+    causal, full = (forward_kernels(module(is_causal=one), SHAPE, FLASH) for one in (True, False))
+    assert total_flops(full) == 2 * total_flops(causal)
+    assert [kernel.is_causal for kernel in (*causal, *full)] == [True, False]
+    assert not backward_kernels(module(is_causal=False), SHAPE, FLASH)[0].is_causal
+
+
+def test_written_out_attention_multiplies_all_scores_whatever_the_mask() -> None:
+    works = [
+        total_flops(forward_kernels(module(**one), SHAPE, MATH)) for one in ({}, {"chunk": 16}, {"window": 4})
+    ]
+    assert len(set(works)) == 1
+
+
+def test_a_cap_on_scores_is_three_operators_and_keeps_tanh() -> None:
+    """6 e and 7 e bytes per score; e kept; nothing in the fused kernel."""
+    assert more(MATH, softcaps=True) == (12 * SCORES, 14 * SCORES, 2 * SCORES)
+    assert more(FLASH, softcaps=True) == (0, 0, 0)
+
+
+def test_sinks_are_a_column_that_is_joined_and_cut_off() -> None:
+    """5 e and 11 e bytes per score, as counted on gpt-oss; nothing kept; nothing in the fused kernel."""
+    assert more(MATH, has_sinks=True, upcasts_softmax=False) == (10 * SCORES, 22 * SCORES, 0)
+    assert more(FLASH, has_sinks=True) == (0, 0, 0)
+
+
+def test_a_learned_bias_is_read_and_its_gradient_summed_over_the_batch() -> None:
+    """Fused: read once forward (e), read and its gradient written backward (2 e); the sum reads e and adds to
+    what later layers gave, 3 e of one sequence's scores. Math: one more add, 2 e; the sum."""
+    assert more(FLASH, bias="read") == (2 * SCORES, (4 + 2 + 3) * SCORES, 0)
+    assert more(MATH, bias="read") == (4 * SCORES, (2 + 3) * SCORES, 0)
+
+
+def test_the_layer_that_makes_the_bias_keeps_it_for_all() -> None:
+    """4 heads of 64 x 64 in bf16; 15 operators on 8-byte integers, a gather and a transpose of 4 heads."""
+    forward, _, kept = more(FLASH, bias="made")
+    assert kept == 4 * 64 * 64 * 2
+    assert forward == 2 * SCORES + 64 * 64 * (15 * 16 + 4 * 4 * 2)
+
+
+def test_a_bias_of_zeros_is_read_too_but_has_no_gradient() -> None:
+    """T5's cross-attention makes one; SDPA gets it as its mask."""
+    assert more(FLASH, bias="zeros")[:2] == (2 * SCORES, 2 * SCORES)
+
+
+def test_a_partly_rotated_head_is_put_together_again() -> None:
+    """Half of a head: 10 passes over half and 2 over the whole, against 10; transformers' code moves 7.2."""
+    whole, half = (moved(module(rotary=True, rotary_width=one), FLASH)[0] for one in (None, 8))
+    rotated = TOKENS * 8 * 16 * 2
+    assert whole - moved(module(), FLASH)[0] == 10 * rotated
+    assert half - moved(module(), FLASH)[0] == 7 * rotated
+
+
+def test_latent_attention_rotates_one_key_for_all_heads_and_keeps_keys_beside_values() -> None:
+    """4 heads of 8 + 8: 10 passes over 8 of 4 + 1 heads, 2 over 8 heads of 16. v is a slice of a product
+    whose other 8 features per head stay with it."""
+    latent = module(rotary=True, rotary_width=8, is_latent=True)
+    plain = moved(module(), FLASH)[0]
+    assert moved(latent, FLASH)[0] - plain == TOKENS * 2 * (10 * 5 * 8 + 2 * 8 * 16)
+    assert saved_bytes(latent, SHAPE, FLASH) - saved_bytes(module(), SHAPE, FLASH) == TOKENS * 4 * 8 * 2
+    fused = WorkOptions(compile=True)
+    assert saved_bytes(latent, SHAPE, fused) == saved_bytes(module(), SHAPE, fused)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward", "kept"),
+    [("cohere_layer", 60, 144, 12), ("l2", 32, 80, 4), ("t5_rms", 34, 90, 8), ("gemma_rms", 40, 104, 8)],
+)
+def test_norms_written_in_python_move_what_was_counted(
+    kind: str, forward: int, backward: int, kept: int
+) -> None:
+    """Bytes per element in bf16, counted with a dispatch mode over transformers' classes."""
+    norm = Module("norm", Norm(32, kind))
+    assert moved(norm, FLASH) == (forward * TOKENS * 32, backward * TOKENS * 32)
+    assert saved_bytes(norm, SHAPE, FLASH) == kept * TOKENS * 32
+
+
+def test_a_branch_multiplied_by_a_number_is_read_and_written_once_more() -> None:
+    plain, scaled = (moved(Module("add", Residual(32, scales=one)), FLASH) for one in (False, True))
+    assert [b - a for a, b in zip(plain, scaled, strict=True)] == [4 * TOKENS * 32] * 2
+    compiled = WorkOptions(compile=True)
+    assert moved(Module("add", Residual(32, scales=True)), compiled) == (0, 0)
+
+
+def test_a_dropout_by_itself_keeps_a_byte_per_element() -> None:
+    """Reads and writes 2 bytes each, and its mask of one; fused only the mask."""
+    drop = Module("drop", Activation(32, False, "dropout"))
+    assert moved(drop, FLASH) == (5 * TOKENS * 32, 5 * TOKENS * 32)
+    assert moved(drop, WorkOptions(compile=True)) == (TOKENS * 32, TOKENS * 32)
+    assert saved_bytes(drop, SHAPE, FLASH) == TOKENS * 32
+    assert (
+        forward_kernels(Module("scale", Activation(32, False, "scale")), SHAPE, WorkOptions(compile=True))
+        == ()
+    )

@@ -1,0 +1,214 @@
+"""BERT, RoBERTa and ModernBERT, trained on masked tokens: every token sees all others.
+
+Names, shapes and defaults as in transformers 5.23 (`modeling_bert.py`, `modeling_roberta.py`,
+`modeling_modernbert.py` and their `configuration_*.py`): `BertForMaskedLM`, `RobertaForMaskedLM`,
+`ModernBertForMaskedLM`, whose logits are of all tokens, masked or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.llama import layer_windows, one_block_per_window
+from zsim.specs.model.families.parts import (
+    activation,
+    attention,
+    embedding,
+    layer_norm,
+    linear,
+    plain_mlp,
+    register,
+    residual,
+    varied,
+)
+from zsim.specs.model.spec import Block, Linear, Loss, ModelSpec, Module, Parameter
+
+_LM = "ForMaskedLM"
+
+
+def bert(config: ConfigReader) -> ModelSpec:
+    """Post-norm blocks, learned positions and segments, a head with a layer of its own."""
+    return _bert(config, "Bert", "bert", spare_rows=0)
+
+
+def roberta(config: ConfigReader) -> ModelSpec:
+    """BERT's block; two rows of the positions are not used."""
+    return _bert(config, "Roberta", "roberta", spare_rows=2)
+
+
+def _bert(config: ConfigReader, kind: str, root: str, *, spare_rows: int) -> ModelSpec:
+    _check_architecture(config, kind)
+    config = config.with_defaults(vocab_size=30522 if kind == "Bert" else 50265)
+    hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
+    positions, types = config.integer("max_position_embeddings", 512), config.integer("type_vocab_size", 2)
+    dropout, act = config.fraction("hidden_dropout_prob", 0.1), config.string("hidden_act", "gelu")
+    block = _bert_block(config, kind, hidden, dropout, act)
+    tables = {"word": vocab, "position": positions, "token_type": types}
+    before = [
+        *(embedding(f"{root}.embeddings.{name}_embeddings", rows, hidden) for name, rows in tables.items()),
+        residual(f"{root}.embeddings.add_types", hidden),
+        residual(f"{root}.embeddings.add_positions", hidden),
+        layer_norm(f"{root}.embeddings.LayerNorm", hidden),
+    ]
+    if dropout:
+        before.append(activation(f"{root}.embeddings.dropout", hidden, "dropout"))
+    order = ("word", "position", "token_type") if kind == "Bert" else ("word", "token_type", "position")
+    names = [f"{root}.embeddings.{name}_embeddings" for name in order]
+    names.insert(3 if kind == "Bert" else 2, f"{root}.embeddings.LayerNorm")
+    head, within = ("cls.predictions", "cls.predictions.transform") if kind == "Bert" else ("lm_head",) * 2
+    norm = "LayerNorm" if kind == "Bert" else "layer_norm"
+    dense = linear(f"{within}.dense", hidden, hidden, bias=True)
+    squeeze = activation(f"{within}.act", hidden, act if kind == "Bert" else "gelu")
+    return _masked_model(
+        config,
+        before,
+        [block] * config.num_blocks("num_hidden_layers"),
+        [dense, squeeze, layer_norm(f"{within}.{norm}", hidden)],
+        head,
+        root=f"{root}.encoder.layer",
+        positions=positions - spare_rows,
+        early=names,
+        late=[head, f"{within}.dense", f"{within}.{norm}"],
+    )
+
+
+def _bert_block(config: ConfigReader, kind: str, hidden: int, dropout: float, act: str) -> Block:
+    heads = config.integer("num_attention_heads", 12)
+    head_dim, inner = config.head_dim(hidden, heads), config.integer("intermediate_size", 3072)
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.boolean(key, False):
+            raise config.error(f"'{key}' is true; expected false: zsim has {kind} as an encoder only")
+    own = "attention.self"
+    core = attention(
+        f"{own}.core",
+        heads,
+        heads,
+        head_dim,
+        rotary=False,
+        dropout=config.fraction("attention_probs_dropout_prob", 0.1),
+        upcasts_softmax=False,
+    )
+    modules = (
+        linear(f"{own}.query", hidden, hidden, bias=True),
+        linear(f"{own}.key", hidden, hidden, bias=True, shares_input=True),
+        linear(f"{own}.value", hidden, hidden, bias=True, shares_input=True),
+        varied(core, is_causal=False),
+        linear("attention.output.dense", hidden, hidden, bias=True),
+        residual("attention.output.dropout", hidden, dropout),
+        layer_norm("attention.output.LayerNorm", hidden),
+        *plain_mlp(("intermediate.dense", "intermediate.act", "output.dense"), hidden, inner, act),
+        residual("output.dropout", hidden, dropout),
+        layer_norm("output.LayerNorm", hidden),
+    )
+    return Block(f"{kind}Layer", modules)
+
+
+def modernbert(config: ConfigReader) -> ModelSpec:
+    """Pre-norm blocks with rotary positions and a gated MLP; two layers of three see a window on both sides.
+    The first block has no norm before its attention, as the embeddings have one."""
+    _check_architecture(config, "ModernBert")
+    hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
+    head_dim, inner = config.head_dim(hidden, heads), config.integer("intermediate_size", 1152)
+    layers, act = config.num_blocks("num_hidden_layers"), config.string("hidden_activation", "gelu")
+    every = config.integer("global_attn_every_n_layers", 3)
+    half = config.integer("local_attention", 128) // 2
+    windows = layer_windows(config, layers, half, [index % every != 0 for index in range(layers)])
+    norm_bias, of_mlp = config.boolean("norm_bias", False), config.boolean("mlp_bias", False)
+    has_bias = config.boolean("attention_bias", False)
+    spread, dropout = config.fraction("attention_dropout", 0.0), config.fraction("mlp_dropout", 0.0)
+
+    def block(kind: tuple[bool, int | None]) -> Block:
+        is_first, window = kind
+        core = attention(
+            "attn.core", heads, heads, head_dim, dropout=spread, window=window, splits_fused_qkv=True
+        )
+        modules = [
+            linear("attn.Wqkv", hidden, 3 * hidden, bias=has_bias),
+            varied(core, is_causal=False),
+            linear("attn.Wo", hidden, hidden, bias=has_bias),
+            residual("attn.out_drop", hidden, spread),
+            layer_norm("mlp_norm", hidden, bias=norm_bias),
+            linear("mlp.Wi", hidden, 2 * inner, bias=of_mlp),
+            activation("mlp.act", inner, act, gated=True),
+            *([activation("mlp.drop", inner, "dropout")] if dropout else []),
+            linear("mlp.Wo", inner, hidden, bias=of_mlp),
+            residual("mlp.residual", hidden),
+        ]
+        if not is_first:
+            modules.insert(0, layer_norm("attn_norm", hidden, bias=norm_bias))
+        whole = Block("ModernBertEncoderLayer", tuple(modules))
+        return register(whole, "attn_norm", "attn.Wqkv", "attn.Wo", "mlp_norm", "mlp.Wi", "mlp.Wo")
+
+    before = [
+        embedding("model.embeddings.tok_embeddings", config.integer("vocab_size"), hidden),
+        layer_norm("model.embeddings.norm", hidden, bias=norm_bias),
+    ]
+    if config.fraction("embedding_dropout", 0.0):
+        before.append(activation("model.embeddings.drop", hidden, "dropout"))
+    final = [
+        layer_norm("model.final_norm", hidden, bias=norm_bias),
+        linear("head.dense", hidden, hidden, bias=config.boolean("classifier_bias", False)),
+        activation("head.act", hidden, config.string("classifier_activation", "gelu")),
+        layer_norm("head.norm", hidden, bias=norm_bias),
+    ]
+    return _masked_model(
+        config,
+        before,
+        one_block_per_window([(index == 0, window) for index, window in enumerate(windows)], block),
+        final,
+        "decoder",
+        root="model.layers",
+        positions=None,
+        has_bias=config.boolean("decoder_bias", True),
+    )
+
+
+def _check_architecture(config: ConfigReader, kind: str) -> None:
+    """Raises InputError for a file of another head than that of masked tokens."""
+    named = config.strings("architectures")
+    if named and f"{kind}{_LM}" not in named:
+        raise config.error(
+            f"'architectures' is {', '.join(named)}; zsim knows {kind} as {kind}{_LM} only: give that, or "
+            "leave the key out"
+        )
+
+
+def _masked_model(
+    config: ConfigReader,
+    before: Sequence[Module],
+    blocks: Sequence[Block],
+    final: Sequence[Module],
+    head: str,
+    *,
+    root: str,
+    positions: int | None,
+    has_bias: bool = True,
+    early: Sequence[str] = (),
+    late: Sequence[str] = (),
+) -> ModelSpec:
+    """The model with a head tied to the word embedding but for its bias. `early`, `late`: the modules before
+    and after the blocks, in the order of `named_parameters()`, where they run in another."""
+    hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
+    is_tied = config.boolean("tie_word_embeddings", True)
+    bias = (Parameter("bias", (vocab,)),) if has_bias else ()
+    weight = () if is_tied else (Parameter("weight", (vocab, hidden)),)
+    return ModelSpec(
+        name=config.name,
+        family=config.family,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        max_positions=positions,
+        before=tuple(before),
+        blocks=tuple(blocks),
+        after=(
+            *final,
+            Module(head, Linear(hidden, vocab), (*weight, *bias)),
+            Module("loss", Loss(vocab)),
+        ),
+        block_prefix=root,
+        is_tied=is_tied,
+        source=config.where,
+        registered_before_blocks=tuple(early) or None,
+        registered_after_blocks=tuple(late) or None,
+    )

@@ -1,0 +1,221 @@
+"""gpt-oss, OLMoE, Phi-3.5-MoE, Granite MoE, GLM-4.5 and Llama 4: routed experts in other blocks.
+
+Names, shapes and defaults as in transformers 5.23 (`modeling_gpt_oss.py`, `modeling_olmoe.py`,
+`modeling_phimoe.py`, `modeling_granitemoe.py`, `modeling_glm4_moe.py`, `modeling_llama4.py` and their
+`configuration_*.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.experts import Router
+from zsim.specs.model.families.latent import with_prediction_modules
+from zsim.specs.model.families.llama import (
+    REGISTRATION,
+    Shape,
+    attention_modules,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    one_block_per_window,
+    pre_norm_block,
+)
+from zsim.specs.model.families.moe import EXPERTS_FIRST, order_of, routed
+from zsim.specs.model.families.nope import rotary_layers
+from zsim.specs.model.families.parts import (
+    embedding,
+    language_model,
+    layer_norm,
+    register,
+    residual,
+    two_part_block,
+    varied,
+)
+from zsim.specs.model.families.post_norm import partial_rotary
+from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Parameter
+
+
+def gpt_oss(config: ConfigReader) -> ModelSpec:
+    """Biases everywhere, a learned sink per head, a window in every other layer; the router's softmax is over
+    the chosen alone."""
+    shape = Shape.read(config, kv_default=8, head_dim=64)
+    has_bias = config.boolean("attention_bias", True)
+    window = config.integer("sliding_window", 128)
+    local = [index % 2 == 0 for index in range(shape.layers)]
+    windows = layer_windows(config, shape.layers, window, local)
+    num_experts, top_k = config.integer("num_local_experts", 128), config.integer("num_experts_per_tok", 4)
+    mlp = routed(
+        config, shape.hidden, shape.ffn, num_experts, top_k, gate="mlp.router", act="swiglu_oai",
+        bias=True, is_transposed=True,
+    )  # fmt: skip
+    sinks = (Parameter("sinks", (shape.heads,)),)
+    order = ("self_attn", *order_of(("mlp.router", "mlp.experts")))
+
+    def block(own: int | None) -> Block:
+        core = [
+            replace(varied(one, has_sinks=True, upcasts_softmax=False), name="self_attn", parameters=sinks)
+            if isinstance(one.work, Attention)
+            else one
+            for one in attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=own)
+        ]
+        return pre_norm_block("GptOssDecoderLayer", shape, core, mlp, registration=order)
+
+    return decoder(config, shape, one_block_per_window(windows, block), max_positions=131_072)
+
+
+def olmoe(config: ConfigReader) -> ModelSpec:
+    """Norms over all heads of queries and of keys together; the chosen scores are not normalised."""
+    shape = Shape.read(config)
+    has_bias = config.boolean("attention_bias", False)
+    if config.values.get("clip_qkv") is not None:
+        raise config.error(f"'clip_qkv' is {config.values['clip_qkv']!r}; expected null: zsim prices no clip")
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads")
+    num_experts, top_k = config.integer("num_experts", 64), config.integer("num_experts_per_tok", 8)
+    choice = Router(0, 0, 0, normalizes=config.boolean("norm_topk_prob", False))
+    mlp = routed(config, shape.hidden, shape.ffn, num_experts, top_k, choice)
+    order = order_of(("mlp.gate", "mlp.experts"))
+    block = pre_norm_block("OlmoeDecoderLayer", shape, core, mlp, registration=order)
+    return decoder(config, shape, [block] * shape.layers, max_positions=4096)
+
+
+def phimoe(config: ConfigReader) -> ModelSpec:
+    """LayerNorms, biases in attention and head. Its router's two masked softmaxes (SparseMixer) are taken as
+    one over the same few scores."""
+    shape = Shape.read(config)
+    hidden, has_bias = shape.hidden, config.boolean("attention_bias", False)
+    window = config.optional_integer("sliding_window")
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=window)
+    num_experts, top_k = config.integer("num_local_experts", 16), config.integer("num_experts_per_tok", 2)
+    mlp = routed(config, hidden, shape.ffn, num_experts, top_k, gate="mlp.router")
+    norms = layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)
+    adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
+    order = order_of(("mlp.router", "mlp.experts"))
+    block = register(two_part_block("PhimoeDecoderLayer", norms, core, mlp, adds), *order)
+    return language_model(
+        config,
+        hidden,
+        [embedding("model.embed_tokens", shape.vocab, hidden)],
+        [block] * shape.layers,
+        config.integer("max_position_embeddings", 4096 * 32),
+        root="model.layers",
+        final=[layer_norm("model.norm", hidden)],
+        head_bias=config.boolean("lm_head_bias", False),
+    )
+
+
+def granitemoe(config: ConfigReader) -> ModelSpec:
+    """Granite's block with routed experts; branches and logits multiplied by numbers."""
+    shape = Shape.read(config)
+    has_bias = config.boolean("attention_bias", False)
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
+    num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
+    root = "block_sparse_moe"
+    mlp = routed(config, shape.hidden, shape.ffn, num_experts, top_k, gate=f"{root}.router")
+    order = (*REGISTRATION, f"{root}.router", f"{root}.experts")
+    block = pre_norm_block("GraniteMoeDecoderLayer", shape, core, mlp, scales=True, registration=order)
+    return decoder(config, shape, [block] * shape.layers, max_positions=2048, scales_logits=True)
+
+
+def glm4_moe(config: ConfigReader) -> ModelSpec:
+    """GLM-4.5 and its Air: DeepSeek V3's router and shared experts behind grouped queries, half of each head
+    rotated; `use_qk_norm` where the file says so."""
+    shape = Shape.read(config, kv_default=8, head_dim=128)
+    has_bias = config.boolean("attention_bias", False)
+    norm = "each head" if config.boolean("use_qk_norm", False) else "none"
+    rotated = partial_rotary(config, shape.head_dim)
+    core = [
+        varied(one, rotary_width=rotated) if isinstance(one.work, Attention) else one
+        for one in attention_modules(shape, qkv_bias=has_bias, qk_norm=norm)  # type: ignore[arg-type]
+    ]
+    width = config.integer("moe_intermediate_size", 1408)
+    num_experts, top_k = config.integer("n_routed_experts", 128), config.integer("num_experts_per_tok", 8)
+    choice = Router(
+        0, 0, 0, "sigmoid", config.integer("n_group", 1), config.integer("topk_group", 1),
+        in_fp32=True, has_choice_bias=True,
+    )  # fmt: skip
+    shared = width * config.integer("n_shared_experts", 1)
+    sparse = [
+        *routed(config, shape.hidden, width, num_experts, top_k, choice),
+        *gated_mlp("mlp.shared_experts", shape.hidden, shared, shape.act),
+    ]
+    order, kind = order_of(EXPERTS_FIRST), "Glm4MoeDecoderLayer"
+    dense_block = pre_norm_block(kind, shape, core, registration=order)
+    sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
+    first = min(config.integer("first_k_dense_replace", 1, minimum=0), shape.layers)
+    blocks = [dense_block] * first + [sparse_block] * (shape.layers - first)
+    model = decoder(config, shape, blocks, max_positions=131_072)
+    return with_prediction_modules(config, model, sparse_block)
+
+
+def llama4(config: ConfigReader) -> ModelSpec:
+    """The text models: layers with rotary positions attend within chunks, the others to all; every
+    `interleave_moe_layer_step`-th layer has one expert of many and a shared one; a multimodal file leaves out
+    what is as in the class."""
+    config = config.with_defaults(
+        vocab_size=202_048, hidden_size=5120, intermediate_size=8192, num_hidden_layers=48,
+        num_attention_heads=40,
+    )  # fmt: skip
+    shape = Shape.read(config, kv_default=8, head_dim=128)
+    rotary = rotary_layers(config, shape.layers)
+    step = config.integer("interleave_moe_layer_step", 1)
+    listed = set(config.integers("moe_layers")) or set(range(step - 1, shape.layers, step))
+    build = _Llama4(config, shape)
+    kinds = [(has_rotary, index in listed) for index, has_rotary in enumerate(rotary)]
+    return decoder(config, shape, one_block_per_window(kinds, build.block), max_positions=4096 * 32)
+
+
+class _Llama4:
+    """Builds the blocks of one model."""
+
+    def __init__(self, config: ConfigReader, shape: Shape) -> None:
+        self.config, self.shape = config, shape
+        self.chunk = config.optional_integer("attention_chunk_size")
+        if "attention_chunk_size" not in config.values:
+            self.chunk = 8192
+        self.has_norms = config.boolean("use_qk_norm", True)
+        self.has_bias = config.boolean("attention_bias", False)
+
+    def block(self, kind: tuple[bool, bool]) -> Block:
+        """The block of a layer, with rotary positions or not, with experts or not."""
+        has_rotary, is_routed = kind
+        root, shape = "feed_forward", self.shape
+        shared = tuple(f"{root}.shared_expert.{name}_proj" for name in ("gate", "up", "down"))
+        dense = tuple(f"{root}.{name}_proj" for name in ("gate", "up", "down"))
+        mlp = self._routed(root) if is_routed else self._dense(root)
+        order = (*REGISTRATION[:4], f"{root}.experts", f"{root}.router", *shared, *dense, *REGISTRATION[9:])
+        core = self._attention(has_rotary=has_rotary)
+        return pre_norm_block("Llama4TextDecoderLayer", shape, core, mlp, registration=order)
+
+    def _attention(self, *, has_rotary: bool) -> list[Module]:
+        shape = self.shape
+        modules = attention_modules(shape, qkv_bias=self.has_bias, o_bias=self.has_bias, rotary=has_rotary)
+        found: list[Module] = []
+        for one in modules:
+            if isinstance(one.work, Attention):
+                one = varied(one, chunk=self.chunk if has_rotary else None)
+                if has_rotary and self.has_norms:
+                    found += [self._norm("q", shape.heads), self._norm("k", shape.kv_heads)]
+            found.append(one)
+        return found
+
+    def _norm(self, name: str, heads: int) -> Module:
+        """A norm of each head without weights; the model runs it behind the rotary embedding."""
+        return Module(f"self_attn.qk_norm.{name}", Norm(heads * self.shape.head_dim, "l2"))
+
+    def _dense(self, root: str) -> list[Module]:
+        ffn = self.config.integer("intermediate_size_mlp", 16384)
+        return gated_mlp(root, self.shape.hidden, ffn, self.shape.act)
+
+    def _routed(self, root: str) -> list[Module]:
+        config, shape = self.config, self.shape
+        num_experts, top_k = config.integer("num_local_experts", 16), config.integer("num_experts_per_tok", 1)
+        choice = Router(0, 0, 0, "sigmoid", normalizes=False)
+        return [
+            *routed(
+                config, shape.hidden, shape.ffn, num_experts, top_k, choice, gate=f"{root}.router",
+                is_transposed=True,
+            ),
+            *gated_mlp(f"{root}.shared_expert", shape.hidden, shape.ffn, shape.act),
+        ]  # fmt: skip

@@ -1,0 +1,138 @@
+"""SmolLM 3 and Cohere 2 (Command R7B and A): layers with and without rotary positions; and EXAONE 3.
+
+Names, shapes and defaults as in transformers 5.23 (`modeling_smollm3.py`, `modeling_cohere2.py` and their
+`configuration_*.py`); EXAONE 3's as in the `modeling_exaone.py` beside its weights, which transformers runs
+with `trust_remote_code`.
+"""
+
+from __future__ import annotations
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.llama import (
+    REGISTRATION,
+    Shape,
+    attention_modules,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    one_block_per_window,
+    pre_norm_block,
+)
+from zsim.specs.model.families.parts import (
+    activation,
+    attention,
+    embedding,
+    language_model,
+    linear,
+    register,
+    residual,
+    rms_norm,
+    two_part_block,
+)
+from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
+
+
+def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has rotary positions: `no_rope_layers` (1: it has), else all but every
+    `no_rope_layer_interval`-th."""
+    listed = config.integers("no_rope_layers")
+    if listed and len(listed) != layers:
+        raise config.error(f"'no_rope_layers' has {len(listed)} numbers; expected {layers}, one per layer")
+    interval = config.integer("no_rope_layer_interval", 4)
+    return [bool(one) for one in listed] or [(index + 1) % interval != 0 for index in range(layers)]
+
+
+def smollm3(config: ConfigReader) -> ModelSpec:
+    """Every fourth layer without positions; a window there with `use_sliding_window`."""
+    shape = Shape.read(config, kv_default=4)
+    has_bias = config.boolean("attention_bias", False)
+    rotary = rotary_layers(config, shape.layers)
+    window = config.optional_integer("sliding_window")
+    slides = config.boolean("use_sliding_window", False)
+    local = [slides and window is not None and not has_rotary for has_rotary in rotary]
+    windows = layer_windows(config, shape.layers, window, local)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
+
+    def block(kind: tuple[int | None, bool]) -> Block:
+        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=kind[0], rotary=kind[1])
+        return pre_norm_block("SmolLM3DecoderLayer", shape, core, mlp)
+
+    blocks = one_block_per_window(list(zip(windows, rotary, strict=True)), block)
+    return decoder(config, shape, blocks, max_positions=32768, is_tied=True)
+
+
+def cohere2(config: ConfigReader) -> ModelSpec:
+    """Attention and MLP side by side on one norm, written out in fp32; positions only where there is a
+    window; logits multiplied by a number, tied."""
+    shape = Shape.read(config)
+    hidden, has_bias = shape.hidden, config.boolean("attention_bias", False)
+    pattern = config.integer("sliding_window_pattern", 4)
+    window = config.integer("sliding_window", 4096)
+    local = [(index + 1) % pattern != 0 for index in range(shape.layers)]
+    windows = layer_windows(config, shape.layers, window, local)
+    mlp = gated_mlp("mlp", hidden, shape.ffn, shape.act)
+    mlp[0] = linear("mlp.gate_proj", hidden, shape.ffn, shares_input=True)
+
+    def block(own: int | None) -> Block:
+        rotary = own is not None
+        core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=own, rotary=rotary)
+        adds = residual("self_attn.residual", hidden), residual("mlp.residual", hidden)
+        modules = (_cohere_norm("input_layernorm", hidden), *core, adds[0], *mlp, adds[1])
+        return register(Block("Cohere2DecoderLayer", modules), *REGISTRATION)
+
+    return language_model(
+        config,
+        hidden,
+        [embedding("model.embed_tokens", shape.vocab, hidden)],
+        one_block_per_window(windows, block),
+        config.integer("max_position_embeddings", 8192),
+        root="model.layers",
+        final=[_cohere_norm("model.norm", hidden)],
+        is_tied=True,
+        scales=True,
+    )
+
+
+def _cohere_norm(name: str, width: int) -> Module:
+    return Module(name, Norm(width, "cohere_layer"), (Parameter("weight", (width,)),))
+
+
+def exaone(config: ConfigReader) -> ModelSpec:
+    """EXAONE 3 and 3.5: Llama's block under names like GPT-Neo's; an LM head of its own."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.head_dim(hidden, heads)
+    config.check_kv_heads(heads, kv_heads)
+    ffn, act = config.integer("intermediate_size"), config.string("activation_function", "silu")
+    embed, spread = config.fraction("embed_dropout", 0.0), config.fraction("attention_dropout", 0.0)
+    root = "attn.attention"
+    attend = [
+        linear(f"{root}.q_proj", hidden, heads * head_dim),
+        linear(f"{root}.k_proj", hidden, kv_heads * head_dim, shares_input=True),
+        linear(f"{root}.v_proj", hidden, kv_heads * head_dim, shares_input=True),
+        attention(f"{root}.core", heads, kv_heads, head_dim, dropout=spread),
+        linear(f"{root}.out_proj", heads * head_dim, hidden),
+    ]
+    mlp = [
+        linear("mlp.c_fc_0", hidden, ffn),
+        linear("mlp.c_fc_1", hidden, ffn, shares_input=True),
+        activation("mlp.act", ffn, act, gated=True),
+        linear("mlp.c_proj", ffn, hidden),
+    ]
+    norms = rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)
+    adds = residual("attn.residual", hidden), residual("mlp.residual", hidden)
+    order = (
+        "ln_1", f"{root}.k_proj", f"{root}.v_proj", f"{root}.q_proj", f"{root}.out_proj", "ln_2",
+        "mlp.c_fc_0", "mlp.c_fc_1", "mlp.c_proj",
+    )  # fmt: skip
+    block = register(two_part_block("ExaoneBlock", norms, attend, mlp, adds), *order)
+    words = [embedding("transformer.wte", config.integer("vocab_size"), hidden)]
+    if embed:
+        words.append(residual("transformer.drop", hidden, embed))
+    return language_model(
+        config,
+        hidden,
+        words,
+        [block] * config.num_blocks("num_layers"),
+        config.integer("max_position_embeddings", 2048),
+        final=[rms_norm("transformer.ln_f", hidden)],
+    )

@@ -1,0 +1,124 @@
+"""OLMo 2 and 3, EXAONE 4 and GLM 4: norms behind attention and MLP.
+
+Names, shapes and defaults as in transformers 5.23 (`modeling_olmo2.py`, `modeling_olmo3.py`,
+`modeling_exaone4.py`, `modeling_glm4.py` and their `configuration_*.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.llama import (
+    REGISTRATION,
+    Shape,
+    attention_modules,
+    decoder,
+    gated_mlp,
+    layer_windows,
+    one_block_per_window,
+)
+from zsim.specs.model.families.parts import activation, linear, register, residual, rms_norm, varied
+from zsim.specs.model.spec import Attention, Block, ModelSpec, Module
+
+_OLMO_NORM = "gemma_rms"  # Olmo2RMSNorm multiplies by its weight in fp32
+
+
+def olmo2(config: ConfigReader) -> ModelSpec:
+    """No norm before attention and MLP; norms over all heads of queries and of keys together."""
+    shape = Shape.read(config)
+    return _olmo(config, shape, "Olmo2DecoderLayer", [None] * shape.layers)
+
+
+def olmo3(config: ConfigReader) -> ModelSpec:
+    """OLMo 2 with a window in three layers of four."""
+    shape = Shape.read(config)
+    window = config.integer("sliding_window", 4096)
+    local = [(index + 1) % 4 != 0 for index in range(shape.layers)]
+    return _olmo(config, shape, "Olmo3DecoderLayer", layer_windows(config, shape.layers, window, local))
+
+
+def _olmo(config: ConfigReader, shape: Shape, kind: str, windows: Sequence[int | None]) -> ModelSpec:
+    has_bias = config.boolean("attention_bias", False)
+
+    def block(window: int | None) -> Block:
+        core = attention_modules(
+            shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm="all heads", norm=_OLMO_NORM, window=window
+        )
+        return _post_norm_block(kind, shape, core, _OLMO_NORM)
+
+    blocks = one_block_per_window(windows, block)
+    return decoder(config, shape, blocks, max_positions=2048, norm=_OLMO_NORM)
+
+
+def exaone4(config: ConfigReader) -> ModelSpec:
+    """Norms on query and key heads; with a window, layers without one have no positions.
+
+    `sliding_window_pattern`: a number, or letters as in "LLLG" (the last of so many layers is global).
+    """
+    shape = Shape.read(config)
+    layers = shape.layers
+    has_window = "sliding_window" not in config.values or config.values["sliding_window"] is not None
+    window = config.integer("sliding_window", 4096) if has_window else None
+    pattern = config.values.get("sliding_window_pattern", 4)
+    every = len(pattern) if isinstance(pattern, str) else config.integer("sliding_window_pattern", 4)
+    local = [window is not None and (index + 1) % every != 0 for index in range(layers)]
+    windows = layer_windows(config, layers, window, local)
+
+    def block(own: int | None) -> Block:
+        rotary = window is None or own is not None
+        core = attention_modules(shape, qk_norm="each head", window=own, rotary=rotary)
+        return _post_norm_block("Exaone4DecoderLayer", shape, core, "rms")
+
+    return decoder(config, shape, one_block_per_window(windows, block), max_positions=2048)
+
+
+def _post_norm_block(kind: str, shape: Shape, core: Sequence[Module], norm: str) -> Block:
+    """Attention, norm, add; MLP, norm, add."""
+    modules = (
+        *core,
+        rms_norm("post_attention_layernorm", shape.hidden, kind=norm),
+        residual("self_attn.residual", shape.hidden),
+        *gated_mlp("mlp", shape.hidden, shape.ffn, shape.act),
+        rms_norm("post_feedforward_layernorm", shape.hidden, kind=norm),
+        residual("mlp.residual", shape.hidden),
+    )
+    return register(Block(kind, modules), *REGISTRATION)
+
+
+def glm4(config: ConfigReader) -> ModelSpec:
+    """Norms before and behind; half of a head rotated; one projection for gate and up."""
+    shape = Shape.read(config, kv_default=2, head_dim=128)
+    has_bias = config.boolean("attention_bias", False)
+    core = [
+        varied(one, rotary_width=partial_rotary(config, shape.head_dim))
+        if isinstance(one.work, Attention)
+        else one
+        for one in attention_modules(shape, qkv_bias=has_bias)
+    ]
+    modules = (
+        rms_norm("input_layernorm", shape.hidden),
+        *core,
+        rms_norm("post_self_attn_layernorm", shape.hidden),
+        residual("self_attn.residual", shape.hidden),
+        rms_norm("post_attention_layernorm", shape.hidden),
+        linear("mlp.gate_up_proj", shape.hidden, 2 * shape.ffn),
+        activation("mlp.activation_fn", shape.ffn, shape.act, gated=True),
+        linear("mlp.down_proj", shape.ffn, shape.hidden),
+        rms_norm("post_mlp_layernorm", shape.hidden),
+        residual("mlp.residual", shape.hidden),
+    )
+    order = (
+        *REGISTRATION[:4], "mlp.gate_up_proj", "mlp.down_proj", "input_layernorm",
+        "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm",
+    )  # fmt: skip
+    block = register(Block("Glm4DecoderLayer", modules), *order)
+    return decoder(config, shape, [block] * shape.layers, max_positions=131_072)
+
+
+def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
+    """Features of a head that are rotated; None: all."""
+    found = config.values.get("partial_rotary_factor", default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 1:
+        raise config.error(f"'partial_rotary_factor' is {found!r}; expected a number above 0 up to 1")
+    return None if found == 1 else int(head_dim * found)

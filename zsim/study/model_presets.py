@@ -1,0 +1,129 @@
+"""The models that ship with zsim, by size and family, and the published runs that say how far zsim is off."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import expm1
+from typing import Any
+
+from zsim.cost.flops import active_numel
+from zsim.specs.model.experts import Experts
+from zsim.specs.model.huggingface import load_model, read_model_config
+from zsim.specs.model.spec import Attention, ModelSpec
+from zsim.specs.presets import model_preset_names
+from zsim.validated.runs import ValidatedRun, validated_runs
+
+SAME_SIZE = 1e-4  # a run of a model whose parameters differ by at most this fraction is one of its size
+_WIDTH = 79
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreset:
+    """One model. `kind`: dense, MoE, encoder, or encoder with decoder. `validated_runs`: published runs of a
+    model of as many parameters, from `validated_sources` sources, of `validated_error` mean absolute error
+    (measured / predicted - 1); None without a run."""
+
+    name: str
+    family: str
+    kind: str
+    parameters: int
+    active_parameters: int
+    mtp_parameters: int
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    max_positions: int | None
+    is_tied: bool
+    source: str
+    validated_runs: int
+    validated_sources: tuple[str, ...]
+    validated_error: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The preset as `--json` writes it."""
+        return asdict(self)
+
+    def row(self) -> str:
+        """One line of at most 79 columns."""
+        active = f"{_billions(self.active_parameters)} active" if self.kind == "MoE" else ""
+        runs = f"{self.validated_runs} runs, {self.validated_error:.1%}" if self.validated_error else "-"
+        size = _billions(self.parameters)
+        return f"{self.name:<21} {size:>6} {active:<12} {self.family:<11} {self.kind:<7} {runs}".rstrip()
+
+    def details(self) -> Iterator[str]:
+        """The lines of `zsim presets NAME`."""
+        yield f"{self.name}: {self.kind}, family {self.family}"
+        yield f"  parameters   {self.parameters:,}" + (", embedding and head tied" if self.is_tied else "")
+        if self.active_parameters != self.parameters:
+            yield f"  active       {self.active_parameters:,} for one token"
+        if self.mtp_parameters:
+            yield f"  besides      {self.mtp_parameters:,} for multi-token prediction, not simulated"
+        yield f"  shape        {self.layers} blocks of {self.hidden_size:,}, vocabulary {self.vocab_size:,}"
+        longest = "any length" if self.max_positions is None else f"{self.max_positions:,} tokens"
+        yield f"  positions    {longest}"
+        yield _filled("  source       ", self.source)
+        if self.validated_error is None:
+            yield _filled("  validated    ", "no published run of a model of this size")
+            return
+        sources = ", ".join(self.validated_sources)
+        count = f"{self.validated_runs} published runs of models of this size"
+        yield _filled("  validated    ", f"{count}, mean error {self.validated_error:.1%} ({sources})")
+
+
+def model_presets() -> list[ModelPreset]:
+    """All models that ship with zsim, by name."""
+    return [model_preset(name) for name in model_preset_names()]
+
+
+def model_preset(name: str) -> ModelPreset:
+    """One of them. Raises InputError for an unknown name."""
+    config, _, _ = read_model_config(name)
+    model = load_model(name)
+    runs = _runs_of(model.numel, validated_runs())
+    errors = [abs(expm1(run.error)) for run in runs]
+    return ModelPreset(
+        name=model.name,
+        family=model.family,
+        kind=_kind(model),
+        parameters=model.numel,
+        active_parameters=active_numel(model),
+        mtp_parameters=model.mtp_parameters,
+        layers=len(model.blocks),
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        max_positions=model.max_positions,
+        is_tied=model.is_tied,
+        source=str(config.get("_source", "")),
+        validated_runs=len(runs),
+        validated_sources=tuple(dict.fromkeys(run.source for run in runs)),
+        validated_error=sum(errors) / len(errors) if errors else None,
+    )
+
+
+def _runs_of(parameters: int, runs: Sequence[ValidatedRun]) -> list[ValidatedRun]:
+    return [run for run in runs if abs(run.features.parameters / parameters - 1) <= SAME_SIZE]
+
+
+def _kind(model: ModelSpec) -> str:
+    works = [module.work for block in model.blocks for module in block.modules]
+    if model.has_encoder:
+        return "enc-dec"
+    if any(isinstance(work, Experts) for work in works):
+        return "MoE"
+    cores = [work for work in works if isinstance(work, Attention)]
+    return "dense" if any(core.is_causal for core in cores) else "encoder"
+
+
+def _billions(count: int) -> str:
+    """In thousands of millions, three digits: 0.124B, 7.62B, 70.6B, 671B."""
+    value = count / 1e9
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.995 else 3
+    return f"{value:.{digits}f}B"
+
+
+def _filled(head: str, text: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )
