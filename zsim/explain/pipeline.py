@@ -22,7 +22,7 @@ def pipeline_of(outcome: Outcome) -> PipelineSection | None:
         plan,
         outcome.trace,
         outcome.peers,
-        layers=layers if len(layers) == len(plan.programs) else (),
+        layers=layers if len(layers) == 1 + max(program.pipeline_rank for program in plan.programs) else (),
         connections=job.training.device_max_connections,
     )
 

@@ -292,7 +292,8 @@ class Unchanging:
 class Program(Unchanging):
     """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
     is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the peak of the step
-    (a model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and
+    (a model that is moved to the GPU whole and sharded there); else 0. `pipeline_rank`: of its ranks, several
+    programs' on GPUs of several types. `actions`: forwards, backwards and
     calls of the framework on the rank's stages, in order, each with the number of its first op."""
 
     name: str
@@ -301,6 +302,7 @@ class Program(Unchanging):
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
     actions: tuple[tuple[int, Action], ...] = ()
+    pipeline_rank: int = 0
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -38,7 +38,7 @@ _SAME_INSTANT = 1e-9  # of the step
 
 def is_pipeline(plan: Plan) -> bool:
     """Whether the ranks have several programs and send each other messages."""
-    return len(plan.programs) > 1 and plan.has_messages
+    return len({program.pipeline_rank for program in plan.programs}) > 1 and plan.has_messages
 
 
 class Bubbles:
@@ -61,7 +61,7 @@ class Bubbles:
         self._ends: dict[int, float] = {}  # of each rank's forwards and backwards
         self._neighbours: dict[int, set[int]] = {}
         for (rank, _), others in peers.items():
-            found = (peer for peer, _ in others if plan.program_of[peer] != plan.program_of[rank])
+            found = (peer for peer, _ in others if self._stage(peer) != self._stage(rank))
             self._neighbours.setdefault(rank, set()).update(found)
 
     def of(self, rank: int) -> list[Interval]:
@@ -136,7 +136,7 @@ class Bubbles:
             starts = [
                 self._times.of(peer).start[self._place(peer, op)]
                 for peer, op in self._peers.get((rank, number), ())
-                if self._plan.program_of[peer] != self._plan.program_of[rank]
+                if self._stage(peer) != self._stage(rank)
             ]
             if starts:
                 found[places[number]] = max(starts)
@@ -175,6 +175,9 @@ class Bubbles:
             start = max(start, lane.end[place])
         if end > start:
             yield start, end
+
+    def _stage(self, rank: int) -> int:
+        return self._plan.program_on(rank).pipeline_rank
 
     def _program(self, rank: int) -> Program:
         return self._plan.program_on(rank)
