@@ -110,7 +110,7 @@ def report_of(
 
 
 def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
-    """What GPUs of several types lose to the slowest, and how their gradients count."""
+    """The losses of GPUs of several types to the slowest, and how their gradients count."""
     notes = [loss_note(types)] if types else []
     if job.micro_batch_sizes:
         notes.append(

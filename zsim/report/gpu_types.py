@@ -37,7 +37,7 @@ class GpuTypeRow:
 
 
 def waiting_seconds(seconds: Mapping[str, float]) -> float:
-    """Of a breakdown, the seconds in which a rank waits for others or for transfers."""
+    """The seconds of a breakdown in which a rank waits for others or for transfers."""
     return seconds["exposed_communication"] + seconds["bubble"]
 
 
@@ -59,7 +59,7 @@ def with_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTyp
 
 
 def loss_note(rows: Sequence[GpuTypeRow]) -> str:
-    """Which type sets the pace, and what the others lose; "" where none loses much."""
+    """The type that sets the pace, and the losses of the others; "" where none loses much."""
     pace = min(rows, key=lambda row: row.waiting_seconds)
     losers = [row for row in rows if row.lost_fraction > _LEAST_LOSS]
     if not losers:
