@@ -57,11 +57,18 @@ def plan_by_type(types: NodeTypes, plans: Sequence[Plan | None]) -> Plan:
         assert plan is not None, f"ranks on {types.names[kind]} without a plan"
         program = plan.programs[number]
         role = f"{program.name}, " if program.name else ""
-        programs.append(replace(program, name=f"{role}{types.names[kind]}"))
+        programs.append(replace(program, name=f"{role}{types.names[kind]}", pipeline_rank=number))
     notes = dict.fromkeys(note for plan in plans if plan is not None for note in plan.notes)
     whole = replace(some, programs=tuple(programs), program_of=place[inverse.ravel()], notes=tuple(notes))
     check_plan(whole)
     return whole
+
+
+def pipeline_rank_of(plan: Plan, program: int) -> int:
+    """The pipeline rank of a program's ranks: its `pipeline_rank` if programs of several types of nodes have
+    the same, else its number."""
+    own = plan.programs[program].pipeline_rank
+    return program if own is None else own
 
 
 def type_of_program(job: Job, plan: Plan, program: int) -> int:

@@ -179,7 +179,7 @@ def plan_stages(
         resident += messenger.resident() if messenger is not None else []
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())
-        programs.append(replace(builder.program(resident, name), startup_bytes=startup, pipeline_rank=rank))
+        programs.append(replace(builder.program(resident, name), startup_bytes=startup))
         groups |= builder.groups
         notes += [note for note in builder.notes if note not in notes]
         asynchronous = next(iter(owners.values())).asynchronous

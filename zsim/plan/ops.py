@@ -292,7 +292,7 @@ class Program(Unchanging):
     """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
     is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the step's peak (a
     model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and calls
-    of the framework, in order, each with the number of its first op; all on the ranks' `pipeline_rank`."""
+    of the framework, each with its first op; `pipeline_rank`: see `zsim.plan.by_type.pipeline_rank_of`."""
 
     name: str
     ops: tuple[Op, ...]
@@ -300,7 +300,7 @@ class Program(Unchanging):
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
     actions: tuple[tuple[int, Action], ...] = ()
-    pipeline_rank: int = 0
+    pipeline_rank: int | None = None
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

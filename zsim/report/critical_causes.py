@@ -87,18 +87,19 @@ _NO_OP = {
 class OpCauses:
     """Seconds by cause of each op on an idle machine, computed once per distinct work.
 
-    `gpus`: of each program's ranks; `calls`: the limit of each collective; `limits`: the class of resources
-    that bounds each kind of offloaded work (`zsim.engine.offload.Offload.limits`)."""
+    `gpu`: of all ranks, or of each program's; `calls`: the limit of each collective; `limits`: the class of
+    resources that bounds each kind of offloaded work (`zsim.engine.offload.Offload.limits`)."""
 
     def __init__(
         self,
         plan: Plan,
-        gpus: Sequence[Gpu],
+        gpu: Gpu | Sequence[Gpu],
         calls: Mapping[Collective | PointToPoint, CallLimit],
         limits: Mapping[str, str],
     ) -> None:
         self._plan = plan
-        self._gpus, self._calls, self._limits = gpus, calls, limits
+        self._gpus = [gpu] * len(plan.programs) if isinstance(gpu, Gpu) else gpu
+        self._calls, self._limits = calls, limits
         self._known: dict[tuple[int, int], Alone] = {}  # by the id of the work, and the GPU's
 
     def of(self, number: int, rank: int = 0) -> Alone:

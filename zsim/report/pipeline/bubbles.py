@@ -22,6 +22,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from zsim.plan.builder import COMPUTE
+from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait
 from zsim.report.critical_path import Peers
@@ -38,7 +39,8 @@ _SAME_INSTANT = 1e-9  # of the step
 
 def is_pipeline(plan: Plan) -> bool:
     """Whether the ranks have several programs and send each other messages."""
-    return len({program.pipeline_rank for program in plan.programs}) > 1 and plan.has_messages
+    stages = {pipeline_rank_of(plan, number) for number in range(len(plan.programs))}
+    return len(stages) > 1 and plan.has_messages
 
 
 class Bubbles:
@@ -177,7 +179,7 @@ class Bubbles:
             yield start, end
 
     def _stage(self, rank: int) -> int:
-        return self._plan.program_on(rank).pipeline_rank
+        return pipeline_rank_of(self._plan, int(self._plan.program_of[rank]))
 
     def _program(self, rank: int) -> Program:
         return self._plan.program_on(rank)

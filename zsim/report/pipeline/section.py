@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.critical_path import Peers
@@ -181,7 +182,7 @@ def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, list[int]]:
     """By pipeline rank, the first simulated rank of each of its programs."""
     found: dict[int, list[int]] = {}
     for program, rank in first_ranks(plan, trace).items():
-        found.setdefault(plan.programs[program].pipeline_rank, []).append(rank)
+        found.setdefault(pipeline_rank_of(plan, program), []).append(rank)
     return dict(sorted(found.items()))
 
 
