@@ -207,7 +207,7 @@ def _has_room(job: Job, plan: Plan) -> bool:
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
-    return plan.changes_memory and job.cluster.gpu.vendor != "cpu"
+    return plan.changes_memory and job.cluster.gpu.has_caching_allocator
 
 
 def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
@@ -281,7 +281,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         JobTimes(name, placed.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
         for (name, placed), by_itself, loop in zip(all_placed.items(), alone, loops, strict=True)
     ]
-    if job.cluster.gpu.vendor != "cpu":
+    if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
     tight = [name for name, placed in all_placed.items() if name != OWN_NAME and not _fits(placed)]

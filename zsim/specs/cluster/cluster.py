@@ -176,6 +176,16 @@ class Cluster(BaseModel):
     nodes: tuple[NodeType, ...] = ()
 
     @model_validator(mode="after")
+    def _collectives_are_the_vendors(self) -> Self:
+        backend = self.collectives.backend
+        if self.gpu.vendor == "other" and backend in ("nccl", "rccl"):
+            raise ValueError(
+                f"collectives.backend: '{backend}' does not run on GPU '{self.gpu.name}' of vendor 'other'; "
+                "expected 'other', with [collectives.protocols] of its own library"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nodes_are_joined_alike(self) -> Self:
         for one in self.nodes[1:]:
             vendors = [self.nodes[0].gpu.vendor, one.gpu.vendor]

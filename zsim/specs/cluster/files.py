@@ -25,6 +25,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.offload_rates import default_offload_table
+from zsim.specs.cluster.power_limit import with_power_limit
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -122,9 +123,16 @@ def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -
     """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables."""
     read = read or read_toml
     if isinstance(source, Mapping):
-        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
+        parent = source.get("extends")
+        if isinstance(parent, str) and set(source) == {"extends", "power_limit"}:  # keeps its name
+            path = _find(parent, gpu_preset_path)
+            data = {**_read_with_parents(path, gpu_preset_path, read), "power_limit": source["power_limit"]}
+            return with_power_limit(validated(data, path.name, Gpu))
+        return with_power_limit(
+            validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
+        )
     path = _find(source, gpu_preset_path)
-    return validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu)
+    return with_power_limit(validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -185,6 +193,9 @@ def _with_parents(
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
     parent = _read_with_parents(parent_path, preset, read, depth + 1)
     merged = dict(parent)
+    if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has
+        merged.pop("compute_capability", None)
+        merged.pop("caching_allocator", None)
     merged["name"] = Path(file).stem
     changed = [key for key in data if key not in _LABELS]
     if changed and "description" in parent:  # the parent's may describe what is changed
