@@ -103,7 +103,7 @@ def test_a_limit_that_cannot_be_is_told(gpu: str, limit: str, words: str) -> Non
 def test_a_cluster_of_several_types_is_told_where_its_limits_are() -> None:
     given = {"model": "gpt2", "cluster": "dgx-h100", "strategy": {"kind": "fsdp2"}}
     changes = {"cluster.nodes": "1 dgx-h100, 1 dgx-a100-80gb", "gpu.power_limit": "500 W"}
-    with pytest.raises(InputError, match="lists nodes of several types, each with a GPU of its own"):
+    with pytest.raises(InputError, match="lists nodes of several types, each with its own GPU"):
         experiment_from(given, changes, origin="test")
     one = {"extends": "h100-sxm-80gb", "power_limit": "500 W"}
     cluster = load_cluster({"extends": "dgx-h100", "nodes": [{"gpu": one}, {"gpu": "h100-sxm-80gb"}]})

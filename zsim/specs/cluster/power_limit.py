@@ -142,7 +142,7 @@ def _slower_attention(table: AttentionEfficiency, factor: float) -> AttentionEff
 
 
 def _limited(power: Power, limit: float) -> Power:
-    """What the GPU draws: never more than the limit."""
+    """The GPU's power, nowhere above the limit."""
     changes: dict[str, Any] = {"maximum": limit, "idle": min(power.idle, limit)}
     for name in ("memory_bound", "communication"):
         watts = getattr(power, name)

@@ -162,8 +162,8 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         if nodes is not None and key.startswith("gpu."):
             raise InputError(
-                f"--set {_CLUSTER}{key}: the cluster lists nodes of several types, each with a GPU of its "
-                'own; change it there, as in cluster.nodes=[{gpu={extends="h100-sxm-80gb", power_limit="500 W"}}]'
+                f"--set {_CLUSTER}{key}: the cluster lists nodes of several types, each with its own GPU; "
+                'change it there: cluster.nodes=[{gpu={extends="h100-sxm-80gb", power_limit="500 W"}}]'
             )
         put(tables, key, value, prefix=_CLUSTER)
         depth = 2 if key.startswith("gpu.") else 1
