@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import simpy
+from rich.console import Console
 
 import zsim
 from zsim.engine.prepare import prepare
@@ -18,11 +20,13 @@ from zsim.plan.by_type import gpu_of
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes, fits, program_peak_bytes, usable_bytes
 from zsim.report.report import Report
+from zsim.report.views.text.report import print_report
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.search import least_gpus
 
 TWO_LAYERS = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
@@ -32,6 +36,7 @@ TWO_LAYERS = {
 TWO_KINDS = {"nodes": "1 dgx-h100, 1 dgx-a100-80gb"}
 TWO_GPUS = {"extends": "dgx-h100", "nodes": [{"gpu": "h100-sxm-80gb"}, {"gpu": "a100-sxm-80gb"}]}
 MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
+TWO_SIZES = [{"gpu": "h100-sxm-80gb"}, {"gpu": "a100-sxm-40gb"}]
 FOUR = {"sequence_length": 1024, "gradient_accumulation_steps": 4}
 PIPELINE = {"parallelism": {"pipeline": 2}, "training": FOUR}
 ACROSS = {"parallelism": {"pipeline": 2, "order": "tp-cp-ep-pp-dp"}, "training": FOUR}
@@ -303,3 +308,29 @@ def test_a_pipeline_has_a_row_per_pipeline_rank_of_the_slower_type() -> None:
     assert report.pipeline is not None
     assert [row.rank for row in report.pipeline.rows] == [0, 1]
     assert [row.first_rank for row in report.pipeline.rows] == [8, 9]  # A100s
+
+
+def test_the_terminal_has_a_row_per_type_within_80_columns() -> None:
+    sizes = {"sequence_length": 1024, "micro_batch_sizes": {"dgx-h100": 4}, "micro_batch_size": 2}
+    text = StringIO()
+    print_report(simulated(training=sizes), Console(file=text, width=80))
+    rows = [
+        line.split() for line in text.getvalue().splitlines() if line.startswith(("dgx-h100 ", "dgx-a100"))
+    ]
+    assert [row[:4] for row in rows] == [["dgx-h100", "8", "x", "4"], ["dgx-a100-80gb", "8", "x", "2"]]
+
+
+def test_as_many_more_of_each_type_as_would_hold_the_job() -> None:
+    """13 billion parameters under FSDP2 beside activations, on 40 and 80 GB: the fewest GPUs that hold them
+    are a multiple of one node of each type, and hold them."""
+    training = {"sequence_length": 4096, "activation_checkpointing": "full", "micro_batch_size": 2}
+    found = least_gpus(
+        experiment(
+            model="llama-2-13b", cluster={"extends": "dgx-h100", "nodes": TWO_SIZES}, training=training
+        )
+    )
+    assert found is not None
+    assert found % 16 == 0
+    enough = {"extends": "dgx-h100", "nodes": [{**node, "count": found // 16} for node in TWO_SIZES]}
+    job = resolve(experiment(model="llama-2-13b", cluster=enough, training=training))
+    assert fits(job, make_plan(job))

@@ -41,14 +41,14 @@ def irregular_tables(report: Report) -> Iterator[Words]:
 
 def _gpu_types(types: Sequence[GpuTypeRow]) -> Words:
     is_uneven = len({row.micro_batch_size for row in types}) > 1
-    headings = ("", "GPUs", "kernels", "waits", "lost", "GPU-hours a day", "GPU memory")
+    headings = ("", "GPUs", "kernels", "waits", "lost", "GPU-h/day", "GPU memory")
     return Words("Types of GPUs", headings, [_gpu_type(row, is_uneven=is_uneven) for row in types])
 
 
 def _gpu_type(row: GpuTypeRow, *, is_uneven: bool) -> Row:
     return (
-        f"{row.name}, {row.micro_batch_size:,} at a time" if is_uneven else row.name,
-        f"{row.gpus:,}",
+        row.name,
+        f"{row.gpus:,} x {row.micro_batch_size:,}" if is_uneven else f"{row.gpus:,}",
         format_seconds(row.busy_seconds),
         format_seconds(row.waiting_seconds),
         format_seconds(row.lost_seconds),
