@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.expect import about
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.presets import topology_preset_names, topology_preset_path
 
@@ -298,13 +298,12 @@ def test_only_ampere_and_later_have_flash_attention_and_bf16() -> None:
     assert load_gpu("a100-sxm-40gb").supports_flash_attention
 
 
-@pytest.mark.parametrize(
-    "text", ['gpu = ["h100-sxm-80gb", "a100-sxm-80gb"]', '[[nodes]]\ngpu = "a100-sxm-80gb"']
-)
-def test_several_gpu_types_in_one_cluster_are_refused_by_name(tmp_path: Path, text: str) -> None:
-    path = write(tmp_path, 'schema = 1\nextends = "dgx-h100"\n' + text)
-    with pytest.raises(NotSimulatedError, match=r"several kinds of nodes or GPUs in one cluster"):
-        load_cluster(path)
+def test_a_list_of_gpus_is_told_how_to_write_nodes_of_several_types(tmp_path: Path) -> None:
+    text = 'schema = 1\nextends = "dgx-h100"\ngpu = ["h100-sxm-80gb", "a100-sxm-80gb"]'
+    with pytest.raises(
+        InputError, match=r"gpu: found a list, .*list nodes of several kinds under \[\[nodes\]\]"
+    ):
+        load_cluster(write(tmp_path, text))
 
 
 def test_rounds_are_longer_where_links_are_longer_than_those_they_were_measured_on(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
             found.profile,
             capacity_bytes=found.capacity_bytes,
             limit=limit,
-            has_allocator=job.cluster.gpu.vendor != "cpu",
+            has_allocator=job.cluster.gpu.has_caching_allocator,
         )
         print("\n".join(lines))
     content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}

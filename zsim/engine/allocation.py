@@ -18,6 +18,7 @@ from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
 from zsim.engine.pools_apart import PoolPasses, ProgramApart, peak_active_bytes
 from zsim.plan.builder import COMPUTE
+from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, tensor_changes
 from zsim.plan.ops import Memory, OffloadWork, Plan, Program
@@ -62,9 +63,9 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
     node a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs
     and the cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
-    costs, host = shipped_host_costs(), job.cluster.host
+    costs, host = shipped_host_costs(), host_of(job, plan, number)
     program, again = plan.programs[number], repeated.programs[number]
-    capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan, number).bytes
+    capacity = gpu_of(job, plan, number).memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in program.resident:
         if resident.device == "gpu" and not resident.lazy_tensors:

@@ -32,10 +32,10 @@ _HOST = -1  # on the agenda, in place of an op: the host goes on
 class Executor:
     """Runs one step: on each of `ranks` (all of them, or one per class) its program.
 
-    `kernel_seconds`: of the programs on these ranks. `allocators`: the ranks' before the step, if memory is
-    short, so that they delay the host. Recorded programs need no `offload`, and no `fabric` if they do not
-    communicate. `on_finish` is called once, when the last op of all lanes has ended.
-    """
+    `kernel_seconds`: of the programs on these ranks; `slowdowns`: of their kernels beside a collective.
+    `allocators`: the ranks' before the step, if memory is short, so that they delay the host. Recorded
+    programs need no `offload`, and no `fabric` if they do not communicate. `on_finish` is called once, when
+    the last op of all lanes has ended."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Executor:
         fabric: Fabric | None,
         ranks: Sequence[int],
         kernel_seconds: Sequence[Sequence[float | None]],
-        slowdown: float,
+        slowdowns: Sequence[float],
         offload: Offload | None,
         allocators: Sequence[Allocator] = (),
     ) -> None:
@@ -68,7 +68,7 @@ class Executor:
             communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
             lane = Lane(rank, program, works[id(program)], communicators, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
-            lane.gpu = GpuKernels(slowdown, self._call_at, partial(self._end, lane), turn)
+            lane.gpu = GpuKernels(slowdowns[number], self._call_at, partial(self._end, lane), turn)
             if allocators:
                 lane.allocator = allocators[number].copy()
             self.lanes.append(lane)

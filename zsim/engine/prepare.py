@@ -19,7 +19,8 @@ from zsim.engine.priced_program import PricedProgram, price_program, slowed
 from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import Classes
 from zsim.fabric.messages import communicators_of, fabric_works
-from zsim.plan.ops import Collective, Plan, PointToPoint
+from zsim.plan.by_type import gpu_of, host_of, type_of_program
+from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology
 
@@ -86,7 +87,10 @@ class Prepared:
             self.fabric,
             self.classes.representatives,
             kernel_seconds or self.kernel_seconds,
-            self.job.cluster.gpu.interference.compute_slowdown,
+            [
+                gpu_of(self.job, self.plan, program).interference.compute_slowdown
+                for program in self.program_of
+            ],
             self.offload,
             [self.allocators[program] for program in self.program_of] if self.allocators else (),
         )
@@ -123,20 +127,28 @@ def prepare(
         is_connected=is_connected,
         usages=None if topology.form is None else plan.once(_known_usages, topology.form),
     )
-    pricer, costs, host = KernelPricer(job.cluster.gpu), shipped_host_costs(), job.cluster.host
+    pricers = [KernelPricer(gpu) for gpu in job.cluster.gpus]
     programs = tuple(
-        price_program(
-            program,
-            plan.groups,
-            pricer.seconds,
-            lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
-            launch_queue=host.launch_queue,
-            connections=job.training.device_max_connections,
-            is_serial=is_serial,
-        )
-        for program in repeated.programs
+        _priced(job, program, plan, pricers[type_of_program(job, plan, number)], number, is_serial=is_serial)
+        for number, program in enumerate(repeated.programs)
     )
     return Prepared(job, plan, topology, classes, slowdowns, programs, fabric, offload, works)
+
+
+def _priced(
+    job: Job, program: Program, plan: Plan, pricer: KernelPricer, number: int, *, is_serial: bool
+) -> PricedProgram:
+    """`program`, the plan's of this number (once or several times in a row), priced for its ranks' nodes."""
+    costs, host = shipped_host_costs(), host_of(job, plan, number)
+    return price_program(
+        program,
+        plan.groups,
+        pricer.seconds,
+        lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
+        launch_queue=host.launch_queue,
+        connections=job.training.device_max_connections,
+        is_serial=is_serial,
+    )
 
 
 def _works_of_programs(plan: Plan) -> tuple[list[Collective], ...]:

@@ -66,14 +66,14 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
             "framework": plan.framework,
             "nodes": job.num_nodes,
             "gpus_per_node": job.gpus_per_node,
-            "gpu": job.cluster.gpu.name,
+            "gpu": job.cluster.gpu_label,
             "backend": job.cluster.collectives.backend,
             "groups": {name: (group.size, group.stride) for name, group in plan.groups.items()},
             "group_members": {
                 name: group.members.tolist() for name, group in plan.groups.items() if group.stride is None
             },
             **_roles(plan, lanes),
-            "gpu_memory_bytes": job.cluster.gpu.memory.capacity,
+            "gpu_memory_bytes": min(gpu.memory.capacity for gpu in job.cluster.gpus),
             "sm_count": job.cluster.gpu.sm_count,
         },
     )

@@ -62,9 +62,8 @@ def run_replay(
     # The representative of all ranks is put at rank 0's place: the fabric may have no place of its number.
     places = [0] if place is not None and place.is_folded else list(ranks)
     seconds = [program.kernel_seconds for program in programs]
-    executor = Executor(
-        env, programs, fabric, places, seconds, 1.0 if place is None else place.slowdown, offload=None
-    )
+    slowdown = 1.0 if place is None else place.slowdown
+    executor = Executor(env, programs, fabric, places, seconds, [slowdown] * len(programs), offload=None)
     executor.run()
     lanes = [
         _Replayed(rank, lane, zero, num_steps)

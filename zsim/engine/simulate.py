@@ -24,7 +24,7 @@ from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
 from zsim.fabric.folding.classes import Classes
-from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
+from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.twice import is_drained, twice
 from zsim.plan.plans import Plans
@@ -105,7 +105,6 @@ def simulate_job(
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
-    most = _most_bytes(job)
     with garbage_collection.paused():
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold, plans)
@@ -117,7 +116,7 @@ def simulate_job(
                 unfold,
                 plan or plans.of(job),
                 is_steady=plan is None,
-                allocator_bytes=None if is_for_network else most,
+                has_allocator=not is_for_network,
                 by_links=not is_for_network,
                 is_serial=is_serial,
             )
@@ -135,14 +134,18 @@ def _by_itself(
     plan: Plan,
     *,
     is_steady: bool = True,
-    allocator_bytes: int | None = None,
+    has_allocator: bool = False,
     by_links: bool = True,
     is_serial: bool = False,
 ) -> Outcome:
-    """Simulate a job without co-located jobs. `allocator_bytes`: maximum bytes of tensors up to which an
-    allocator that runs short delays the step; None leaves the allocator out. `by_links` as in `find_classes`;
-    `is_steady`: the step follows other steps."""
+    """Simulate a job without co-located jobs. `has_allocator`: with torch's allocator. `by_links` as in
+    `find_classes`; `is_steady`: the step follows other steps."""
     jitter = job.jitter
+    if jitter is not None and len(job.types) > 1 and plan.has_messages:
+        raise NotSimulatedError(
+            "jitter: a pipeline on nodes of several types is not simulated with jitter yet; leave "
+            "out one of them"
+        )
     unfold = unfold or (jitter is not None and job.world_size <= _MAX_DRAWN)
     is_plain = job.placement.is_plain
     classes, notes = find_classes(
@@ -156,11 +159,9 @@ def _by_itself(
     )
     allocation: Allocation | None = None
     settled: tuple[Settled, ...] = ()
-    if allocator_bytes is not None and _has_allocator(job, plan):
+    if has_allocator and _has_allocator(job, plan):
         empty = [make_allocator(job, plan, repeated, number) for number in range(len(plan.programs))]
-        prepared, run, allocation, settled = _with_allocators(
-            prepared, run_once(prepared), empty, allocator_bytes
-        )
+        prepared, run, allocation, settled = _with_allocators(prepared, run_once(prepared), empty)
     else:
         run = run_once(prepared)
     outcome = _outcome(prepared, run.executor, run.trace, notes)
@@ -197,16 +198,16 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
         ):
             return run.step_seconds
         empty = [one.empty for one in outcome.settled]
-        return _with_allocators(prepared, run, empty, _most_bytes(job))[1].step_seconds
+        return _with_allocators(prepared, run, empty)[1].step_seconds
 
 
-def _most_bytes(job: Job) -> int:
-    """Maximum bytes of tensors of a job that is simulated with its allocator's waits."""
-    return job.cluster.gpu.memory.capacity if job.simulation.known_to_fit else usable_bytes(job.cluster)
+def _has_room(job: Job, plan: Plan) -> bool:
+    """Whether a job's tensors fit, so that it is simulated with its allocator's waits."""
+    return excess_bytes(job, plan, with_margin=not job.simulation.known_to_fit) <= 0
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
-    return plan.changes_memory and job.cluster.gpu.vendor != "cpu"
+    return plan.changes_memory and job.cluster.gpu.has_caching_allocator
 
 
 def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
@@ -216,11 +217,11 @@ def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
 
 
 def _with_allocators(
-    prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator], most: int
+    prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator]
 ) -> tuple[Prepared, ProgramRun, Allocation, tuple[Settled, ...]]:
     """The run, the allocation of the fullest rank, and the allocations of all programs; if the fullest rank's
-    allocator runs short, a run with the allocators' delays. A job whose tensors exceed `most` bytes is run as
-    if it did fit. `empty`: each program's allocator before the first step."""
+    allocator runs short, a run with the allocators' delays. A job whose tensors do not fit is run as if they
+    did. `empty`: each program's allocator before the first step."""
     job, plan = prepared.job, prepared.plan
     lanes = _first_lanes(prepared, run)
     allocators = tuple(one.copy() for one in empty)
@@ -232,11 +233,16 @@ def _with_allocators(
             settle(one, lane.issue, lane.ended) for one, lane in zip(allocators, lanes, strict=True)
         ]
     settled = tuple(map(Settled, empty, allocations))
-    fullest = max(
-        range(len(allocations)), key=lambda n: (allocations[n].counts.retries, allocations[n].reserved_bytes)
+    whole = max(one.limit_bytes for one in allocations) if len(job.cluster.gpus) > 1 else 0
+    fullest = max(  # of GPUs of several sizes, the one with the least room left
+        range(len(allocations)),
+        key=lambda n: (
+            allocations[n].counts.retries,
+            allocations[n].reserved_bytes + (whole - allocations[n].limit_bytes if whole else 0),
+        ),
     )
     allocation = allocations[fullest]
-    if not allocation.is_short or step_peak_bytes(job, plan) > most:
+    if not allocation.is_short or not _has_room(job, plan):
         return prepared, run, allocation, settled
     short = replace(prepared, allocators=allocators)
     held = run_once(short)
@@ -275,7 +281,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         JobTimes(name, placed.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
         for (name, placed), by_itself, loop in zip(all_placed.items(), alone, loops, strict=True)
     ]
-    if job.cluster.gpu.vendor != "cpu":
+    if job.cluster.gpu.has_caching_allocator:
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
     tight = [name for name, placed in all_placed.items() if name != OWN_NAME and not _fits(placed)]
@@ -288,7 +294,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
 
 
 def _fits(placed: ConcurrentJob) -> bool:
-    return step_peak_bytes(placed.job, placed.plan) <= usable_bytes(placed.job.cluster)
+    return excess_bytes(placed.job, placed.plan) <= 0
 
 
 def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:

@@ -14,15 +14,21 @@ from zsim.specs.experiment.job import Job
 def evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
     """The weakest grade among the numbers behind each part of the result. A part that is used outside of the
     range of its measurements is "assumed"."""
-    cluster, gpu = job.cluster, job.cluster.gpu
+    cluster, used = job.cluster, [job.cluster.gpus[kind] for kind in job.types]
     parts: Mapping[str, list[Evidence]] = {
         "compute": [
-            gpu.peak.evidence, gpu.memory.evidence, gpu.gemm.evidence, gpu.attention.evidence,
-            gpu.memory_bound.evidence, gpu.launch.evidence, gpu.interference.evidence,
+            table.evidence
+            for gpu in used
+            for table in (
+                gpu.peak, gpu.memory, gpu.gemm, gpu.attention, gpu.memory_bound, gpu.launch, gpu.interference,
+            )
         ],
-        "network": [cluster.node_link.evidence, cluster.nic.evidence, cluster.collectives.evidence],
-        "memory": [gpu.memory.evidence, cluster.framework_memory.evidence],
-        "host": [cluster.host.evidence],
+        "network": [
+            cluster.node_link.evidence, cluster.nic.evidence, cluster.collectives.evidence,
+            *(table.evidence for one in cluster.nodes for table in (one.node_link, one.nic)),
+        ],
+        "memory": [*(gpu.memory.evidence for gpu in used), cluster.framework_memory.evidence],
+        "host": [host.evidence for host in cluster.hosts],
     }  # fmt: skip
     if is_offloaded(job):
         nvme = [cluster.nvme.evidence] if cluster.nvme else []

@@ -7,20 +7,21 @@ from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
+from zsim.explain.gpu_types import traced_step_of
 from zsim.explain.pipeline import pipeline_of
 from zsim.explain.variants import Variants
-from zsim.plan.memory.capacity import framework_memory, usable_bytes
+from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
 from zsim.plan.memory.peaks import held_at_peak, plan_peaks
-from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.breakdown import Breakdown
 from zsim.report.memory import over_limit
 from zsim.report.pipeline.section import PipelineSection
-from zsim.report.report import Report, TracedStep, traced_step
+from zsim.report.report import Report, TracedStep
 
 
 def whole_step(step: SimulatedStep) -> TracedStep:
     """The simulated micro-batches as a traced step, with the breakdown and the seconds of the whole step."""
-    traced = traced_step(step.outcome.trace)
-    parts = [(times, step_breakdown(outcome.trace, traced.rank)) for times, outcome in step.terms]
+    traced = traced_step_of(step.outcome)
+    parts = [(times, traced_step_of(outcome).breakdown) for times, outcome in step.terms]
     breakdown = _whole_breakdown(traced.breakdown, parts)
     return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
 
@@ -94,7 +95,7 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
     total = sum(at_total.values())
     peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
     report = replace(report, peaks={**report.peaks, "gpu": peak})
-    usable = usable_bytes(job.cluster)
+    usable = usable_bytes_of_fullest(job, plan)
     if report.out_of_memory is None and total > usable:
         found = replace(over_limit("the last micro-batch", "gpu", total, usable), rank=report.rank)
         return replace(report, out_of_memory=found)

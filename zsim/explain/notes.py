@@ -32,10 +32,17 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:
-        total, usable = format_bytes(job.cluster.gpu.memory.capacity), format_bytes(usable_bytes(job.cluster))
+        gpus = [job.cluster.gpus[kind] for kind in job.types]
+        usable = ", ".join(format_bytes(usable_bytes(job.cluster, gpu)) for gpu in gpus)
+        total = ", ".join(format_bytes(gpu.memory.capacity) for gpu in gpus)
         notes.append(
             f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
             f"{margin * 100:g}% more than tensors have"
+        )
+    nodes = job.cluster.nodes
+    if outcome.plan.has_offload and any(host != job.cluster.host for host in job.cluster.hosts):
+        notes.append(
+            f"offloaded work runs on every node at the host's and the drives' rates of '{nodes[0].name}'"
         )
     slowest = slowest_of(job)
     if slowest > 1:
@@ -43,7 +50,7 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"kernels run {slowest:.3f} times slower on the slowest of {job.world_size:,} GPUs than on that "
             "of a node (assumed)"
         )
-    beside = job.cluster.gpu.interference
+    beside = job.cluster.gpus[job.types[0]].interference
     if beside.compute_slowdown > 1:
         notes.append(
             f"kernels run {beside.compute_slowdown:g} times slower while a collective is under way "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zsim.engine.simulate import Outcome
+from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.pipeline.placement import stage_of
 from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
@@ -22,7 +23,9 @@ def pipeline_of(outcome: Outcome) -> PipelineSection | None:
         plan,
         outcome.trace,
         outcome.peers,
-        layers=layers if len(layers) == len(plan.programs) else (),
+        layers=layers
+        if len(layers) == 1 + max(pipeline_rank_of(plan, number) for number in range(len(plan.programs)))
+        else (),
         connections=job.training.device_max_connections,
     )
 

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
+from zsim.explain.gpu_types import Terms, gpu_capacities, gpu_type_rows, mean_energy, traced_step_of
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
 from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
 from zsim.explain.variants import Variants
 from zsim.explain.work import kernel_activity_of, step_work
+from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.capacity import (
     exceeds_pinned_limit,
+    excess_bytes,
     node_capacity_bytes,
     pinned_bytes,
+    program_peak_bytes,
+    program_startup_bytes,
     startup_bytes,
-    step_peak_bytes,
     usable_bytes,
 )
 from zsim.plan.ops import Plan
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
+from zsim.report.gpu_types import GpuTypeRow, loss_note
 from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap, rank_map
-from zsim.report.report import JobFacts, Report, TracedStep, make_report, traced_step
+from zsim.report.report import JobFacts, Report, TracedStep, make_report
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import batch_label, parallelism_label, strategy_label, training_label
@@ -48,7 +54,8 @@ def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants 
     whole = whole_step(step)
     if pipeline is not None:
         whole = replace(slowest_step(outcome, pipeline), whole_seconds=step.seconds)
-    report = report_of(outcome, wall_seconds, lengthened(variants or Variants(), step), whole, pipeline)
+    longer = lengthened(variants or Variants(), step)
+    report = report_of(outcome, wall_seconds, longer, whole, pipeline, step.terms)
     chain = report.critical_path_seconds or {}
     chain = {name: seconds * step.times_longer for name, seconds in chain.items()}
     return replace(with_peak(report, step), critical_path_seconds=chain)
@@ -60,17 +67,24 @@ def report_of(
     variants: Variants | None = None,
     step: TracedStep | None = None,
     pipeline: PipelineSection | None = None,
+    terms: Terms | None = None,
 ) -> Report:
     """The report of one simulated step, with its `variants` under other assumptions. `step`, `pipeline`: the
-    traced step and its pipeline, where their breakdowns are not those of the outcome's trace."""
+    traced step and its pipeline, where their breakdowns are not those of the outcome's trace; then the step
+    is the sum of `terms`."""
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
     if step is None:
         pipeline = pipeline_of(outcome)
-        step = traced_step(outcome.trace) if pipeline is None else slowest_step(outcome, pipeline)
+        step = traced_step_of(outcome) if pipeline is None else slowest_step(outcome, pipeline)
+    types = gpu_type_rows(outcome, step.seconds, terms)
     allocator = _allocator(outcome)
     mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
-    energy = step_energy(mean, kernel_activity_of(job, plan), job.cluster.gpu.power)
+    energy = (
+        mean_energy(outcome, step.seconds, terms)
+        if types
+        else step_energy(mean, kernel_activity_of(job, plan), job.cluster.gpus[job.types[0]].power)
+    )
     spread = None
     if jittered is not None:
         spread = spread_of(jittered.jitter, jittered.steps, jittered.plain_seconds)
@@ -79,7 +93,7 @@ def report_of(
         _facts(outcome),
         replace(outcome.stats, wall_seconds=wall_seconds),
         machine_use(outcome),
-        notes=_notes(outcome, allocator, energy, variants),
+        notes=[*_notes(outcome, allocator, energy, variants), *_notes_on_types(job, types)],
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),
@@ -91,7 +105,19 @@ def report_of(
         step_seconds_without_overlap=variants.without_overlap,
         offload_seconds_range=variants.offload_range,
         pipeline=pipeline,
+        gpu_types=types,
     )
+
+
+def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
+    """The losses of GPUs of several types to the slowest, and how their gradients count."""
+    notes = [loss_note(types)] if types else []
+    if job.micro_batch_sizes:
+        notes.append(
+            "ranks have micro-batches of several sizes, and the framework averages gradients over ranks: "
+            "sequences in smaller micro-batches count for more, unless the script scales each rank's loss"
+        )
+    return [note for note in notes if note]
 
 
 def _facts(outcome: Outcome) -> JobFacts:
@@ -104,23 +130,33 @@ def _facts(outcome: Outcome) -> JobFacts:
         zsim_version=__version__,
         experiment=resolved_experiment(job),
         work=step_work(job),
-        capacity_bytes={"gpu": usable_bytes(cluster), "host": node["host"], "nvme": node["nvme"]},
+        capacity_bytes={"gpu": _fullest_usable(outcome), "host": node["host"], "nvme": node["nvme"]},
         evidence=grades,
         labels={
             "model": job.model.name,
             "cluster": cluster.name,
             "strategy": strategy_label(job),
             **_parallelism(job),
-            "batch": batch_label(job.training),
+            "batch": batch_label(job.training, job.micro_batch_sizes),
             "training": training_label(job),
         },
         gpus_per_node=job.gpus_per_node,
+        gpu_capacities=gpu_capacities(outcome),
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
         model=model_size(job),
         rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
+
+
+def _fullest_usable(outcome: Outcome) -> int:
+    """Usable bytes of the GPU whose rank has the least room left."""
+    job, plan = outcome.job, outcome.plan
+    numbers = range(len(plan.programs)) if len(job.types) > 1 else [0]
+    limits = [usable_bytes(job.cluster, gpu_of(job, plan, number)) for number in numbers]
+    room = [limit - program_peak_bytes(job, plan, number) for number, limit in enumerate(limits)]
+    return limits[room.index(min(room))]
 
 
 def _rank_map(job: Job) -> RankMap:
@@ -134,10 +170,12 @@ def _parallelism(job: Job) -> dict[str, str]:
 
 def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
     """Exceeded limits that memory over time does not show: of the start-up, and of page-locked memory."""
-    found = []
-    whole, usable = startup_bytes(job, plan), usable_bytes(job.cluster)
-    if whole > usable:
-        found.append(over_limit(START_UP, "gpu", whole, usable))
+    found: list[OutOfMemory] = []
+    for number in range(len(plan.programs)):
+        usable = usable_bytes(job.cluster, gpu_of(job, plan, number))
+        whole = program_startup_bytes(job, plan, number)
+        if whole > usable and not found:
+            found.append(over_limit(START_UP, "gpu", whole, usable))
     limit = job.cluster.host.pinned_limit
     if limit is not None and exceeds_pinned_limit(job, plan):
         found.append(over_limit("start", PINNED, pinned_bytes(job, plan), limit))
@@ -148,7 +186,7 @@ def _allocator(outcome: Outcome) -> AllocatorRow | None:
     """The row of torch's allocator; None where it was not simulated (on a CPU, with co-located jobs), and
     where the tensors alone do not fit."""
     found, job = outcome.allocation, outcome.job
-    if found is None or step_peak_bytes(job, outcome.plan) > usable_bytes(job.cluster):
+    if found is None or excess_bytes(job, outcome.plan) > 0:
         return None
     counts = found.counts
     return AllocatorRow(
@@ -163,7 +201,8 @@ def _notes(
     job = outcome.job
     notes = notes_of(outcome, allocator)
     if energy is None and job.cost is not None:
-        notes.append(f"no energy: how much power GPU '{job.cluster.gpu.name}' draws is not known")
+        unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
+        notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")
     connections = job.training.device_max_connections
     notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.own_queues)
     return [*notes, *variants.notes]
@@ -188,7 +227,8 @@ def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | Non
 def _critical_seconds(outcome: Outcome) -> dict[str, float]:
     """Seconds of the critical path by cause."""
     plan, job = outcome.plan, outcome.job
-    causes = OpCauses(plan, job.cluster.gpu, outcome.calls, outcome.limits)
+    gpus = [gpu_of(job, plan, number) for number in range(len(plan.programs))]
+    causes = OpCauses(plan, gpus, outcome.calls, outcome.limits)
     queues = job.training.device_max_connections
     path = critical_path(plan, outcome.trace, outcome.meetings, queues, outcome.peers)
     return critical_seconds(path, causes)

@@ -43,7 +43,8 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         **({} if job.parallelism.is_trivial else {"parallelism": resolved_parallelism(job)}),
         **_besides(job),
         **_irregularities(job),
-        "cluster": job.cluster.model_dump(by_alias=True),
+        **({"micro_batch_sizes": list(job.micro_batch_sizes)} if job.micro_batch_sizes else {}),
+        "cluster": job.cluster.model_dump(by_alias=True, exclude=None if job.cluster.nodes else {"nodes"}),
     }
 
 

@@ -7,8 +7,10 @@ import numpy as np
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
+from zsim.plan.by_type import gpu_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.report import StepWork
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -18,13 +20,16 @@ def step_work(job: Job) -> StepWork:
     """Tokens of one replica's step, and FLOPs of one GPU's: the whole model's, shared by all GPUs that train
     on a replica, whatever part of the model each holds."""
     training = job.training
-    tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
-    if job.sequences is not None:
-        tokens = round(job.sequences * training.sequence_length)
+    tokens: float = training.micro_batch_tokens * training.gradient_accumulation_steps
     length = training.sequence_length
+    if job.sequences is not None:
+        tokens = round(job.sequences * length)
     policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies)
-    peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
+    if job.micro_batch_sizes:
+        each = np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
+        tokens = float(each.sum()) / job.world_size
+    peak = mean_peak(job)
     model = model_flops_per_token(job.model, length)
     gpus = job.parallelism.model_ranks
     return StepWork(
@@ -38,18 +43,40 @@ def step_work(job: Job) -> StepWork:
     )
 
 
+def mean_peak(job: Job) -> float | None:
+    """The dense peak in the precision of training, as mean over all ranks' GPUs; None if one has none."""
+    peaks: list[float | None] = [getattr(gpu.peak, job.training.precision) for gpu in job.cluster.gpus]
+    counts: list[int] = np.bincount(job.rank_types, minlength=len(peaks)).tolist()
+    used = [(peak, count) for peak, count in zip(peaks, counts, strict=True) if count]
+    if any(peak is None for peak, _ in used):
+        return None
+    if len(used) == 1:
+        return used[0][0]
+    return sum((peak or 0.0) * count for peak, count in used) / job.world_size
+
+
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
     """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs; every distinct
     work is evaluated once."""
     parts = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
-    for program, fraction in zip(plan.programs, ranks.tolist(), strict=True):
+    for number, (program, fraction) in enumerate(zip(plan.programs, ranks.tolist(), strict=True)):
         works, places = program.once(_compute_works)
         if works:
-            each = np.array([kernel_activity(work.kernels, job.cluster.gpu) for work in works])
+            gpu = gpu_of(job, plan, number)
+            each = np.array([kernel_activity(work.kernels, gpu) for work in works])
             parts.append(each[places] * fraction)
     totals = np.cumsum(np.concatenate(parts), axis=0)[-1]  # one after the other, in order
     return GpuActivity(*totals.tolist())
+
+
+def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
+    """Seconds of a program's compute-stream kernels on a GPU, by limiting resource."""
+    works, places = program.once(_compute_works)
+    if not works:
+        return GpuActivity()
+    each = np.array([kernel_activity(work.kernels, gpu) for work in works])
+    return GpuActivity(*each[places].sum(axis=0).tolist())
 
 
 def _compute_works(program: Program) -> tuple[list[Kernels], list[int]]:

@@ -73,7 +73,7 @@ class Fabric:
         self.env = env
         self.topology = topology
         self.costs: CollectiveCosts = topology.cluster.collectives
-        self.slowdown = topology.cluster.gpu.interference.communication_slowdown
+        self.slowdown = max(gpu.interference.communication_slowdown for gpu in topology.cluster.gpus)
         self.groups = groups
         self.extra = extra
         self._usages: Usages = {} if usages is None else usages

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import CollectiveKind, Group, Plan, Program
@@ -40,7 +41,8 @@ class PlanBasis:
     """All inputs of a plan: jobs with equal bases have the same plan, whatever their hardware.
 
     `is_cpu`: the ranks are CPUs, which run every op in the thread that issues it. `copies_scatters`: the CPU
-    backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs).
+    backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs). `types`: of the ranks'
+    nodes, where the job is on several.
     """
 
     world_size: int
@@ -50,13 +52,15 @@ class PlanBasis:
     strategy: Strategy
     model: ModelSpec
     parallelism: Parallelism
+    types: NodeTypes | None = None
 
 
 def plan_basis(job: Job) -> PlanBasis:
     """The inputs of a job's plan."""
     is_cpu = job.cluster.gpu.vendor == "cpu"
     copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
-    return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism)
+    alike = job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism
+    return PlanBasis(*alike, types=node_types_of(job))
 
 
 def is_offloaded(job: Job) -> bool:
@@ -71,6 +75,14 @@ def make_plan(job: Job) -> Plan:
 
 def plan_of(basis: PlanBasis) -> Plan:
     """The plan of all jobs with this basis. Raises what `plan_stages` raises."""
+    types = basis.types
+    if types is not None:
+        sizes = types.micro_batch_sizes or (basis.training.micro_batch_size,) * len(types.names)
+        plans = {
+            size: plan_of(replace(basis, types=None, training=replace(basis.training, micro_batch_size=size)))
+            for size in {sizes[number] for number, _ in types.runs}
+        }
+        return plan_by_type(types, [plans.get(size) for size in sizes])
     models = stages_of(basis.model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
     return plan_stages(

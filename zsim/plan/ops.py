@@ -191,8 +191,7 @@ OffloadWork = Copy | HostWork | DriveIo
 
 
 def offload_kind(work: OffloadWork) -> str:
-    """The name of a kind of offloaded work on timelines and in reports: h2d, d2h, cpu, nvme_read or
-    nvme_write."""
+    """The name of a kind of offloaded work in reports: h2d, d2h, cpu, nvme_read or nvme_write."""
     if isinstance(work, Copy):
         return work.direction
     return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
@@ -291,9 +290,9 @@ class Unchanging:
 @dataclass(frozen=True)
 class Program(Unchanging):
     """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
-    is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the peak of the step
-    (a model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and
-    calls of the framework on the rank's stages, in order, each with the number of its first op."""
+    is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the step's peak (a
+    model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and calls
+    of the framework, each with its first op; `pipeline_rank`: see `zsim.plan.by_type.pipeline_rank_of`."""
 
     name: str
     ops: tuple[Op, ...]
@@ -301,6 +300,7 @@ class Program(Unchanging):
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
     actions: tuple[tuple[int, Action], ...] = ()
+    pipeline_rank: int | None = None
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -361,7 +361,7 @@ class Plan(Unchanging):
 
     @property
     def resident(self) -> tuple[Memory, ...]:
-        """The resident memory (GPU, host and NVMe) of a rank, in a plan with a single program."""
+        """The resident memory of a rank in a plan with a single program."""
         return self.program.resident
 
     @property

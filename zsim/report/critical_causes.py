@@ -4,7 +4,7 @@ offloading."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import CallLimit
@@ -87,36 +87,37 @@ _NO_OP = {
 class OpCauses:
     """Seconds by cause of each op on an idle machine, computed once per distinct work.
 
-    `calls`: the limit of each collective; `limits`: the class of resources that bounds each kind of offloaded
-    work (`zsim.engine.offload.Offload.limits`).
-    """
+    `gpu`: of all ranks, or of each program's; `calls`: the limit of each collective; `limits`: the class of
+    resources that bounds each kind of offloaded work (`zsim.engine.offload.Offload.limits`)."""
 
     def __init__(
         self,
         plan: Plan,
-        gpu: Gpu,
+        gpu: Gpu | Sequence[Gpu],
         calls: Mapping[Collective | PointToPoint, CallLimit],
         limits: Mapping[str, str],
     ) -> None:
         self._plan = plan
-        self._gpu, self._calls, self._limits = gpu, calls, limits
-        self._known: dict[int, Alone] = {}  # by the id of the work
+        self._gpus = [gpu] * len(plan.programs) if isinstance(gpu, Gpu) else gpu
+        self._calls, self._limits = calls, limits
+        self._known: dict[tuple[int, int], Alone] = {}  # by the id of the work, and the GPU's
 
     def of(self, number: int, rank: int = 0) -> Alone:
         """A rank's op `number` on an idle machine; also what stands in place of an op number in a chain."""
         if number < 0:
             return _NO_OP[number]
-        work = self._plan.program_on(rank).ops[number].work
-        known = self._known.get(id(work))
+        program = int(self._plan.program_of[rank])
+        work, gpu = self._plan.programs[program].ops[number].work, self._gpus[program]
+        known = self._known.get((id(work), id(gpu)))
         if known is None:
             calls = self._calls
             slowed = calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
-            known = self._known[id(work)] = Alone.of(self._causes(work), slowed)
+            known = self._known[id(work), id(gpu)] = Alone.of(self._causes(work, gpu), slowed)
         return known
 
-    def _causes(self, work: Work | None) -> dict[str, float]:
+    def _causes(self, work: Work | None, gpu: Gpu) -> dict[str, float]:
         if isinstance(work, Kernels):
-            activity = kernel_activity(work.kernels, self._gpu)
+            activity = kernel_activity(work.kernels, gpu)
             return _of_kernels(activity)
         if isinstance(work, Collective | PointToPoint):
             limit = self._calls[work]

@@ -40,7 +40,7 @@ def job_features(
     return Features(
         framework=_framework(job),
         strategy=strategy_name(job),
-        gpu=job.cluster.gpu.name,
+        gpu=job.cluster.gpu_label,
         nodes=job.num_nodes,
         gpus=job.world_size,
         fabric=_fabric(job, network),

@@ -149,13 +149,25 @@ class Ledger:
         )
 
     def fullest(
-        self, device: str, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
+        self,
+        device: str,
+        gpus_per_node: int = 1,
+        nodes: Sequence[Pool] | None = None,
+        capacities: Mapping[int, int] | None = None,
     ) -> MemoryLevels:
-        """Levels of the memory with the highest total: the fullest rank, or the fullest node."""
-        found = [self.usage(device, pool) for pool in self.pools(device, gpus_per_node, nodes)]
+        """Levels of the memory with the highest total: the fullest rank, or the fullest node; with
+        `capacities` of ranks' GPUs, of the rank with the least room left."""
+        pools = self.pools(device, gpus_per_node, nodes)
+        found = [self.usage(device, pool) for pool in pools]
         if len(found) < 2:
             return found[0] if found else self.usage(device, {})
-        return max(found, key=lambda held: int(held.totals.max(initial=0)))
+        limits = [_capacity_of(pool, capacities) if device == "gpu" else 0 for pool in pools]
+        places = range(len(found))
+        return found[max(places, key=lambda n: int(found[n].totals.max(initial=0)) - limits[n])]
+
+
+def _capacity_of(pool: Pool, capacities: Mapping[int, int] | None) -> int:
+    return 0 if capacities is None else capacities[next(iter(pool))]
 
 
 def peak(held: MemoryLevels) -> Peak:
@@ -174,11 +186,14 @@ def peak(held: MemoryLevels) -> Peak:
 
 
 def memory_peaks(
-    events: MemoryEvents | Ledger | None, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
+    events: MemoryEvents | Ledger | None,
+    gpus_per_node: int = 1,
+    nodes: Sequence[Pool] | None = None,
+    capacities: Mapping[int, int] | None = None,
 ) -> dict[str, Peak]:
-    """The peak of the fullest GPU, host and NVMe."""
+    """The peak of the fullest GPU, host and NVMe; `capacities` as in `Ledger.fullest`."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
-    return {device: peak(ledger.fullest(device, gpus_per_node, nodes)) for device in DEVICES}
+    return {device: peak(ledger.fullest(device, gpus_per_node, nodes, capacities)) for device in DEVICES}
 
 
 def first_over_capacity(
@@ -186,15 +201,19 @@ def first_over_capacity(
     capacity: Mapping[str, int | None],
     gpus_per_node: int = 1,
     nodes: Sequence[Pool] | None = None,
+    capacities: Mapping[int, int] | None = None,
 ) -> OutOfMemory | None:
-    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited)."""
+    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited);
+    `capacities`: of the GPUs of traced ranks, if they differ."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     found: list[OutOfMemory] = []
     for device in DEVICES:
-        limit = capacity.get(device)
-        if limit is None:
+        common = capacity.get(device)
+        if common is None:
             continue
         for pool in ledger.pools(device, gpus_per_node, nodes):
+            own = capacities if device == "gpu" else None
+            limit = common if own is None else _capacity_of(pool, own)
             held = ledger.usage(device, pool)
             over = np.flatnonzero(held.totals > limit)
             if not len(over):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
+from zsim.report.gpu_types import GpuTypeRow
 from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
@@ -33,11 +34,12 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of a step: the tokens of one replica of the model, which `gpus_per_replica` GPUs train on
-    together; as mean over all GPUs, the model's FLOPs by `convention` (without recomputation) and the FLOPs
-    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in."""
+    """Work of a step: the tokens of one replica of the model (their mean, where replicas differ), which
+    `gpus_per_replica` GPUs train on together; as mean over all GPUs, the model's FLOPs by `convention`
+    (without recomputation) and the FLOPs that ran (with recomputation); and the GPU's dense peak in
+    `peak_dtype`, the type it computes in."""
 
-    tokens: int
+    tokens: float
     model_flops: float
     hardware_flops: float
     peak_flops_per_second: float | None
@@ -52,7 +54,7 @@ class StepWork:
 
     def step_tokens(self, gpus: int) -> int:
         """Tokens of the whole step on `gpus` GPUs, the global batch."""
-        return self.tokens * (gpus // self.gpus_per_replica)
+        return round(self.tokens * (gpus // self.gpus_per_replica))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class JobFacts:
     for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
     each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may have "model",
     "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
-    each GPU held before the first step, where that is more than in the step. `over_limits`: exceeded limits
+    each GPU held before the first step, where that is more than in the step. `gpu_capacities`: usable bytes
+    of each traced rank's GPU, where they differ. `over_limits`: exceeded limits
     that memory over time does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
     for data parallelism alone; `model`: the numbers of its parameters.
     """
@@ -77,6 +80,7 @@ class JobFacts:
     gpus_per_node: int = 1
     nodes: Sequence[Pool] | None = None
     startup_bytes: int = 0
+    gpu_capacities: Mapping[int, int] | None = None
     over_limits: Sequence[OutOfMemory] = ()
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     rank_map: RankMap | None = None
@@ -147,6 +151,7 @@ class Report:
     ranks: tuple[RankRow, ...] = ()
     jitter: StepSpread | None = None
     jobs: tuple[JobRow, ...] = ()
+    gpu_types: tuple[GpuTypeRow, ...] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
     validation: Validation | None = None
@@ -248,6 +253,7 @@ class Report:
                 None if self.critical_path_seconds is None else dict(self.critical_path_seconds)
             ),
             "ranks": [asdict(row) for row in self.ranks],
+            "gpu_types": [asdict(row) | {"fits": row.fits} for row in self.gpu_types],
             "jitter": None if self.jitter is None else asdict(self.jitter),
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
             "allocator": None if self.allocator is None else asdict(self.allocator),
@@ -288,6 +294,7 @@ def make_report(
     ranks: Sequence[RankRow] = (),
     jitter: StepSpread | None = None,
     jobs: Sequence[JobRow] = (),
+    gpu_types: Sequence[GpuTypeRow] = (),
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
     pipeline: PipelineSection | None = None,
@@ -296,7 +303,9 @@ def make_report(
     simulations of the step, where there were any."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
-    out_of_memory = first_over_capacity(ledger, job.capacity_bytes, job.gpus_per_node, job.nodes)
+    out_of_memory = first_over_capacity(
+        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.gpu_capacities
+    )
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
@@ -317,7 +326,7 @@ def make_report(
         work=work,
         capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes),
+        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.gpu_capacities),
         breakdown=breakdown,
         limit=limit + without_overlap_sentence(step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),
@@ -335,6 +344,7 @@ def make_report(
         ranks=tuple(ranks),
         jitter=jitter,
         jobs=tuple(jobs),
+        gpu_types=tuple(gpu_types),
         allocator=allocator,
         step_seconds_without_overlap=step_seconds_without_overlap,
         validation=validation,

@@ -10,7 +10,7 @@ from typing import Any
 from zsim.api import simulate
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import framework_memory, usable_bytes
+from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
@@ -39,7 +39,9 @@ def profile_memory(experiment: Experiment) -> Profiled:
     """
     job = resolve(experiment)
     plan = make_plan(job)
-    return Profiled(job, memory_profile(plan, [framework_memory(job, plan)]), usable_bytes(job.cluster))
+    return Profiled(
+        job, memory_profile(plan, [framework_memory(job, plan)]), usable_bytes_of_fullest(job, plan)
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits
+from zsim.specs.cluster.asked_nodes import asked_nodes
+from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.resolve import resolve
@@ -74,8 +76,13 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
 def least_gpus(experiment: Experiment) -> int | None:
     """The fewest GPUs of the same cluster on which the job fits, from plans alone; None if it fits on none up
     to 65,536. Only counts that the experiment allows are tried (replicas and batch sizes must divide
-    them)."""
-    per_node: int = resolve(experiment).cluster.gpus_per_node
+    them); of nodes of several types, only multiples of each."""
+    job = resolve(experiment)
+    if job.cluster.nodes:
+        most = max(_MAX_GPUS // job.world_size, 1)
+        factor = least_number(lambda times: _fits(_times_as_many(experiment, times)), 1, most + 1)
+        return None if factor is None else factor * job.world_size
+    per_node: int = job.cluster.gpus_per_node
     inside = [count for count in range(1, per_node) if per_node % count == 0]
     counts: list[int] = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
 
@@ -100,6 +107,16 @@ def _fits(experiment: Experiment) -> bool:
     except ZsimError:
         return False
     return fits(job, plan)
+
+
+def _times_as_many(experiment: Experiment, times: int) -> Experiment:
+    """The experiment on `times` as many nodes of each type."""
+    asked = experiment.cluster
+    tables = cluster_tables(asked) if isinstance(asked, str) else asked
+    nodes = [{**one, "count": one["count"] * times} for one in asked_nodes(tables["nodes"], "cluster")]
+    cluster = {**tables, "nodes": nodes}
+    whole = {"placement": PlacementTable(), "faults": FaultsTable()}
+    return experiment.model_copy(update={"cluster": cluster, "gpus": None, "nodes": None, **whole})
 
 
 def _on(experiment: Experiment, gpus: int) -> Experiment:

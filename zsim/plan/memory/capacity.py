@@ -4,19 +4,49 @@ from __future__ import annotations
 
 import numpy as np
 
+from zsim.arrays import Ints
+from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 
 
-def usable_bytes(cluster: Cluster) -> int:
-    """GPU bytes that tensors and framework can use: the capacity that the driver reports, less the margin.
+def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
+    """GPU bytes that tensors and framework can use: the capacity that the driver reports, less the margin; of
+    `gpu`, by default the smallest of the cluster's.
 
     The allocator reserves (1 + margin) times the allocated bytes, so of a capacity C with F bytes of
     framework memory (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is returned.
     """
-    return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
+    capacity = min(one.memory.capacity for one in cluster.gpus) if gpu is None else gpu.memory.capacity
+    return int(capacity / (1 + cluster.framework_memory.allocator_margin))
+
+
+def usable_bytes_of_fullest(job: Job, plan: Plan) -> int:
+    """`usable_bytes` of the GPU of the ranks with the highest peak."""
+    if len(job.types) == 1:
+        return usable_bytes(job.cluster, job.cluster.gpus[job.types[0]])
+    peaks = [program.once(device_peaks).get("gpu", 0) for program in plan.programs]
+    return usable_bytes(job.cluster, gpu_of(job, plan, int(np.argmax(peaks))))
+
+
+def excess_bytes(job: Job, plan: Plan, *, with_margin: bool = True) -> int:
+    """By how many bytes the fullest rank's step exceeds what its GPU has, or has usable (`with_margin`);
+    negative if all have room."""
+    excess = []
+    for number in range(len(plan.programs)):
+        gpu = gpu_of(job, plan, number)
+        limit = usable_bytes(job.cluster, gpu) if with_margin else gpu.memory.capacity
+        excess.append(program_peak_bytes(job, plan, number) - limit)
+    return max(excess)
+
+
+def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
+    """Maximum GPU bytes of a program's ranks over a step."""
+    peak = plan.programs[number].once(device_peaks).get("gpu", 0)
+    return peak + framework_memory(job, plan, number).bytes
 
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
@@ -40,10 +70,7 @@ def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:
     """Maximum GPU bytes of the fullest rank over a step."""
-    return max(
-        program.once(device_peaks).get("gpu", 0) + framework_memory(job, plan, number).bytes
-        for number, program in enumerate(plan.programs)
-    )
+    return max(program_peak_bytes(job, plan, number) for number in range(len(plan.programs)))
 
 
 def peak_bytes(job: Job, plan: Plan) -> int:
@@ -53,10 +80,13 @@ def peak_bytes(job: Job, plan: Plan) -> int:
 
 def startup_bytes(job: Job, plan: Plan) -> int:
     """GPU bytes of the fullest rank before the first step; 0 if no program states them."""
-    return max(
-        program.startup_bytes + framework_memory(job, plan, number).bytes if program.startup_bytes else 0
-        for number, program in enumerate(plan.programs)
-    )
+    return max(program_startup_bytes(job, plan, number) for number in range(len(plan.programs)))
+
+
+def program_startup_bytes(job: Job, plan: Plan, number: int) -> int:
+    """GPU bytes of a program's ranks before the first step; 0 if it does not state them."""
+    startup = plan.programs[number].startup_bytes
+    return startup + framework_memory(job, plan, number).bytes if startup else 0
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
@@ -76,6 +106,10 @@ def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
     if len(of_program) == 1:
         return of_program[0] * job.gpus_per_node
     of_rank = np.array(of_program)[plan.program_of]
+    if len(set(job.placement.gpus)) > 1:
+        counts = np.array(job.placement.gpus, dtype=np.int64)
+        firsts: Ints = np.cumsum(counts) - counts
+        return int(np.add.reduceat(of_rank, firsts).max())
     return int(np.add.reduceat(of_rank, np.arange(0, len(of_rank), job.gpus_per_node)).max())
 
 
@@ -88,14 +122,21 @@ def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:
 def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
     """The capacity in bytes of a node's host memory and drives; None without drives."""
     nvme = cluster.nvme
-    return {"host": cluster.host.memory, "nvme": nvme.drives * nvme.capacity if nvme else None}
+    return {
+        "host": min(host.memory for host in cluster.hosts),
+        "nvme": nvme.drives * nvme.capacity if nvme else None,
+    }
 
 
 def fits(job: Job, plan: Plan) -> bool:
     """Whether a job's plan fits on every tier of its GPUs and nodes."""
     nodes = node_capacity_bytes(job.cluster).items()
     return (
-        peak_bytes(job, plan) <= usable_bytes(job.cluster)
+        excess_bytes(job, plan) <= 0
+        and not any(
+            program_startup_bytes(job, plan, number) > usable_bytes(job.cluster, gpu_of(job, plan, number))
+            for number in range(len(plan.programs))
+        )
         and not exceeds_pinned_limit(job, plan)
         and all(node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes)
     )

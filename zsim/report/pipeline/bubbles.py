@@ -22,6 +22,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from zsim.plan.builder import COMPUTE
+from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait
 from zsim.report.critical_path import Peers
@@ -38,7 +39,8 @@ _SAME_INSTANT = 1e-9  # of the step
 
 def is_pipeline(plan: Plan) -> bool:
     """Whether the ranks have several programs and send each other messages."""
-    return len(plan.programs) > 1 and plan.has_messages
+    stages = {pipeline_rank_of(plan, number) for number in range(len(plan.programs))}
+    return len(stages) > 1 and plan.has_messages
 
 
 class Bubbles:
@@ -61,7 +63,7 @@ class Bubbles:
         self._ends: dict[int, float] = {}  # of each rank's forwards and backwards
         self._neighbours: dict[int, set[int]] = {}
         for (rank, _), others in peers.items():
-            found = (peer for peer, _ in others if plan.program_of[peer] != plan.program_of[rank])
+            found = (peer for peer, _ in others if self._stage(peer) != self._stage(rank))
             self._neighbours.setdefault(rank, set()).update(found)
 
     def of(self, rank: int) -> list[Interval]:
@@ -136,7 +138,7 @@ class Bubbles:
             starts = [
                 self._times.of(peer).start[self._place(peer, op)]
                 for peer, op in self._peers.get((rank, number), ())
-                if self._plan.program_of[peer] != self._plan.program_of[rank]
+                if self._stage(peer) != self._stage(rank)
             ]
             if starts:
                 found[places[number]] = max(starts)
@@ -175,6 +177,9 @@ class Bubbles:
             start = max(start, lane.end[place])
         if end > start:
             yield start, end
+
+    def _stage(self, rank: int) -> int:
+        return pipeline_rank_of(self._plan, int(self._plan.program_of[rank]))
 
     def _program(self, rank: int) -> Program:
         return self._plan.program_on(rank)

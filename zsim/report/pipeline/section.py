@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.critical_path import Peers
@@ -36,7 +37,7 @@ class PipelineRow:
     @property
     def busy_seconds(self) -> float:
         """Seconds in which its compute stream runs kernels."""
-        return self.breakdown.seconds["compute"] + self.breakdown.seconds["optimizer"]
+        return _busy(self.breakdown)
 
     @property
     def bubble_seconds(self) -> float:
@@ -134,15 +135,16 @@ def pipeline_section(
     ledger, bubbles = Ledger.of(trace.memory), Bubbles(plan, trace, peers, connections)
     first = _first_ranks(plan, trace)
     rows = []
-    for number in range(len(plan.programs)):
-        rank = first[number]
-        breakdown = bubbles.cut_from(_breakdown(trace, rank), rank)
+    for number, ranks in first.items():
+        breakdowns = {rank: bubbles.cut_from(rank_breakdown(trace, rank), rank) for rank in ranks}
+        rank = max(ranks, key=lambda rank: _busy(breakdowns[rank]))  # of several types of GPUs, the slowest
+        breakdown = breakdowns[rank]
         rows.append(
             PipelineRow(
                 number,
                 rank,
                 layers[number] if layers else None,
-                peak(ledger.usage("gpu", {rank: 1})),
+                max((peak(ledger.usage("gpu", {one: 1})) for one in ranks), key=lambda held: held.total),
                 breakdown,
                 tuple(bubbles.of(rank)),
                 boxes(plan, trace, rank),
@@ -153,7 +155,11 @@ def pipeline_section(
     return replace(section, micro_batches=section.drawn_micro_batches)
 
 
-def _breakdown(trace: Trace, rank: int) -> Breakdown:
+def _busy(breakdown: Breakdown) -> float:
+    return breakdown.seconds["compute"] + breakdown.seconds["optimizer"]
+
+
+def rank_breakdown(trace: Trace, rank: int) -> Breakdown:
     """The breakdown of one rank on the clock of its own step, found among the spans of its own program."""
     own = trace.on_clock_of(rank)
     first, last = int(own.info_indices.min()), int(own.info_indices.max())
@@ -172,7 +178,15 @@ def _breakdown(trace: Trace, rank: int) -> Breakdown:
     return replace(found, waits=waits)
 
 
-def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:
+def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, list[int]]:
+    """By pipeline rank, the first simulated rank of each of its programs."""
+    found: dict[int, list[int]] = {}
+    for program, rank in first_ranks(plan, trace).items():
+        found.setdefault(pipeline_rank_of(plan, program), []).append(rank)
+    return dict(sorted(found.items()))
+
+
+def first_ranks(plan: Plan, trace: Trace) -> Mapping[int, int]:
     """The first simulated rank of each program."""
     found: dict[int, int] = {}
     for rank in dict.fromkeys(trace.ranks.tolist()):

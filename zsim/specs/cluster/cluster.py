@@ -1,4 +1,4 @@
-"""Hardware as files describe it: a GPU, and a cluster of identical nodes around it.
+"""Hardware as files describe it: GPUs, and a cluster of nodes around them.
 
 Every table of numbers carries a `source` and an `evidence` grade for the numbers in it:
 `measured` (somebody timed it), `calibrated` (fitted to measurements), `data sheet` (the vendor's figure),
@@ -7,10 +7,13 @@ Every table of numbers carries a `source` and an `evidence` grade for the number
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zsim.arrays import Ints
 from zsim.specs.cluster.collectives import CollectiveCosts
 from zsim.specs.cluster.gpu import Gpu, PositiveRate
 from zsim.specs.cluster.network import Network
@@ -120,8 +123,39 @@ class FrameworkMemory(Table):
     allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
 
 
+class NodeType(BaseModel):
+    """`count` nodes in a row that are alike: their GPU, and the links and the host around it. `name`: of the
+    GPU, or of the cluster file that the nodes are like."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    name: str
+    count: int = Field(gt=0, le=2**20, strict=True)
+    gpu: Gpu
+    gpus_per_node: int = Field(gt=0)
+    node_link: NodeLink
+    pcie: Pcie
+    nic: Nic
+    host: HostDevice
+
+    @property
+    def form(self) -> dict[str, object]:
+        """How the parts of a node are joined, by key: what nodes of one cluster have in common."""
+        found: dict[str, object] = {
+            "gpus_per_node": self.gpus_per_node,
+            "node_link.kind": self.node_link.kind,
+            "node_link.nodes_per_domain": self.node_link.nodes_per_domain,
+            "nic.gpudirect": self.nic.gpudirect,
+        }
+        if self.node_link.kind == "none":
+            found["pcie.peer_to_peer"] = self.pcie.peer_to_peer
+        return found
+
+
 class Cluster(BaseModel):
-    """A cluster of identical nodes (a file in `topologies/`); `gpu` is resolved by the loader."""
+    """A cluster (a file in `topologies/`); `gpu` is resolved by the loader. Its nodes are alike, unless
+    `nodes` lists several types: then the cluster has as many nodes as these, in this order, and `gpu`,
+    `node_link`, `pcie`, `nic` and `host` are those of the first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -139,6 +173,61 @@ class Cluster(BaseModel):
     nvme: Nvme | None = None
     offload: OffloadRates = Field(default_factory=default_offload_rates)
     framework_memory: FrameworkMemory
+    nodes: tuple[NodeType, ...] = ()
+
+    @model_validator(mode="after")
+    def _collectives_are_the_vendors(self) -> Self:
+        backend = self.collectives.backend
+        if self.gpu.vendor == "other" and backend in ("nccl", "rccl"):
+            raise ValueError(
+                f"collectives.backend: '{backend}' does not run on GPU '{self.gpu.name}' of vendor 'other'; "
+                "expected 'other', with [collectives.protocols] of its own library"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_are_joined_alike(self) -> Self:
+        for one in self.nodes[1:]:
+            vendors = [self.nodes[0].gpu.vendor, one.gpu.vendor]
+            if vendors[0] != vendors[1]:
+                raise ValueError(
+                    f"nodes: '{one.name}' has GPUs of vendor '{vendors[1]}', but '{self.nodes[0].name}' of "
+                    f"'{vendors[0]}'; their collective libraries do not talk to each other"
+                )
+            for key, found in one.form.items():
+                expected = self.nodes[0].form.get(key)
+                if found != expected:
+                    raise ValueError(
+                        f"nodes: '{one.name}' has {key} {_said(found)}, but '{self.nodes[0].name}' "
+                        f"{_said(expected)}; nodes of one cluster may differ in their GPU, in the rates and "
+                        "latencies of their links, in their cards and in their host, but not in this"
+                    )
+        return self
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPU of each type of nodes; one GPU where all nodes are alike."""
+        return tuple(one.gpu for one in self.nodes) or (self.gpu,)
+
+    @property
+    def hosts(self) -> tuple[HostDevice, ...]:
+        """The host of each type of nodes; one host where all nodes are alike."""
+        return tuple(one.host for one in self.nodes) or (self.host,)
+
+    @property
+    def type_of_node(self) -> Ints:
+        """Per node of a cluster with `nodes`, its type's place among them; empty where all are alike."""
+        return np.repeat(np.arange(len(self.nodes)), [one.count for one in self.nodes])
+
+    @property
+    def gpu_label(self) -> str:
+        """The names of its GPUs."""
+        return " + ".join(dict.fromkeys(gpu.name for gpu in self.gpus))
+
+    def with_gpus(self, gpus: Sequence[Gpu]) -> Cluster:
+        """The cluster with other GPUs, in the order of `self.gpus`."""
+        nodes = tuple(one.model_copy(update={"gpu": gpu}) for one, gpu in zip(self.nodes, gpus, strict=False))
+        return self.model_copy(update={"gpu": gpus[0], "nodes": nodes})
 
     @property
     def longer_links(self) -> tuple[float, float]:
@@ -149,3 +238,7 @@ class Cluster(BaseModel):
             return 0.0, 0.0
         across = self.nic.latency + self.network.latency - known.nic - known.network
         return max(0.0, self.node_link.latency - known.node_link), max(0.0, across)
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

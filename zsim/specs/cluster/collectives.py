@@ -48,6 +48,9 @@ class LinkLatencies(BaseModel):
 AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
 
 
+_COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all"})
+
+
 class CollectiveCosts(Table):
     """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
 
@@ -56,6 +59,7 @@ class CollectiveCosts(Table):
     an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
     only where their costs are given.
+    `backend` "other": a vendor's own library, with rounds of its own.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
     `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the
     rounds. It belongs to the file that states the rounds: a file that extends it and changes only links need
@@ -63,7 +67,7 @@ class CollectiveCosts(Table):
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
 
-    backend: Literal["nccl", "rccl", "gloo"]
+    backend: Literal["nccl", "rccl", "gloo", "other"]
     algorithm: Literal["ring", "hierarchical"] = "ring"
     reduce_scatter: Literal["native", "all_reduce"] = "native"
     protocols: dict[str, ProtocolCosts]
@@ -83,6 +87,11 @@ class CollectiveCosts(Table):
             raise ValueError(
                 f"force_protocol: found '{self.force_protocol}', expected one of "
                 f"{', '.join(sorted(names))}{hint}"
+            )
+        if self.backend == "other" and (self.choice == "tuning-model" or set(self.algorithms) - _COMMON):
+            raise ValueError(
+                "backend 'other' chooses by none of NCCL's models and has no NVLS or PAT; expected choice "
+                f"'fastest', and of [collectives.algorithms] only {', '.join(sorted(_COMMON))}"
             )
         if self.choice == "tuning-model" and self.generation is None:
             raise ValueError("choice 'tuning-model' needs 'generation'")

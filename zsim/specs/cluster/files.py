@@ -4,6 +4,10 @@ A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file)
 differs, key by key within a table. A table that changes numbers may state their origin in `source` and
 `evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's grade is the
 weaker of both.
+[[nodes]] makes a cluster of several types of nodes, in this order: each entry has a `count` and either a
+`gpu`, which takes the place of the cluster's, or `like`, a cluster's name: then GPU, links, PCIe, cards and
+host are as there.
+
 A file with changes and no `description` does not inherit the parent's, which may describe what is changed.
 """
 
@@ -14,16 +18,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
+from zsim.specs.cluster.asked_nodes import asked_nodes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.offload_rates import default_offload_table
+from zsim.specs.cluster.power_limit import with_power_limit
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 
+_OF_NODES = ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
 _LABELS = frozenset({"schema", "extends", "name", "description"})
 _MAX_DEPTH = 8
@@ -42,29 +49,90 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
     else:
         path = _find(source, topology_preset_path)
         file, data = path.name, _read_with_parents(path, topology_preset_path, read)
-    for key in ("gpu", "nodes"):
-        if isinstance(data.get(key), list):
-            raise NotSimulatedError(
-                f"{file}: {key}: several kinds of nodes or GPUs in one cluster are not simulated; "
-                "give one, and slower GPUs of it as [faults.slow_gpus] of the experiment"
-            )
-    if isinstance(data.get("gpu"), str | Mapping):
-        # The path of `gpu` is relative to the file that says it, which may be a parent.
-        data["gpu"] = load_gpu(data["gpu"], read)
-    elif "gpu" in data and not isinstance(data["gpu"], Gpu):
+    if isinstance(data.get("gpu"), list):
+        raise InputError(
+            f"{file}: gpu: found a list, expected one GPU; list nodes of several kinds under [[nodes]], each "
+            "with `gpu` (or `like`, a cluster) and `count`"
+        )
+    if "nodes" in data:
+        return validated(_with_node_types(data, file, read), file, Cluster)
+    return validated(_with_gpu(data, file, read), file, Cluster)
+
+
+def cluster_tables(source: str) -> dict[str, Any]:
+    """The tables of a preset's or a file's cluster, with those of the files that it extends."""
+    return _read_with_parents(_find(source, topology_preset_path), topology_preset_path, read_toml)
+
+
+def _with_gpu(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
+    """The tables of a cluster with its GPU read. The path of `gpu` is relative to the file that says it,
+    which may be a parent."""
+    gpu = data.get("gpu")
+    if isinstance(gpu, str | Mapping):
+        return {**data, "gpu": load_gpu(gpu, read)}
+    if "gpu" in data and not isinstance(gpu, Gpu):
         raise InputError(
             f"{file}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
         )
-    return validated(data, file, Cluster)
+    return data
+
+
+def _with_node_types(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
+    """The tables of a cluster whose `nodes` are of several types, with these types read; what the file does
+    not say of the cluster is as in the first file that its nodes are `like`."""
+    entries = asked_nodes(data["nodes"], file)
+    rest = {key: value for key, value in data.items() if key != "nodes"}
+    first = next((entry["like"] for entry in entries if "like" in entry), None)
+    if "network" not in rest and first is not None:
+        described = _read_with_parents(_find(first, topology_preset_path), topology_preset_path, read)
+        name = " + ".join(f"{entry['count']} x {entry.get('like') or entry['gpu']}" for entry in entries)
+        labels = {"name": name.replace(".toml", ""), "description": f"nodes of several types: {name}"}
+        rest = {**described, **labels, **rest}
+    nodes = [_node_type(entry, number, rest, file, read) for number, entry in enumerate(entries)]
+    return {**rest, **{key: nodes[0][key] for key in _OF_NODES}, "nodes": nodes}
+
+
+def _node_type(
+    entry: Mapping[str, Any], number: int, cluster: Mapping[str, Any], file: str, read: Read
+) -> dict[str, Any]:
+    """One entry of `nodes` in the shape of a NodeType; `cluster`: the tables that the file has for all."""
+    where = f"{file}: nodes[{number}]"
+    if "like" in entry:
+        like = entry["like"]
+        if not isinstance(like, str):
+            raise InputError(f"{where}.like: found {like!r}, expected a cluster's name or a path")
+        whole = load_cluster(like, read)
+        if whole.nodes:
+            raise InputError(f"{where}.like: '{like}' has nodes of several types itself; name one of these")
+        cluster = {key: getattr(whole, key) for key in _OF_NODES}
+        gpu, name = whole.gpu, Path(like).stem
+    else:
+        gpu = _with_gpu({"gpu": entry["gpu"]}, where, read)["gpu"]
+        name = gpu.name
+    missing = [key for key in _OF_NODES if key != "gpu" and key not in cluster]
+    if missing:
+        raise InputError(
+            f"{file}: missing {', '.join(missing)}: nodes that name a GPU alone need a cluster around it; "
+            'expected `extends = "dgx-h100"` or another cluster, or `like` in place of `gpu`'
+        )
+    parts = {key: cluster[key] for key in _OF_NODES}
+    return {**parts, "gpu": gpu, "name": name, "count": entry["count"]}
 
 
 def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Gpu:
     """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables."""
     read = read or read_toml
     if isinstance(source, Mapping):
-        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
+        parent = source.get("extends")
+        if isinstance(parent, str) and set(source) == {"extends", "power_limit"}:  # keeps its name
+            path = _find(parent, gpu_preset_path)
+            data = {**_read_with_parents(path, gpu_preset_path, read), "power_limit": source["power_limit"]}
+            return with_power_limit(validated(data, path.name, Gpu))
+        return with_power_limit(
+            validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
+        )
     path = _find(source, gpu_preset_path)
-    return validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu)
+    return with_power_limit(validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -91,7 +159,19 @@ def _read_with_parents(
     data = dict(read(path))
     if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
         data["gpu"] = str(path.parent / data["gpu"])
+    if isinstance(data.get("nodes"), list):
+        data["nodes"] = [_located(entry, path.parent) for entry in data["nodes"]]
     return _with_parents(data, path.name, path.parent, preset, read, depth)
+
+
+def _located(entry: Any, folder: Path) -> Any:
+    """An entry of `nodes` with its paths, which are relative to `folder`, joined with it."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return {
+        key: str(folder / value) if isinstance(value, str) and value.endswith(".toml") else value
+        for key, value in entry.items()
+    }
 
 
 def _with_parents(
@@ -113,6 +193,9 @@ def _with_parents(
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
     parent = _read_with_parents(parent_path, preset, read, depth + 1)
     merged = dict(parent)
+    if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has
+        merged.pop("compute_capability", None)
+        merged.pop("caching_allocator", None)
     merged["name"] = Path(file).stem
     changed = [key for key in data if key not in _LABELS]
     if changed and "description" in parent:  # the parent's may describe what is changed

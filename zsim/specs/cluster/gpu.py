@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.table import Fraction, Table
@@ -131,24 +131,29 @@ class Interference(Table):
 class Power(Table):
     """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
     under kernels bound by HBM, `maximum` the board's limit, where large matrix products run; `communication`
-    while only collectives run (default: `memory_bound`)."""
+    while only collectives run (default: `memory_bound`). `exponent`: of the rate of matrix products over the
+    power limit, where the chip was measured at two limits (default: `presets/power_law.toml`)."""
 
     idle: Watts
     maximum: Watts
     memory_bound: Watts | None = None
     communication: Watts | None = None
+    exponent: float | None = Field(default=None, gt=0)
 
 
 class Gpu(BaseModel):
     """One GPU type (a file in `topologies/gpus/`). `compute_capability`: NVIDIA's, as in the CUDA C++
-    Programming Guide's table of them (9.0 for Hopper); None for other vendors."""
+    Programming Guide's table of them (9.0 for Hopper); None for other vendors. `sm_count`: the units that
+    work on tiles of a matrix product side by side (SMs, AMD's CUs, an accelerator's matrix engines).
+    `caching_allocator`: whether torch allocates its memory as CUDA's, in blocks that it keeps; known for
+    NVIDIA's and AMD's, to be said for vendor "other". `power_limit`: in watts, if it is not the file's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str
     description: str
-    vendor: Literal["nvidia", "amd", "cpu"]
+    vendor: Literal["nvidia", "amd", "cpu", "other"]
     sm_count: int = Field(gt=0, le=10**6)
     compute_capability: float | None = Field(default=None, gt=0)
     supports_flash_attention: bool
@@ -160,6 +165,26 @@ class Gpu(BaseModel):
     launch: KernelLaunch
     interference: Interference
     power: Power | None = None
+    power_limit: Watts | None = None
+    caching_allocator: bool | None = None
+
+    @model_validator(mode="after")
+    def _says_what_its_vendor_does_not(self) -> Self:
+        if self.vendor == "other" and self.caching_allocator is None:
+            raise ValueError(
+                "caching_allocator: vendor 'other' must say whether torch allocates its memory as CUDA's, in "
+                "blocks that it keeps; expected true or false"
+            )
+        if self.vendor != "other" and self.caching_allocator is not None:
+            raise ValueError(f"caching_allocator: is known for vendor '{self.vendor}'; leave it out")
+        if self.vendor != "nvidia" and self.compute_capability is not None:
+            raise ValueError(f"compute_capability: is NVIDIA's; vendor '{self.vendor}' has none")
+        return self
+
+    @property
+    def has_caching_allocator(self) -> bool:
+        """Whether torch's caching allocator manages its memory."""
+        return self.vendor in ("nvidia", "amd") or bool(self.caching_allocator)
 
 
 def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:

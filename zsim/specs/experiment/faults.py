@@ -28,6 +28,7 @@ from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.topology.node_links import Condition
+from zsim.specs.topology.node_types import combined
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds
 
@@ -101,12 +102,13 @@ def with_faults(topology: Topology, table: FaultsTable) -> Topology:
         return topology
     fractions, delays = np.ones(topology.num_links), np.zeros(topology.num_links)
     for name, fault in table.links.items():
-        links = find_links(topology, name, f"faults.links.{name}")
-        fractions[links] *= fault.bandwidth_fraction
-        delays[links] += fault.added_latency
+        found = find_links(topology, name, f"faults.links.{name}")
+        fractions[found] *= fault.bandwidth_fraction
+        delays[found] += fault.added_latency
     key = "faults.dead_nics"
     dead = np.array([find_card(topology, name, key) for name in table.dead_nics], dtype=np.int64)
-    return topology.in_condition(Condition(fractions, delays, _carriers(topology, dead, key)))
+    links = combined(topology.condition, fractions, delays)
+    return topology.in_condition(Condition(*links, _carriers(topology, dead, key)))
 
 
 def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from zsim.arrays import Floats
+import numpy as np
+
+from zsim.arrays import Floats, Ints
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
 from zsim.specs.experiment.jitter import Jitter, slowest_gpu
@@ -33,8 +35,9 @@ Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 class Job:
     """The input of a simulation. `gpus_per_node`: maximum number of GPUs that the job uses on a node.
     `others`: co-located jobs on the same fabric. `sequences`: per rank and step, if they are not a whole
-    number of micro-batches (the last one is smaller), else None. `experiment`: the request as given; all
-    other fields describe what is simulated."""
+    number of micro-batches (the last one is smaller), else None. `micro_batch_sizes`: by type of the
+    cluster's nodes, if they differ (`training` has that of the first), else (). `experiment`: the request as
+    given; all other fields describe what is simulated."""
 
     experiment: Experiment
     model: ModelSpec
@@ -46,6 +49,7 @@ class Job:
     others: Mapping[str, Job] = field(default_factory=dict)
     parallelism: Parallelism = field(default_factory=Parallelism)
     sequences: float | None = None
+    micro_batch_sizes: tuple[int, ...] = ()
     simulation: SimulationTable = field(default_factory=SimulationTable)
     faults: FaultsTable = field(default_factory=FaultsTable)
     jitter: Jitter | None = None
@@ -72,6 +76,23 @@ class Job:
     def mesh(self) -> Mesh:
         """The ranks, by their coordinates along each parallelism."""
         return self.parallelism.mesh(self.world_size)
+
+    @cached_property
+    def rank_types(self) -> Ints:
+        """Per rank, the type of its node, by its place in the cluster's `gpus`."""
+        if not self.cluster.nodes:
+            return np.zeros(self.world_size, dtype=np.int64)
+        return np.repeat(self.cluster.type_of_node[list(self.placement.nodes)], self.placement.gpus)
+
+    @cached_property
+    def types(self) -> tuple[int, ...]:
+        """The types of nodes that the job is on."""
+        return tuple(np.unique(self.rank_types).tolist())
+
+    def micro_batch_size_on(self, type_of_node: int) -> int:
+        """Sequences in a micro-batch of a rank on a type of nodes."""
+        sizes = self.micro_batch_sizes
+        return sizes[type_of_node] if sizes else self.training.micro_batch_size
 
     @property
     def kind(self) -> str:

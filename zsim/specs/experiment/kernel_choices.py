@@ -21,15 +21,14 @@ def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
     if choice in (None, "flash", "flash2", "math"):
         return cluster
     try:
-        gpu = with_attention_variant(cluster.gpu, str(choice))
+        return cluster.with_gpus([with_attention_variant(gpu, str(choice)) for gpu in cluster.gpus])
     except InputError as error:
         raise InputError(f"training.attention: {error}") from None
-    return cluster.model_copy(update={"gpu": gpu})
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
-    """The chosen kind of attention; by default fused if the GPU and the precision allow it."""
-    gpu = cluster.gpu
+    """The chosen kind of attention; by default fused if all GPUs and the precision allow it."""
+    gpu = next((gpu for gpu in cluster.gpus if not gpu.supports_flash_attention), cluster.gpu)
     if choice is None:
         is_possible = precision != "fp32" or gpu.vendor == "cpu"
         return "flash" if gpu.supports_flash_attention and is_possible else "math"
@@ -70,9 +69,10 @@ def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:
 def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:
     """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is given: Megatron's arguments.py asserts
     it before Blackwell if tensor or context parallelism is on (core 0.16.1 `validate_args`)."""
-    capability = cluster.gpu.compute_capability
-    if "device_max_connections" in table.model_fields_set or capability is None:
+    capabilities = [gpu.compute_capability for gpu in cluster.gpus if gpu.compute_capability is not None]
+    if "device_max_connections" in table.model_fields_set or not capabilities:
         return table
+    capability = min(capabilities)
     return table if capability >= _BLACKWELL else table.model_copy(update={"device_max_connections": 1})
 
 

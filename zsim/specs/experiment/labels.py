@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
@@ -47,11 +49,13 @@ def parallelism_label(job: Job) -> str:
     return f"{label}, {' x '.join(of_experts)}" if of_experts else label
 
 
-def batch_label(training: Training) -> str:
-    """Tokens of a replica's step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
+def batch_label(training: Training, sizes: Sequence[int] = ()) -> str:
+    """Tokens of a replica's step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"; with `sizes` of
+    micro-batches that differ "1 to 2 x 8,192 tokens"."""
     steps = training.gradient_accumulation_steps
     of = f" x {steps:,} micro-batches" if steps > 1 else ""
-    return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
+    size = f"{min(sizes):,} to {max(sizes):,}" if sizes else f"{training.micro_batch_size:,}"
+    return f"{size} x {training.sequence_length:,} tokens{of}"
 
 
 def training_label(job: Job) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.files import cluster_tables, read_toml
 from zsim.specs.experiment.model_change import with_model
 from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.experiment.tables import STRATEGIES, Experiment, is_strategy
@@ -45,9 +45,9 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     """An experiment from file-shaped data and dotted overrides.
 
     Overriding `strategy.kind` drops the keys of the old kind; overriding `nodes` drops the file's `gpus`, and
-    so on; overriding `model` keeps [training], see `zsim.specs.experiment.model_change`. If `strategy.config`
-    is another program's training file, the file's content replaces it.
-    """
+    so on, a cluster that lists its nodes both; overriding `model` keeps [training], see
+    `zsim.specs.experiment.model_change`. If `strategy.config` is another program's training file, the file's
+    content replaces it."""
     data, overrides = with_training_file(data, overrides, origin=origin)
     data = with_model(data, overrides)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
@@ -63,7 +63,23 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
         if one in overrides and other not in overrides:
             data.pop(other, None)
+    if not {"nodes", "gpus"} & set(overrides) and _lists_nodes(overrides):
+        for key in ("nodes", "gpus"):
+            data.pop(key, None)
     return Experiment(origin=origin, **with_overrides(data, overrides))
+
+
+def _lists_nodes(overrides: Mapping[str, Any]) -> bool:
+    """Whether overrides choose a cluster that lists its nodes, and so says how many there are."""
+    if "cluster.nodes" in overrides:
+        return True
+    name = overrides.get("cluster")
+    if isinstance(name, Mapping):
+        return "nodes" in name
+    try:
+        return isinstance(name, str) and "nodes" in cluster_tables(name)
+    except InputError:
+        return False  # told with the rest of what is wrong
 
 
 def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:

@@ -2,7 +2,7 @@
 
  strategy.config.zero_optimization.reduce_bucket_size    a key of the DeepSpeed JSON, or of `stage`'s default
  model.num_hidden_layers                                 a key of the model's config.json
- cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU
+ cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU (gpu.*)
 
 A file that an override reaches into is read, and its content replaces its name in the experiment.
 """
@@ -50,7 +50,8 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     """
     changed = _copy(data)
     deeper: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
-    for dotted, value in overrides.items():
+    for given, value in overrides.items():
+        dotted = f"cluster.{given}" if given.startswith("gpu.") else given
         prefix = next((prefix for prefix in deeper if dotted.startswith(prefix)), None)
         if prefix is None:
             put(changed, dotted, value)
@@ -157,7 +158,13 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         tables = {"extends": base, "name": f"{Path(base).stem}, changed"}
     else:
         raise InputError(f"--set {_CLUSTER}{next(iter(changes))}: there is no cluster to change")
+    nodes = tables.get("nodes", changes.get("nodes"))
     for key, value in changes.items():
+        if nodes is not None and key.startswith("gpu."):
+            raise InputError(
+                f"--set {_CLUSTER}{key}: the cluster lists nodes of several types, each with its own GPU; "
+                'change it there: cluster.nodes=[{gpu={extends="h100-sxm-80gb", power_limit="500 W"}}]'
+            )
         put(tables, key, value, prefix=_CLUSTER)
         depth = 2 if key.startswith("gpu.") else 1
         parts = key.split(".")

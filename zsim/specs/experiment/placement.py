@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.arrays import Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.topology.node_types import listed_nodes
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
@@ -124,6 +125,8 @@ def place(
     more GPUs than zsim simulates.
     """
     taken = taken or {}
+    if cluster.nodes:
+        table, nodes = _on_listed_nodes(table, cluster, nodes, gpus, where)
     if table.gpus_per_node is not None:
         counts = _uneven_counts(table, table.gpus_per_node, cluster, nodes, gpus, where)
     else:
@@ -151,6 +154,38 @@ def place(
         beside = f" besides {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
         raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
     return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
+
+
+def _on_listed_nodes(
+    table: PlacementTable, cluster: Cluster, nodes: int | None, gpus: int | None, where: str
+) -> tuple[PlacementTable, int | None]:
+    """The table and the number of nodes on a cluster that lists its nodes, which are the fabric's: all of
+    them, unless the table says which the job uses."""
+    total = len(cluster.type_of_node)
+    if table.fabric_nodes not in (None, total):
+        raise InputError(
+            f"{where}placement.fabric_nodes: found {table.fabric_nodes}, but "
+            f"{listed_nodes(cluster)}; leave it "
+            "out, or change the counts of the cluster's nodes"
+        )
+    chooses = table.nodes is not None or "policy" in table.model_fields_set
+    asked = nodes if nodes is not None else None if table.gpus_per_node is None else len(table.gpus_per_node)
+    if asked is None and gpus is not None:
+        asked = -(-gpus // cluster.gpus_per_node)
+    if not chooses and asked not in (None, total):
+        some = f', or the numbers of those that it uses: placement.nodes = "{_first(asked)}"'
+        raise InputError(
+            f"{where}nodes: found {asked:,}, but {listed_nodes(cluster)}; expected {total:,}, or "
+            "other counts "
+            f"in the cluster{some if asked < total else ''}"
+        )
+    if nodes is None and gpus is None and not chooses and table.gpus_per_node is None:
+        nodes = total
+    return table.model_copy(update={"fabric_nodes": total}), nodes
+
+
+def _first(count: int) -> str:
+    return "0" if count == 1 else f"0-{count - 1}"
 
 
 def check_most_gpus(count: int, where: str = "") -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.batch import micro_batches_of, sequences_of
+from zsim.specs.experiment.batch import (
+    micro_batch_sizes_of,
+    micro_batches_of,
+    sequences_of,
+    uneven_micro_batches,
+    uneven_sequences,
+)
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
@@ -65,6 +73,12 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
         placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
         job = _resolve(experiment, library, cluster, placement)
     else:
+        if cluster.nodes:
+            raise NotSimulatedError(
+                f"jobs: co-located jobs on cluster '{cluster.name}', whose nodes are of several "
+                "types, are not "
+                "simulated yet; leave out one of them"
+            )
         others = neighbours(experiment)
         placement, places = place_together(experiment, others, cluster)
         beside = {name: _resolve(other, library, cluster, places[name]) for name, other in others.items()}
@@ -98,7 +112,19 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
             notes.append(f"Megatron pads the vocabulary of {unpadded:,} to {model.vocab_size:,}")
     replicas = placement.world_size // parallelism.model_ranks
     ranks = replicas * parallelism.context
-    asked = _training_table(experiment, replicas)
+    whole, cluster = cluster, _of_types_in_use(cluster, placement)
+    sizes = micro_batch_sizes_of(
+        experiment.training.micro_batch_sizes,
+        experiment.training.micro_batch_size or 1,
+        table.kind,
+        parallelism,
+        whole,
+        placement,
+    )
+    per_micro_batch = uneven_sequences(sizes, whole, placement) if sizes else None
+    asked = _training_table(experiment, replicas, per_micro_batch)
+    if experiment.training.micro_batch_sizes:
+        asked = _with_first_size(asked, whole, placement)
     if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
         asked = as_megatron_deepspeed_runs(asked)
     if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
@@ -135,11 +161,14 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = replace(parallelism, experts=split)
     check_split(model, training, parallelism)
     strategy: Strategy
+    cluster = whole
     if deepspeed is not None:
         strategy = deepspeed
     else:
         strategy, cluster = resolve_strategy(table, training, ranks, cluster, len(placement.nodes))
-    sequences = sequences_of(experiment.training.global_batch_size, training, replicas)
+    sequences = None
+    if not sizes:
+        sequences = sequences_of(experiment.training.global_batch_size, training, replicas)
     return Job(
         experiment,
         with_trainer(model, experiment.trainer),
@@ -150,6 +179,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         tuple(notes),
         parallelism=parallelism,
         sequences=sequences,
+        micro_batch_sizes=sizes,
         simulation=experiment.simulation,
         faults=experiment.faults,
         jitter=resolve_jitter(experiment.jitter),
@@ -157,11 +187,41 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
 
 
-def _training_table(experiment: Experiment, replicas: int) -> TrainingTable:
+def _of_types_in_use(cluster: Cluster, placement: Placement) -> Cluster:
+    """The cluster with only those types of nodes that the job is on, as all checks of GPUs see it."""
+    if not cluster.nodes:
+        return cluster
+    used = [cluster.nodes[kind] for kind in np.unique(cluster.type_of_node[list(placement.nodes)]).tolist()]
+    first = {
+        key: getattr(used[0], key) for key in ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
+    }
+    return cluster.model_copy(update={**first, "nodes": tuple(used)})
+
+
+def _with_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:
+    """`[training]` with the micro-batch of the first node of the job."""
+    name = cluster.nodes[int(cluster.type_of_node[placement.nodes[0]])].name
+    size = table.micro_batch_sizes.get(name, table.micro_batch_size or 1)
+    return table.model_copy(update={"micro_batch_size": size})
+
+
+def _training_table(
+    experiment: Experiment, replicas: int, per_micro_batch: int | None = None
+) -> TrainingTable:
     """`[training]` with the number of micro-batches of its global batch, of which each of `replicas` has a
-    part, and with Megatron's defaults under Megatron."""
+    part, and with Megatron's defaults under Megatron. `per_micro_batch`: sequences of all replicas in one
+    micro-batch, where they differ."""
     table, strategy = experiment.training, experiment.strategy
-    if table.global_batch_size is not None and table.gradient_accumulation_steps is None:
+    if table.global_batch_size is not None and per_micro_batch is not None:
+        steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
+        if table.gradient_accumulation_steps not in (None, steps):
+            raise InputError(
+                f"training.gradient_accumulation_steps: found {table.gradient_accumulation_steps}, but "
+                f"global_batch_size {table.global_batch_size:,} makes {steps} micro-batches; "
+                "expected one of them"
+            )
+        table = table.model_copy(update={"gradient_accumulation_steps": steps})
+    elif table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
     if not isinstance(strategy, MegatronTable):
@@ -177,8 +237,8 @@ def _training(
     notes: list[str],
     fp8_engine: Fp8Engine,
 ) -> Training:
-    gpu = cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
+    gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
     if getattr(gpu.peak, precision) is None:
         offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
         raise InputError(

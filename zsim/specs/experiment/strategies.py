@@ -103,8 +103,8 @@ def resolve_strategy(
 
 
 def default_precision(cluster: Cluster) -> Precision:
-    """bf16 where the GPU has it, else fp16."""
-    return "bf16" if cluster.gpu.peak.bf16 is not None else "fp16"
+    """bf16 where all GPUs have it, else fp16."""
+    return "bf16" if all(gpu.peak.bf16 is not None for gpu in cluster.gpus) else "fp16"
 
 
 def resolve_deepspeed(

@@ -10,7 +10,15 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.faults import FaultsTable
@@ -52,8 +60,20 @@ class TrainingTable(_Table):
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
     "megatron" under Megatron, "fused" with `compile`, else "eager"."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_by_type(cls, data: Any) -> Any:
+        """`micro_batch_size = { dgx-h100 = 4, dgx-a100-80gb = 2 }` is `micro_batch_sizes`."""
+        if isinstance(data, Mapping) and isinstance(data.get("micro_batch_size"), Mapping):
+            rest = {key: value for key, value in data.items() if key != "micro_batch_size"}
+            return {"micro_batch_sizes": data["micro_batch_size"], **rest}
+        return data
+
     sequence_length: Count | None = None
     micro_batch_size: Count | None = None
+    micro_batch_sizes: dict[str, Count] = Field(
+        default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
+    )
     gradient_accumulation_steps: Count | None = None
     global_batch_size: Count | None = Field(
         default=None,

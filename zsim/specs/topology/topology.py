@@ -21,15 +21,17 @@ from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.topology.make_wiring import make_wiring
 from zsim.specs.topology.node_links import Condition, LinkClass, NodeLinks
+from zsim.specs.topology.node_types import check_node_count, condition_of_types
 from zsim.specs.topology.wiring import Inventory, weighted_count
 
 
 class Topology(NodeLinks):
-    """`num_nodes` identical nodes of `cluster`, `gpus_per_node` GPUs used on each.
+    """`num_nodes` nodes of `cluster`, `gpus_per_node` GPUs used on each.
 
     `slots`: the slot of each rank; see [Note: ranks and slots]. A *domain* is a set of GPUs that NVLink
-    joins: a node, or several nodes under a switched NVLink domain. `condition`: faults, None if there are
-    none. Raises InputError if the nodes do not fit the network's description.
+    joins: a node, or several nodes under a switched NVLink domain. `condition`: faults, and the links of
+    other types of nodes than the first; None if there are none. Raises InputError if the nodes do not fit
+    the network's description, or are not as many as the cluster lists.
     """
 
     def __init__(
@@ -66,6 +68,9 @@ class Topology(NodeLinks):
         self._add("nic_in", "network", ports, nic.bandwidth / planes, nic.efficiency)
         for links in self.wiring.links():
             self._add(links.name, links.tier, links.count, links.bandwidth, links.efficiency)
+        if cluster.nodes:
+            check_node_count(cluster, num_nodes)
+            self.condition = condition_of_types(self, num_nodes, self.num_links)
 
     def _add(self, name: str, tier: str, count: int, bandwidth: float, efficiency: float) -> None:
         self.classes[name] = LinkClass(name, tier, self.num_links, count, bandwidth, bandwidth * efficiency)

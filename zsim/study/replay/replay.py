@@ -16,6 +16,7 @@ from zsim.plan.recorded.rank import RecordedRank
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.topology.node_types import require_alike
 from zsim.specs.topology.topology import Topology
 from zsim.study.replay.what_if import WhatIf, changed_rank, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace
@@ -142,7 +143,9 @@ def replay(
     notes = [str(note) for note in one.metadata.get("notes", ())]
     if cluster is None:
         return _result(one, ranks, *run_replay(one, ranks, None), notes, None)
-    what_if = make_what_if(one, load_cluster(cluster), gpus, nodes)
+    other = load_cluster(cluster)
+    require_alike(other, "replay on another cluster")
+    what_if = make_what_if(one, other, gpus, nodes)
     gpu = recorded_gpu(one.metadata, recorded_on)
     notes += _about_kernels(gpu, what_if.cluster.gpu)
     is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES

@@ -16,6 +16,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.topology.node_types import require_alike
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
@@ -74,6 +75,7 @@ class Knob:
         return f"{value!r} {self.unit}" if self.unit else value
 
     def _found(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
+        require_alike(cluster, self.name)
         for key in self.keys:
             for path, value in _values(cluster, key.split("."), ()):
                 if value and not (self.is_excess and value <= 1):

@@ -19,6 +19,7 @@ import numpy as np
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.plan.builder import COMPUTE
+from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.plan.parallel.experts import with_experts
 from zsim.plan.workload.issued import kernels_of
@@ -117,7 +118,8 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
     cluster, program = job.cluster, plan.programs[number]
     ranks = np.flatnonzero(plan.program_of == number)
     per_node = int(np.bincount(ranks // job.gpus_per_node).max())
-    pricer, costs = KernelPricer(cluster.gpu), shipped_host_costs()
+    pricer, costs = KernelPricer(gpu_of(job, plan, number)), shipped_host_costs()
+    host_device = host_of(job, plan, number)
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
     issued: dict[tuple[str | None, int, int], float] = {}  # host seconds by (overhead, events, launches)
@@ -126,7 +128,7 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
     for op in program.ops:
         way = op.overhead, op.events, op.launches
         if way not in issued:
-            issued[way] = host_seconds(*way, cluster.host, costs)
+            issued[way] = host_seconds(*way, host_device, costs)
         host += issued[way]
         work = op.work
         if isinstance(work, Kernels):

@@ -110,7 +110,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
 def _tokens(report: Report) -> str:
     """The tokens of a replica's step, in the small print."""
     gpus = report.work.gpus_per_replica
-    return f"{report.work.tokens:,} tokens per {'GPU' if gpus == 1 else f'{gpus:,} GPUs'}"
+    return f"{report.work.tokens:,.0f} tokens per {'GPU' if gpus == 1 else f'{gpus:,} GPUs'}"
 
 
 def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:

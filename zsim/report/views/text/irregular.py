@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from zsim.report.gpu_types import GpuTypeRow
 from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.report import Report
-from zsim.units import format_seconds
+from zsim.units import format_bytes, format_seconds
 
 Row = tuple[str, ...]
 
@@ -25,6 +26,8 @@ def irregular_tables(report: Report) -> Iterator[Words]:
     if report.jobs:
         rows = [_job(row) for row in report.jobs]
         yield Words("Jobs on this fabric", ("", "GPUs", "alone", "together", "longer", ""), rows)
+    if report.gpu_types:
+        yield _gpu_types(report.gpu_types)
     spread = report.jitter
     if spread is not None:
         title = f"{spread.steps:,} steps with jitter, seed {spread.seed}"
@@ -34,6 +37,24 @@ def irregular_tables(report: Report) -> Iterator[Words]:
         rows = [_rank(row) for row in report.ranks]
         headings = ("", "ranks", "kernels", "exposed communication", "slowed")
         yield Words("Ranks that differ", headings, rows)
+
+
+def _gpu_types(types: Sequence[GpuTypeRow]) -> Words:
+    is_uneven = len({row.micro_batch_size for row in types}) > 1
+    headings = ("", "GPUs", "kernels", "waits", "lost", "GPU-h/day", "GPU memory")
+    return Words("Types of GPUs", headings, [_gpu_type(row, is_uneven=is_uneven) for row in types])
+
+
+def _gpu_type(row: GpuTypeRow, *, is_uneven: bool) -> Row:
+    return (
+        row.name,
+        f"{row.gpus:,} x {row.micro_batch_size:,}" if is_uneven else f"{row.gpus:,}",
+        format_seconds(row.busy_seconds),
+        format_seconds(row.waiting_seconds),
+        format_seconds(row.lost_seconds),
+        f"{row.lost_gpu_hours_per_day:,.1f}",
+        f"{format_bytes(row.peak_bytes)}{'' if row.fits else ', does not fit'}",
+    )
 
 
 def _job(row: JobRow) -> Row:

@@ -1,0 +1,79 @@
+"""The GPUs that ship: sources, plausible numbers; other vendors' accelerators assume nothing of NVIDIA's."""
+
+from __future__ import annotations
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.specs.cluster.files import load_cluster, load_gpu
+from zsim.specs.cluster.table import UNSAID, Table
+from zsim.specs.experiment.load import experiment_from
+from zsim.specs.presets import gpu_preset_names, topology_preset_names
+
+GPUS = [name for name in gpu_preset_names() if not name.startswith("cpu")]
+
+
+def test_the_gpus_and_hosts_people_rent_are_there() -> None:
+    """Issue 24, part 5."""
+    gpus = {
+        "h20-96gb", "l40s-48gb", "l4-24gb", "a10-24gb", "rtx-5090", "rtx-pro-6000-96gb", "b300-sxm-270gb",
+        "gb300-288gb", "mi325x-256gb", "mi355x-288gb", "t4-16gb", "h100-pcie-80gb", "h100-nvl-94gb",
+        "a100-pcie-80gb", "trainium2-96gb", "gaudi3-128gb",
+    }  # fmt: skip
+    hosts = {
+        "l40s-x8", "aws-g5", "aws-g6", "aws-g6e", "hgx-h20", "hgx-b300", "gb300-nvl72", "mi355x-x8",
+        "rtx-5090-x8", "trn2-48xlarge", "gaudi3-x8",
+    }  # fmt: skip
+    assert gpus <= set(GPUS)
+    assert hosts <= set(topology_preset_names())
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_gpu_says_where_its_numbers_come_from(name: str) -> None:
+    gpu = load_gpu(name)
+    tables = [getattr(gpu, key) for key in type(gpu).model_fields]
+    assert all(table.source != UNSAID for table in tables if isinstance(table, Table))
+    peak = gpu.peak.bf16 or gpu.peak.fp16
+    assert peak is not None
+    sustained = peak * gpu.gemm.max_fraction
+    assert sustained > gpu.peak.fp32 or name in ("a10g-24gb", "v100-sxm2-16gb")
+    ridge = sustained / gpu.memory.bandwidth  # FLOPs per byte at which products are bound by arithmetic
+    assert 25 < ridge < 350, f"{name}: {ridge}"
+    if gpu.power is not None:
+        assert gpu.power.idle < (gpu.power.memory_bound or gpu.power.maximum) <= gpu.power.maximum
+        assert sustained / gpu.power.maximum < 1.6e12
+
+
+@pytest.mark.parametrize("name", ["trainium2-96gb", "gaudi3-128gb", "mi300x-192gb", "mi355x-288gb"])
+def test_others_have_no_cuda_version(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.compute_capability is None
+    assert gpu.has_caching_allocator == (name != "trainium2-96gb")
+
+
+@pytest.mark.parametrize(("cluster", "has_allocator"), [("trn2-48xlarge", False), ("gaudi3-x8", True)])
+def test_other_accelerators_run_with_low_evidence(cluster: str, has_allocator: bool) -> None:
+    given = {
+        "model": "gpt2", "cluster": cluster, "nodes": 2, "training": {"sequence_length": 1024},
+        "strategy": {"kind": "fsdp2"},
+    }  # fmt: skip
+    report = zsim.simulate(experiment_from(given, {}, origin="test")).report
+    assert (report.allocator is not None) == has_allocator
+    assert {report.evidence[part] for part in ("compute", "network")} == {"assumed"}
+    backend = load_cluster(cluster).collectives
+    assert backend.backend == "other"
+    assert not backend.algorithms
+
+
+def test_other_vendors_must_say_what_is_nvidias() -> None:
+    with pytest.raises(InputError, match="caching_allocator: vendor 'other' must say whether torch"):
+        load_gpu({"extends": "h100-sxm-80gb", "vendor": "other"})
+    with pytest.raises(InputError, match="compute_capability: is NVIDIA's; vendor 'amd' has none"):
+        load_gpu({"extends": "mi300x-192gb", "compute_capability": 9.0})
+    with pytest.raises(InputError, match="'nccl' does not run on GPU 'trainium2-96gb' of vendor 'other'"):
+        load_cluster({"extends": "dgx-h100", "gpu": "trainium2-96gb"})
+    with pytest.raises(InputError, match="backend 'other' chooses by none of NCCL's models"):
+        load_cluster({"extends": "trn2-48xlarge", "collectives": {"choice": "tuning-model"}})
+    with pytest.raises(InputError, match=r"found 'nvidai', expected .*did you mean 'nvidia'"):
+        load_gpu({"extends": "h100-sxm-80gb", "vendor": "nvidai"})

@@ -1,0 +1,88 @@
+"""Ranks on several types of nodes: a program for each role and type, with prices and limits of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.plan.checks import check_plan
+from zsim.plan.ops import Plan
+from zsim.specs.cluster.cluster import HostDevice
+from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.experiment.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTypes:
+    """The types of the nodes that ranks are on. `names`: of all types; `runs`: (type, number of ranks) in the
+    order of ranks; `micro_batch_sizes`: by type, () if all are the same."""
+
+    names: tuple[str, ...]
+    runs: tuple[tuple[int, int], ...]
+    micro_batch_sizes: tuple[int, ...] = ()
+
+    @property
+    def of_rank(self) -> Ints:
+        types, counts = zip(*self.runs, strict=True)
+        return np.repeat(np.array(types, dtype=np.int64), counts)
+
+
+def node_types_of(job: Job) -> NodeTypes | None:
+    """The types of a job's nodes; None if it is on nodes of one type."""
+    if len(job.types) == 1:
+        return None
+    types = job.rank_types
+    firsts = np.flatnonzero(np.diff(types, prepend=-1))
+    counts = np.diff(firsts, append=len(types))
+    runs = tuple(zip(types[firsts].tolist(), counts.tolist(), strict=True))
+    return NodeTypes(tuple(one.name for one in job.cluster.nodes), runs, job.micro_batch_sizes)
+
+
+def plan_by_type(types: NodeTypes, plans: Sequence[Plan | None]) -> Plan:
+    """The plan of ranks on several types of nodes; `plans`: of each type, as if all ranks were on it, None
+    for types without ranks. Programs are in the order of their first ranks."""
+    of_rank = types.of_rank
+    some = next(plan for plan in plans if plan is not None)
+    pairs = np.stack([some.program_of, of_rank], axis=1)
+    found, firsts, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    programs = []
+    for number, kind in found[order].tolist():
+        plan = plans[kind]
+        assert plan is not None, f"ranks on {types.names[kind]} without a plan"
+        program = plan.programs[number]
+        role = f"{program.name}, " if program.name else ""
+        programs.append(replace(program, name=f"{role}{types.names[kind]}", pipeline_rank=number))
+    notes = dict.fromkeys(note for plan in plans if plan is not None for note in plan.notes)
+    whole = replace(some, programs=tuple(programs), program_of=place[inverse.ravel()], notes=tuple(notes))
+    check_plan(whole)
+    return whole
+
+
+def pipeline_rank_of(plan: Plan, program: int) -> int:
+    """The pipeline rank of a program's ranks: its `pipeline_rank` if programs of several types of nodes have
+    the same, else its number."""
+    own = plan.programs[program].pipeline_rank
+    return program if own is None else own
+
+
+def type_of_program(job: Job, plan: Plan, program: int) -> int:
+    """The type of the nodes of a program's ranks, by its place in the cluster's `gpus`."""
+    if len(job.cluster.gpus) == 1:
+        return 0
+    return int(job.rank_types[int(np.argmax(plan.program_of == program))])
+
+
+def gpu_of(job: Job, plan: Plan, program: int) -> Gpu:
+    """The GPU of a program's ranks."""
+    return job.cluster.gpus[type_of_program(job, plan, program)]
+
+
+def host_of(job: Job, plan: Plan, program: int) -> HostDevice:
+    """The host of a program's ranks."""
+    return job.cluster.hosts[type_of_program(job, plan, program)]
