@@ -134,7 +134,7 @@ class PreparedRun:
         if mode == "none":
             return Saves(every=phase.steps)
         step = phase.step_seconds
-        every = min(max(round(work_seconds / step), 1), phase.steps)
+        every = max(round(min(work_seconds / step, phase.steps)), 1)
         keep = table.keep or recovery_defaults().kept(phase.experiment.strategy.kind)
         archive = None if table.archive_every is None else max(round(table.archive_every / step), 1)
         if mode not in TWO_TIERS:
