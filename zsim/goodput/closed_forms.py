@@ -1,5 +1,5 @@
-"""Closed forms of a run with saves and failures: where the search for an interval starts, and what tells a run
-that cannot end.
+"""Closed forms of a run with saves and failures: where the search for an interval starts, and what tells
+a run that cannot end.
 
 M: mean seconds between failures; tau: work between saves; c: what a save blocks; L = tau + c; P: further
 seconds until it is durable; R: restart, in which failures strike; D: detection.

@@ -51,9 +51,7 @@ def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
 def _causes(table: FailuresTable) -> list[Cause]:
     if not table.causes:
         hardware = 1 - table.transient_fraction
-        lost = Cause(
-            "node lost", hardware, repair_seconds=table.repair, repair_median=table.repair_median
-        )
+        lost = Cause("node lost", hardware, repair_seconds=table.repair, repair_median=table.repair_median)
         return [lost, Cause("transient", table.transient_fraction, keeps_node=True)]
     return [_cause(name, cause, table) for name, cause in table.causes.items()]
 

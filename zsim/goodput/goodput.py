@@ -99,8 +99,8 @@ def _check_hope(prepared: PreparedRun, scenario: Scenario) -> float:
         raise InputError(
             f"run: can never finish: with a failure every {between} of {phase.nodes:,} nodes, "
             f"{format_duration(restart + detection)} until training goes on and saves "
-            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; expected more frequent "
-            "saves, a faster restart, fewer failures or policy 'per-step'"
+            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; expected more "
+            "frequent saves, a faster restart, fewer failures or policy 'per-step'"
         )
     if scenario.horizon_seconds is not None:
         return math.inf

@@ -23,7 +23,7 @@ class Span:
 @dataclass(slots=True)
 class Ledger:
     """Seconds of one run by bin, and lost seconds by cause of failure. `useful`: of steps that were kept, as
-    long as they ideally take. `spans`: the timeline, if it is kept. `node_seconds_down`: of nodes in repair."""
+    long as they ideally take. `spans`: the timeline, if it is kept."""
 
     useful: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BINS, 0.0))
@@ -35,7 +35,6 @@ class Ledger:
     steps: float = 0.0
     elapsed: float = 0.0
     is_finished: bool = False
-    spares_in_use: float = 0.0
     spans: list[Span] | None = None
 
     def add(self, bin: str, seconds: float, cause: str = "") -> None:

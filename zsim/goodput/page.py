@@ -43,20 +43,34 @@ def goodput_page(run: SimulatedRun) -> str:
     ]  # fmt: skip
     if run.curve is not None:
         sections.append(
-            Section("How often to save", [
-                ("interval", "Goodput by work between two saves, simulated; the same failures strike all.",
-                 interval(run)),
-            ], ["mode", "work between saves", "holds training", "goodput"], _modes(run))  # fmt: skip
+            Section(
+                "How often to save",
+                [
+                    (
+                        "interval",
+                        "Goodput by work between two saves, simulated; the same failures strike all.",
+                        interval(run),
+                    ),
+                ],
+                ["mode", "work between saves", "holds training", "goodput"],
+                _modes(run),
+            )
         )
     if len(run.spares) > 1:
         sections.append(
-            Section("How many spares pay", [
-                ("spares", "Goodput, and GPU-hours with the idle spares over those of the steps alone.",
-                 spares(run)),
-            ])  # fmt: skip
+            Section(
+                "How many spares pay",
+                [
+                    (
+                        "spares",
+                        "Goodput, and GPU-hours with the idle spares over those of the steps alone.",
+                        spares(run),
+                    ),
+                ],
+            )
         )
-    sections.append(Section("Failures", [("causes", "Lost GPU-hours by cause, mean of all runs.", causes(run))],
-                            ["cause", "in a run", "lost GPU-hours"], _causes(run)))  # fmt: skip
+    lost = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
+    sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
     sections.append(Section("All runs", [("days", "Days of every run.", days(run))]))
     told = [diverging_sentence(run)] if run.is_diverging else []
     return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))

@@ -1,4 +1,4 @@
-"""From an experiment to runs of days: each phase's step is simulated once, then every scenario is arithmetic."""
+"""From an experiment to runs of days: each phase's step is simulated once, for every scenario."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class SimulatedPhase:
 class PreparedRun:
     """An experiment's run, ready for any interval, mode and number of spares."""
 
-    def __init__(self, experiment: Experiment, table: TrainingRunTable, phases: Sequence[SimulatedPhase]) -> None:
+    def __init__(
+        self, experiment: Experiment, table: TrainingRunTable, phases: Sequence[SimulatedPhase]
+    ) -> None:
         self.experiment, self.table, self.phases = experiment, table, tuple(phases)
         self._costs: dict[tuple[int, CheckpointMode], Checkpoint] = {}
         self._sizes: dict[int, dict[int, float]] = {}
@@ -193,8 +195,8 @@ class PreparedRun:
             found = phase.result.job.data_parallel_size
         if found < 2:
             raise InputError(
-                "run.recovery.policy: 'per-step' lets the other replicas go on while one is away, and this job "
-                "has one replica; expected strategy.replicate above 1 (HSDP), or policy 'restart'"
+                "run.recovery.policy: 'per-step' lets the other replicas go on while one is away, and this "
+                "job has one replica; expected strategy.replicate above 1 (HSDP), or policy 'restart'"
             )
         return found
 

@@ -71,7 +71,9 @@ class Progress:
         """Train on, each step `slowdown` times as long as the ideal one."""
         scenario, phase = self.scenario, self.phase
         self.pace = phase.step_seconds * slowdown
-        evaluation = scenario.evaluation_seconds / scenario.evaluation_every if scenario.evaluation_every else 0.0
+        evaluation = (
+            scenario.evaluation_seconds / scenario.evaluation_every if scenario.evaluation_every else 0.0
+        )
         self.evaluation = evaluation
         self.stretch = Stretch(
             phase.saves, self.pace + evaluation, self.steps_left, self.intervals, self.since

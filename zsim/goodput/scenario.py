@@ -48,8 +48,8 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class Cause:
     """One cause of failures. `weight`: its share. `nodes`: that go with it, none of them if `keeps_node`.
-    `repair_median`: None for an exponential law. `detect_seconds`: None for the recovery's own. `found_later`:
-    mean seconds until silent corruption is found."""
+    `repair_median`: None for an exponential law. `detect_seconds`: None for the recovery's own.
+    `found_later`: mean seconds until silent corruption is found."""
 
     name: str
     weight: float

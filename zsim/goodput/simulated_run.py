@@ -24,8 +24,8 @@ _MEGAWATT_HOUR = 3.6e9
 # Names and meanings of `definitions`, by whom they are from.
 DEFINITIONS = {
     "goodput": "time of all steps, one after the other, over the clock from the first step on",
-    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, the "
-    "first start-up included",
+    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
+    "the first start-up included",
     "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
     "from the first step on; slower steps are useful",
     "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
@@ -96,6 +96,19 @@ class SimulatedRun:
         return quantile(fractions, LOW), quantile(fractions, HIGH)
 
     @property
+    def steps(self) -> float:
+        """Steps of the run; of one that ends by the clock, the mean of all."""
+        if self.prepared.table.days is None:
+            return self.runs.scenario.steps
+        return self.runs.mean_of(lambda ledger: ledger.steps)
+
+    @property
+    def failures_range(self) -> tuple[float, float]:
+        """5 and 95 % of the runs."""
+        counts = [ledger.num_failures for ledger in self.runs.ledgers]
+        return quantile(counts, LOW), quantile(counts, HIGH)
+
+    @property
     def goodput_fraction(self) -> float:
         return self.runs.goodput_fraction
 
@@ -124,8 +137,8 @@ class SimulatedRun:
 
     @cached_property
     def bill(self) -> RunBill:
-        """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t): t: seconds of
-        the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run again,
+        """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t: seconds
+        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run again,
         of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
         experiment, first = self.prepared.experiment, self.prepared.first
         cost, job, report = experiment.cost, first.result.job, first.result.report
@@ -167,7 +180,7 @@ class SimulatedRun:
             "fits": report.fits,
             "step_seconds": report.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
-            "steps": runs.scenario.steps if prepared.table.days is None else runs.mean_of(lambda one: one.steps),
+            "steps": self.steps,
             "ideal_days": self.ideal_days,
             "expected_days": self.expected_days,
             "expected_days_error": runs.days_error,
@@ -178,7 +191,7 @@ class SimulatedRun:
             "goodput_range": [*self.goodput_range],
             "definitions": self.definitions,
             "failures": runs.mean_of(lambda ledger: ledger.num_failures),
-            "failures_range": [quantile([one.num_failures for one in runs.ledgers], part) for part in (LOW, HIGH)],
+            "failures_range": [*self.failures_range],
             "failures_by_cause": runs.failures_by_cause(),
             "restarts": runs.mean_of(lambda ledger: ledger.num_restarts),
             "saves": runs.mean_of(lambda ledger: ledger.num_saves),

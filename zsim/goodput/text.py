@@ -119,17 +119,19 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
         low, high = curve.flat
         yield (
             f"Saves are {format_duration(run.work_seconds)} apart; best is "
-            f"{format_duration(curve.best_seconds)}, and from {format_duration(low)} to {format_duration(high)} "
-            "at most a tenth more is lost."
+            f"{format_duration(curve.best_seconds)}, and from {format_duration(low)} to "
+            f"{format_duration(high)} at most a tenth more is lost."
         )
     ranked = sorted(
         (one for one in run.modes if one.goodput_fraction is not None),
         key=lambda one: -(one.goodput_fraction or 0.0),
     )
     if ranked:
-        yield "By mode, at its best interval: " + ", ".join(
-            f"{one.mode} {(one.goodput_fraction or 0.0) * 100:.1f} %" for one in ranked
-        ) + "."
+        yield (
+            "By mode, at its best interval: "
+            + ", ".join(f"{one.mode} {(one.goodput_fraction or 0.0) * 100:.1f} %" for one in ranked)
+            + "."
+        )
     if len(run.spares) > 1:
         cheapest = min(run.spares, key=lambda one: (one.gpu_hours_fraction, one.spares))
         shown = ", ".join(f"{one.spares}: {one.goodput_fraction * 100:.1f} %" for one in run.spares)

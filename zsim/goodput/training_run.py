@@ -112,7 +112,7 @@ class TrainingRun:
             self.progress.finish(self.env.now)
         except simpy.Interrupt as interrupt:
             self.progress.pause(self.env.now)
-            yield from self._react(interrupt.cause)
+            yield from self._react(interrupt.cause or _SPEED)
 
     def _react(self, event: Incident | str) -> Process:
         if isinstance(event, Incident):
@@ -145,7 +145,9 @@ class TrainingRun:
         if not sigma:
             return 1.0
         rate = self.scenario.failures.per_second
-        expected = min(self.progress.steps_left, 1 + (1 / rate / self.phase.step_seconds if rate else math.inf))
+        expected = min(
+            self.progress.steps_left, 1 + (1 / rate / self.phase.step_seconds if rate else math.inf)
+        )
         return max(1 + sigma / math.sqrt(max(expected, 1.0)) * self.noise.gauss(0.0, 1.0), 0.1)
 
     def _spend(self, seconds: float, bin: str, cause: str = "") -> Process:
@@ -233,7 +235,9 @@ class TrainingRun:
     def _can_shrink(self) -> bool:
         recovery, phase = self.scenario.recovery, self.phase
         left = phase.nodes - self.missing
-        return recovery.policy == "shrink" and left >= recovery.least_nodes and left in phase.slowdown_by_nodes
+        return (
+            recovery.policy == "shrink" and left >= recovery.least_nodes and left in phase.slowdown_by_nodes
+        )
 
     def _grow(self) -> Process:
         """Save, and start again with the nodes that are back."""
