@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
+    from zsim.goodput.goodput import simulate_run
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
     from zsim.study.advice import simulate
@@ -38,6 +39,7 @@ _HOMES = {
     "StuckError": "zsim.errors",
     "ZsimError": "zsim.errors",
     "simulate_flows": "zsim.fluid.flows",
+    "simulate_run": "zsim.goodput.goodput",
     "Experiment": "zsim.specs.experiment.tables",
     "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",
@@ -62,6 +64,7 @@ __all__ = [
     "replay",
     "simulate",
     "simulate_flows",
+    "simulate_run",
 ]
 
 

@@ -30,6 +30,7 @@ _COMMANDS = {
     "needs": "needs",
     "memory": "memory",
     "ui": "ui",
+    "goodput": "goodput",
     "run": "run",
     "plan": "plan",
     "presets": "presets",

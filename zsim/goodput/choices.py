@@ -1,0 +1,92 @@
+"""What else could be chosen for a run: how it saves, and how many spares it has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zsim.errors import ZsimError
+from zsim.goodput.costs import STATED
+from zsim.goodput.prepared import PreparedRun
+from zsim.goodput.search import compared, starting_interval
+from zsim.specs.experiment.run.checkpoint import CheckpointMode
+
+_MODES: tuple[CheckpointMode, ...] = ("sync", "async", "in-memory", "local-then-remote")
+_QUANTILES = (0.5, 0.9, 0.99, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChoice:
+    """A mode of saving at about its best interval; `error`: why it cannot be had."""
+
+    mode: CheckpointMode
+    interval_seconds: float = 0.0
+    blocking_seconds: float = 0.0
+    goodput_fraction: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpareChoice:
+    """So many spare nodes. `gpu_hours_fraction`: GPU-hours of training and idle nodes, over those of the
+    steps alone."""
+
+    spares: int
+    goodput_fraction: float
+    waiting_fraction: float
+    gpu_hours_fraction: float
+
+
+def mode_choices(prepared: PreparedRun, *, jobs: int = 1) -> list[ModeChoice]:
+    """Every mode; none where the experiment states what a save costs, which is of one mode."""
+    table = prepared.table.checkpoint
+    if table.mode == "none" or any(getattr(table, name) is not None for name in STATED):
+        return []
+    found = []
+    for mode in _MODES:
+        try:
+            cost = prepared.cost(mode)
+            work = starting_interval(prepared.scenario(math.inf, mode=mode), cost)
+            work = max(work, cost.durable_seconds - cost.blocking_seconds)
+            runs = compared(prepared.scenario(work, mode=mode), prepared.table.seed, jobs=jobs)
+        except ZsimError as error:
+            found.append(ModeChoice(mode, error=str(error)))
+        else:
+            found.append(ModeChoice(mode, work, cost.blocking_seconds, runs.goodput_fraction))
+    return found
+
+
+def spare_choices(prepared: PreparedRun, work_seconds: float, *, jobs: int = 1) -> list[SpareChoice]:
+    """Numbers of spares around the nodes that are in repair at a time: a Poisson number, of mean the rate
+    of losses times the mean repair (Little's law)."""
+    failures, nodes = prepared.failures, prepared.first.nodes
+    total = sum(cause.weight for cause in failures.causes)
+    lost = [cause for cause in failures.causes if not cause.keeps_node]
+    if not failures.per_second or not lost or not total:
+        return []
+    mean = failures.per_second * sum(c.weight / total * c.repair_seconds * c.nodes for c in lost)
+    counts = {0, prepared.recovery.spares, *(poisson_quantile(mean, part) for part in _QUANTILES)}
+    found = []
+    for spares in sorted(count for count in counts if count <= nodes):
+        runs = compared(prepared.scenario(work_seconds, spares=spares), prepared.table.seed, jobs=jobs)
+        goodput = runs.goodput_fraction
+        waiting = runs.mean_of(lambda ledger: ledger.seconds["waiting"])
+        elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
+        hours = (nodes + spares) / nodes / goodput if goodput else math.inf
+        found.append(SpareChoice(spares, goodput, waiting / elapsed, hours))
+    return found
+
+
+def poisson_quantile(mean: float, part: float) -> int:
+    """The smallest number that a Poisson number of this mean exceeds with at most 1 - `part`."""
+    if mean > 500:  # where exp(-mean) is no help: the normal law, with continuity
+        from statistics import NormalDist
+
+        return math.ceil(mean + NormalDist().inv_cdf(part) * math.sqrt(mean) - 0.5)
+    number, term = 0, math.exp(-mean)
+    total = term
+    while total < part:
+        number += 1
+        term *= mean / number
+        total += term
+    return number

@@ -1,0 +1,59 @@
+"""Times of recovery that frameworks have as their own (`zsim/presets/recovery.toml`)."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Table
+from zsim.specs.messages import validated
+from zsim.units import Duration
+
+_FILE = PRESETS / "recovery.toml"
+
+
+class HangTimeouts(Table):
+    """Until a rank that no longer answers ends the job, by the strategy's kind."""
+
+    fsdp2: Duration
+    fsdp1: Duration
+    ddp: Duration
+    deepspeed: Duration
+    megatron: Duration
+    reference: Duration
+
+
+class Stall(Table):
+    """A lost replica's time-out, which the other replicas wait for."""
+
+    seconds: Duration
+
+
+class Kept(Table):
+    """Saves that are kept; all where a kind is not named."""
+
+    fsdp2: int
+
+
+class RecoveryDefaults(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    hang_timeout: HangTimeouts
+    stall: Stall
+    keep: Kept
+
+    def hang_seconds(self, kind: str) -> float:
+        """Of a strategy's kind."""
+        return float(getattr(self.hang_timeout, kind))
+
+    def kept(self, kind: str) -> int | None:
+        """Saves that a kind keeps; None: all."""
+        return getattr(self.keep, kind, None)
+
+
+def recovery_defaults() -> RecoveryDefaults:
+    """The file's content."""
+    return validated(read_toml(_FILE), _FILE.name, RecoveryDefaults)

@@ -1,0 +1,67 @@
+"""A job's failures from the rates of its fleet: by its nodes, their GPUs, and the causes."""
+
+from __future__ import annotations
+
+from zsim.goodput.scenario import Cause, Failures
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.failures import (
+    NODE_GPUS,
+    CauseTable,
+    FailuresTable,
+    resolve_failures,
+)
+
+DAY = 86_400.0
+_PER = 1000 * DAY  # seconds of a rate per 1,000 node-days
+
+
+def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
+    """The failures of a job on so many nodes.
+
+    rate = r n (G / G0)^(e - 1) above G0 GPUs, r n below; n: nodes of 8 GPUs, r: per node, G: GPUs.
+    """
+    found = resolve_failures(table)
+    gpus = nodes * job.cluster.gpus_per_node
+    standard_nodes = gpus / NODE_GPUS
+    rate = found.total_per_1000_node_days() / _PER * standard_nodes
+    if gpus > found.exponent_above_gpus:
+        rate *= (gpus / found.exponent_above_gpus) ** (found.exponent - 1)
+    planned = found.planned_per_day
+    return Failures(
+        per_second=rate,
+        causes=tuple(_causes(found)),
+        law=found.law,
+        shape=found.shape or 1.0,
+        ageing=tuple((day * DAY, factor) for day, factor in found.ageing),
+        rack_fraction=found.rack_fraction,
+        rack_nodes=found.rack_nodes,
+        leaf_fraction=found.leaf_fraction,
+        leaf_nodes=found.leaf_nodes,
+        planned_every=DAY / planned if planned else None,
+        planned_takes=found.planned_takes,
+        preemptions_per_second=found.preemptions_per_day / DAY,
+        preemption_takes=found.preemption_takes,
+        preemption_notice=found.preemption_notice,
+        stragglers_per_second=found.stragglers_per_1000_node_days / _PER * standard_nodes,
+        straggler_slowdown=found.straggler_slowdown,
+        straggler_takes=found.straggler_takes,
+    )
+
+
+def _causes(table: FailuresTable) -> list[Cause]:
+    if not table.causes:
+        hardware = 1 - table.transient_fraction
+        lost = Cause("node lost", hardware, repair_seconds=table.repair, repair_median=table.repair_median)
+        return [lost, Cause("transient", table.transient_fraction, keeps_node=True)]
+    return [_cause(name, cause, table) for name, cause in table.causes.items()]
+
+
+def _cause(name: str, cause: CauseTable, table: FailuresTable) -> Cause:
+    repair, median = cause.repair, cause.repair_median
+    if repair is None:
+        repair, median = table.repair, table.repair_median
+    weight = cause.per_1000_node_days if cause.share is None else cause.share
+    return Cause(
+        name.replace("-", " "), weight or 0.0, cause.keeps_node, cause.nodes, repair, median,
+        cause.detect, cause.found_later,
+    )  # fmt: skip

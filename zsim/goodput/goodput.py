@@ -1,0 +1,107 @@
+"""`simulate_run`: an experiment's run of days, simulated from many seeds."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+
+from zsim.errors import InputError
+from zsim.goodput.checkpoint import Checkpoint
+from zsim.goodput.choices import mode_choices, spare_choices
+from zsim.goodput.closed_forms import long_run_goodput
+from zsim.goodput.prepared import PreparedRun, prepare
+from zsim.goodput.runs import run_seeds
+from zsim.goodput.scenario import Scenario
+from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
+from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.training_run import TrainingRun
+from zsim.specs.experiment.tables import Experiment
+from zsim.units import format_duration
+
+_HOPELESS = 1e-3  # goodput below which a run is not simulated
+_PATIENCE = 20.0  # times the expected time, after which a run is given up
+
+
+def simulate_run(
+    experiment: Experiment, *, seeds: int | None = None, jobs: int | None = None, compares: bool = True
+) -> SimulatedRun:
+    """Simulate the run of `[run]`: from the first step on, once per seed. `compares`: also other intervals,
+    modes and spares.
+
+    Raises InputError for tables that contradict each other, and for a run that can never finish.
+    """
+    prepared = prepare(experiment)
+    table, workers = prepared.table, jobs or os.cpu_count() or 1
+    cost = prepared.reported_cost()
+    is_auto = table.checkpoint.every == "auto"
+    curve = None
+    if cost is not None and (compares or is_auto):
+        _check_hope(prepared, prepared.scenario(_hopeful_work(prepared, cost)))
+        curve = best_interval(
+            lambda work, most: prepared.scenario(work, max_steps=most), cost, table.seed, jobs=workers
+        )
+    work = math.inf if cost is None else _work_seconds(prepared, curve)
+    scenario = prepared.scenario(work)
+    scenario = replace(scenario, limit_seconds=_check_hope(prepared, scenario))
+    runs = run_seeds(scenario, seeds or table.seeds, table.seed, jobs=workers)
+    if runs.num_unfinished == len(runs.ledgers):
+        raise InputError(
+            f"run: can never finish: none of {len(runs.ledgers):,} runs was done after "
+            f"{format_duration(scenario.limit_seconds)}, and the steps alone take "
+            f"{format_duration(scenario.ideal_seconds)}"
+        )
+    typical = TrainingRun(scenario, runs.typical_seed(), is_recorded=True).train()
+    return SimulatedRun(
+        prepared,
+        runs,
+        scenario.phases[0].saves.every * scenario.phases[0].step_seconds,
+        curve,
+        tuple(mode_choices(prepared, jobs=workers)) if compares else (),
+        tuple(spare_choices(prepared, work, jobs=workers)) if compares else (),
+        typical,
+    )
+
+
+def _work_seconds(prepared: PreparedRun, curve: IntervalCurve | None) -> float:
+    checkpoint = prepared.table.checkpoint
+    if checkpoint.every == "auto":
+        assert curve is not None
+        return curve.best_seconds
+    return checkpoint.seconds_of(checkpoint.every, prepared.first.step_seconds)
+
+
+def _hopeful_work(prepared: PreparedRun, cost: Checkpoint) -> float:
+    return starting_interval(prepared.scenario(math.inf), cost)
+
+
+def _check_hope(prepared: PreparedRun, scenario: Scenario) -> float:
+    """Seconds after which a run of this scenario is given up. Raises InputError where hardly any work would
+    be kept."""
+    phase, failures = scenario.phases[0], scenario.failures
+    place = phase.saves.local or phase.saves.remote
+    work = phase.saves.every * phase.step_seconds
+    restart = phase.startup_seconds + (0.0 if place is None else place.load_seconds)
+    blocking = 0.0 if place is None else place.blocking_seconds
+    persist = 0.0 if place is None else place.durable_seconds - place.blocking_seconds
+    detection = scenario.recovery.detect_seconds
+    expected = long_run_goodput(failures, work, blocking, persist, restart, detection)
+    if scenario.recovery.policy == "per-step":
+        expected = max(expected, 0.01)
+    planned = failures.planned_every
+    if planned is not None and planned <= failures.planned_takes + restart + persist + blocking:
+        raise InputError(
+            f"run: can never finish: a planned stop every {format_duration(planned)} leaves no time, with "
+            f"{format_duration(failures.planned_takes + restart)} until training goes on"
+        )
+    if expected < _HOPELESS:
+        between = format_duration(1 / failures.per_second)
+        raise InputError(
+            f"run: can never finish: with a failure every {between} of {phase.nodes:,} nodes, "
+            f"{format_duration(restart + detection)} until training goes on and saves "
+            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; expected more "
+            "frequent saves, a faster restart, fewer failures or policy 'per-step'"
+        )
+    if scenario.horizon_seconds is not None:
+        return math.inf
+    return _PATIENCE * scenario.ideal_seconds / expected + _PATIENCE * (restart + detection)

@@ -1,0 +1,57 @@
+"""Where the time of one run went: every second of the clock in one bin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+BINS = (
+    "checkpoints", "evaluation", "detection", "restart", "recomputation", "waiting", "planned", "degraded",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Span:
+    """A part of a run's clock, for its timeline. `steps`: done at its end."""
+
+    start_seconds: float
+    end_seconds: float
+    bin: str
+    cause: str
+    steps: float
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Seconds of one run by bin, and lost seconds by cause of failure. `useful`: of steps that were kept, as
+    long as they ideally take. `spans`: the timeline, if it is kept."""
+
+    useful: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BINS, 0.0))
+    by_cause: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    num_saves: int = 0
+    num_restarts: int = 0
+    num_scratch: int = 0
+    steps: float = 0.0
+    elapsed: float = 0.0
+    is_finished: bool = False
+    spans: list[Span] | None = None
+
+    def add(self, bin: str, seconds: float, cause: str = "") -> None:
+        """Book lost seconds; negative ones take back what turns out to be of another bin."""
+        self.seconds[bin] += seconds
+        if cause:
+            self.by_cause[cause] = self.by_cause.get(cause, 0.0) + seconds
+
+    def count(self, cause: str) -> None:
+        """Book a failure."""
+        self.failures[cause] = self.failures.get(cause, 0) + 1
+
+    def mark(self, start: float, end: float, bin: str, cause: str, steps: float) -> None:
+        """Add to the timeline."""
+        if self.spans is not None and end > start:
+            self.spans.append(Span(start, end, bin, cause, steps))
+
+    @property
+    def num_failures(self) -> int:
+        return sum(self.failures.values())

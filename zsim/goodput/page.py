@@ -1,0 +1,237 @@
+"""A run of days as one HTML page: its timeline, its waterfall, and what else could be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.goodput.ledger import Span
+from zsim.goodput.runs import HIGH, LOW, quantile
+from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
+from zsim.goodput.text import MEANINGS, diverging_sentence, headline, sentences
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.html.page import Section, page
+from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+
+_DAY = 86_400.0
+_HOUR = 3600.0
+COLORS = {
+    "steps": BREAKDOWN["compute"].color,
+    "checkpoints": BREAKDOWN["optimizer"].color,
+    "evaluation": "#56B4E9",
+    "detection": "#C9A400",
+    "restart": "#E69F00",
+    "recomputation": "#D55E00",
+    "waiting": "#C7362B",
+    "planned": "#8A8F98",
+    "degraded": "#B8568F",
+}
+_MAX_SPANS = 6_000
+
+
+def goodput_page(run: SimulatedRun) -> str:
+    """The page as text."""
+    sections = [
+        Section("Where the days go", [
+            ("waterfall", "Mean of all runs.", waterfall(run)),
+        ], ["definition", "of this run", "meaning"], _definitions(run)),
+        Section("A run with its failures", [
+            ("progress", "The run of the median's days: steps done over time; dotted: without stops. Marked: "
+             "failures, by cause.", progress(run)),
+            ("timeline", "The same run, where it does not train.", timeline(run)),
+        ]),
+    ]  # fmt: skip
+    if run.curve is not None:
+        sections.append(
+            Section(
+                "How often to save",
+                [
+                    (
+                        "interval",
+                        "Goodput by work between two saves, simulated; the same failures strike all.",
+                        interval(run),
+                    ),
+                ],
+                ["mode", "work between saves", "holds training", "goodput"],
+                _modes(run),
+            )
+        )
+    if len(run.spares) > 1:
+        sections.append(
+            Section(
+                "How many spares pay",
+                [
+                    (
+                        "spares",
+                        "Goodput, and GPU-hours with the idle spares over those of the steps alone.",
+                        spares(run),
+                    ),
+                ],
+            )
+        )
+    lost = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
+    sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
+    sections.append(Section("All runs", [("days", "Days of every run.", days(run))]))
+    told = [diverging_sentence(run)] if run.is_diverging else []
+    return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
+
+
+def waterfall(run: SimulatedRun) -> Figure:
+    """Days by bin, each beginning where the last one ends."""
+    useful = run.runs.mean_of(lambda ledger: ledger.useful)
+    rows = {"steps": useful, **run.runs.lost_seconds()}
+    figure, at = Figure(layout(380, showlegend=False)), 0.0
+    for name, seconds in rows.items():
+        if not seconds:
+            continue
+        figure.add_bar(
+            name=MEANINGS[name],
+            orientation="h",
+            y=[MEANINGS[name]],
+            x=[seconds / _DAY],
+            base=[at / _DAY],
+            marker_color=COLORS[name],
+            hovertemplate="%{y}: %{x:.3f} days<extra></extra>",
+        )
+        at += seconds
+    figure.update_xaxes(title_text="days")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def _spans(run: SimulatedRun) -> list[Span]:
+    return (run.typical.spans or [])[:_MAX_SPANS]
+
+
+def progress(run: SimulatedRun) -> Figure:
+    """Steps over days, with every failure."""
+    spans = _spans(run)
+    figure = Figure(layout(420))
+    scenario = run.runs.scenario
+    figure.add_scatter(
+        name="without stops", mode="lines", line={"dash": "dot", "width": 1, "color": "#8A8F98"},
+        x=[0, scenario.ideal_seconds / _DAY], y=[0, scenario.steps], hoverinfo="skip",
+    )  # fmt: skip
+    x, y = [0.0], [0.0]
+    for span in spans:
+        x.append(span.end_seconds / _DAY)
+        y.append(span.steps)
+    figure.add_scatter(
+        name="steps", mode="lines", line={"color": COLORS["steps"], "width": 2}, x=x, y=y,
+        hovertemplate="day %{x:.2f}: %{y:,.0f} steps<extra></extra>",
+    )  # fmt: skip
+    struck = [span for span in spans if span.bin == "detection"]
+    figure.add_scatter(
+        name="failures", mode="markers", marker={"symbol": "x", "size": 7, "color": CAPACITY.color},
+        x=[span.start_seconds / _DAY for span in struck], y=[span.steps for span in struck],
+        hovertext=[span.cause for span in struck], hoverinfo="text",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="days")
+    figure.update_yaxes(title_text="steps", automargin=True, rangemode="tozero")
+    return figure
+
+
+def timeline(run: SimulatedRun) -> Figure:
+    """One bar per stop, at its day."""
+    figure = Figure(layout(320, barmode="overlay"))
+    for name in MEANINGS:
+        found = [span for span in _spans(run) if span.bin == name]
+        if not found or name == "steps":
+            continue
+        figure.add_bar(
+            name=MEANINGS[name],
+            x=[(span.start_seconds + span.end_seconds) / 2 / _DAY for span in found],
+            y=[(span.end_seconds - span.start_seconds) / 60 for span in found],
+            width=[max((span.end_seconds - span.start_seconds) / _DAY, 0.01) for span in found],
+            marker_color=COLORS[name],
+            hovertext=[f"{span.cause or MEANINGS[name]}: {MEANINGS[name]}, "
+                       f"{(span.end_seconds - span.start_seconds) / 60:.1f} min" for span in found],
+            hoverinfo="text",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="days")
+    figure.update_yaxes(title_text="minutes", automargin=True)
+    return figure
+
+
+def interval(run: SimulatedRun) -> Figure:
+    curve = run.curve
+    assert curve is not None
+    figure = Figure(layout(380))
+    figure.add_scatter(
+        name="goodput", mode="lines+markers", line={"color": COLORS["steps"], "width": 3},
+        x=[point.interval_seconds / 60 for point in curve.points],
+        y=[point.goodput_fraction * 100 for point in curve.points],
+        hovertemplate="%{x:.1f} min: %{y:.2f} %<extra></extra>",
+    )  # fmt: skip
+    figure.add_vline(curve.best_seconds / 60, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "best")
+    figure.update_xaxes(title_text="minutes of work between saves", type="log")
+    figure.update_yaxes(title_text="goodput, %", automargin=True)
+    return figure
+
+
+def spares(run: SimulatedRun) -> Figure:
+    figure = Figure(layout(340))
+    for name, values, color in (
+        ("goodput, %", [one.goodput_fraction * 100 for one in run.spares], COLORS["steps"]),
+        ("GPU-hours, %", [one.gpu_hours_fraction * 100 for one in run.spares], COLORS["recomputation"]),
+    ):
+        figure.add_scatter(
+            name=name, mode="lines+markers", x=[one.spares for one in run.spares], y=values,
+            line={"color": color, "width": 2}, hovertemplate="%{x} spares: %{y:.2f} %<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="spare nodes")
+    figure.update_yaxes(title_text="%", automargin=True)
+    return figure
+
+
+def causes(run: SimulatedRun) -> Figure:
+    hours = run.lost_gpu_hours
+    figure = Figure(layout(max(160, 60 + 26 * len(hours)), showlegend=False))
+    figure.add_bar(
+        name="GPU-hours", orientation="h", x=list(hours.values()), y=list(hours),
+        marker_color=COLORS["recomputation"], hovertemplate="%{y}: %{x:,.0f} GPU-hours<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="GPU-hours")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def days(run: SimulatedRun) -> Figure:
+    """Runs in the order of their days."""
+    ordered = sorted(run.runs.days)
+    figure = Figure(layout(300, showlegend=False))
+    figure.add_scatter(
+        name="runs", mode="lines+markers", x=[n / len(ordered) * 100 for n in range(1, len(ordered) + 1)],
+        y=ordered, line={"color": COLORS["steps"]},
+        hovertemplate="%{x:.0f} % of runs take at most %{y:.2f} days<extra></extra>",
+    )  # fmt: skip
+    for part in (LOW, HIGH):
+        figure.add_hline(y=quantile(ordered, part), line={"dash": "dash", "width": 1, "color": "#8A8F98"})
+    figure.update_xaxes(title_text="% of runs")
+    figure.update_yaxes(title_text="days", automargin=True)
+    return figure
+
+
+def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
+    return [
+        [name, "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
+        for name, value in run.definitions.items()
+    ]
+
+
+def _modes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+    return [
+        [one.mode, "", "", one.error]
+        if one.error is not None
+        else [one.mode, f"{one.interval_seconds / 60:.1f} min", f"{one.blocking_seconds:.2f} s",
+              f"{(one.goodput_fraction or 0.0) * 100:.2f} %"]
+        for one in run.modes
+    ]  # fmt: skip
+
+
+def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
+    counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
+    return [
+        [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
+        for name in sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
+    ]

@@ -1,0 +1,277 @@
+"""From an experiment to runs of days: each phase's step is simulated once, for every scenario."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from zsim.api import Result, simulate
+from zsim.errors import InputError, ZsimError
+from zsim.goodput.checkpoint import Checkpoint, Startup
+from zsim.goodput.costs import save_cost, startup_cost
+from zsim.goodput.defaults import recovery_defaults
+from zsim.goodput.fleet import failures_of
+from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
+from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
+from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
+from zsim.specs.experiment.tables import Experiment
+
+DAY = 86_400.0
+_MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
+
+
+@dataclass(frozen=True)
+class SimulatedPhase:
+    """A phase's step. `steps` of it; `sigma`: relative standard deviation of one."""
+
+    experiment: Experiment
+    result: Result
+    steps: int
+    sigma: float
+
+    @property
+    def step_seconds(self) -> float:
+        return self.result.report.step_seconds
+
+    @property
+    def nodes(self) -> int:
+        return self.result.job.num_nodes
+
+
+class PreparedRun:
+    """An experiment's run, ready for any interval, mode and number of spares."""
+
+    def __init__(
+        self, experiment: Experiment, table: TrainingRunTable, phases: Sequence[SimulatedPhase]
+    ) -> None:
+        self.experiment, self.table, self.phases = experiment, table, tuple(phases)
+        self._costs: dict[tuple[int, CheckpointMode], Checkpoint] = {}
+        self._sizes: dict[int, dict[int, float]] = {}
+
+    @property
+    def first(self) -> SimulatedPhase:
+        return self.phases[0]
+
+    @cached_property
+    def failures(self) -> Failures:
+        return failures_of(self.table.failures, self.first.result.job, self.first.nodes)
+
+    @cached_property
+    def startup(self) -> Startup | None:
+        """Simulated; None where the experiment states the time of a restart."""
+        return None if self.table.recovery.restart is not None else startup_cost(self.first.result)
+
+    @property
+    def startup_seconds(self) -> float:
+        stated = self.table.recovery.restart
+        if stated is not None:
+            return stated
+        assert self.startup is not None
+        return self.startup.seconds
+
+    def cost(self, mode: CheckpointMode, phase: int = 0) -> Checkpoint:
+        """The cost of a save in a mode of one tier, or of the local tier of one of two."""
+        key = phase, mode
+        if key not in self._costs:
+            self._costs[key] = save_cost(self.phases[phase].result, self.table.checkpoint, mode)
+        return self._costs[key]
+
+    def reported_cost(self) -> Checkpoint | None:
+        """The cost of the most frequent kind of save; None where nothing is saved."""
+        mode = self.table.checkpoint.mode
+        return None if mode == "none" else self.cost(mode)
+
+    # scenarios
+
+    def scenario(
+        self,
+        work_seconds: float,
+        *,
+        mode: CheckpointMode | None = None,
+        spares: int | None = None,
+        max_steps: int | None = None,
+    ) -> Scenario:
+        """The run with `work_seconds` between saves; `max_steps`: a shorter one, for comparisons."""
+        table, evaluation = self.table, self.table.evaluation
+        mode = mode or table.checkpoint.mode
+        recovery = self.recovery
+        if spares is not None:
+            recovery = replace(recovery, spares=spares)
+        phases = tuple(self._phase(number, work_seconds, mode) for number in range(len(self.phases)))
+        if max_steps is not None and max_steps < phases[0].steps:
+            phases = (replace(phases[0], steps=max_steps),)
+        every = 0
+        if evaluation is not None:
+            seconds = table.checkpoint.seconds_of(evaluation.every, phases[0].step_seconds)
+            every = max(round(seconds / phases[0].step_seconds), 1)
+        return Scenario(
+            phases,
+            self.failures,
+            recovery,
+            evaluation_every=every,
+            evaluation_seconds=0.0 if evaluation is None else evaluation.takes,
+            horizon_seconds=None if table.days is None or max_steps is not None else table.days * DAY,
+        )
+
+    def _phase(self, number: int, work_seconds: float, mode: CheckpointMode) -> Phase:
+        simulated, recovery = self.phases[number], self.table.recovery
+        stays = 0.0 if self.startup is None else self.startup.communicators_seconds
+        return Phase(
+            simulated.steps,
+            simulated.step_seconds,
+            simulated.nodes,
+            self._saves(number, work_seconds, mode),
+            startup_seconds=self.startup_seconds,
+            in_process_seconds=self.startup_seconds if self.startup is None else stays,
+            step_sigma=simulated.sigma,
+            slowdown_by_nodes=self._slowdowns(number) if recovery.policy == "shrink" else {},
+            replicas=self._replicas(simulated) if recovery.policy == "per-step" else 1,
+        )
+
+    def _saves(self, number: int, work_seconds: float, mode: CheckpointMode) -> Saves:
+        table, phase = self.table.checkpoint, self.phases[number]
+        if mode == "none":
+            return Saves(every=phase.steps)
+        step = phase.step_seconds
+        every = max(round(min(work_seconds / step, phase.steps)), 1)
+        keep = table.keep or recovery_defaults().kept(phase.experiment.strategy.kind)
+        archive = None if table.archive_every is None else max(round(table.archive_every / step), 1)
+        if mode not in TWO_TIERS:
+            return Saves(every, self.cost(mode, number), keep=keep, archive_steps=archive)
+        local, remote = self.cost(mode, number), self.cost("async", number)
+        if table.remote_every is None:
+            apart = math.ceil(remote.durable_seconds / (every * step + local.blocking_seconds))
+        else:
+            apart = round(table.seconds_of(table.remote_every, step) / step / every)
+        return Saves(
+            every, remote, local, max(apart, 1), survives_node=mode == "in-memory", keep=keep,
+            archive_steps=archive,
+        )  # fmt: skip
+
+    @cached_property
+    def recovery(self) -> Recovery:
+        table, phase, defaults = self.table.recovery, self.first, recovery_defaults()
+        nodes = phase.nodes
+        if table.spares > nodes:
+            raise InputError(
+                f"run.recovery.spares: found {table.spares:,}, more than the {nodes:,} nodes that train; "
+                f"expected at most {nodes:,}"
+            )
+        hang = table.hang_timeout
+        if hang is None:
+            hang = defaults.hang_seconds(phase.experiment.strategy.kind)
+        stated = table.detect is not None
+        return Recovery(
+            table.policy,
+            detect_seconds=table.crash_detect if table.detect is None else table.detect,
+            hang_fraction=0.0 if stated else table.hang_fraction,
+            hang_seconds=0.0 if stated else hang,
+            swap_seconds=table.swap,
+            spares=table.spares,
+            least_nodes=table.least_nodes or max(nodes // 2, 1),
+            stall_seconds=defaults.stall.seconds if table.stall is None else table.stall,
+            rejoin_seconds=self._rejoin_seconds if table.rejoin is None else table.rejoin,
+            least_replicas=table.least_replicas,
+        )
+
+    @property
+    def _rejoin_seconds(self) -> float:
+        """A newcomer's state from a replica over the network cards, all ranks at once."""
+        if self.table.recovery.policy != "per-step" or self.table.checkpoint.mode == "none":
+            return 0.0
+        job, cost = self.first.result.job, self.cost(self.table.checkpoint.mode)
+        nic = job.cluster.nic
+        per_node = nic.per_node * nic.bandwidth * nic.efficiency
+        nodes = max(self.first.nodes // self._replicas(self.first), 1)
+        return cost.bytes / (nodes * per_node)
+
+    def _replicas(self, phase: SimulatedPhase) -> int:
+        strategy = phase.result.job.strategy
+        found = int(getattr(strategy, "replicate", None) or 1)
+        if phase.experiment.strategy.kind == "ddp":
+            found = phase.result.job.data_parallel_size
+        if found < 2:
+            raise InputError(
+                "run.recovery.policy: 'per-step' lets the other replicas go on while one is away, and this "
+                "job has one replica; expected strategy.replicate above 1 (HSDP), or policy 'restart'"
+            )
+        return found
+
+    def _slowdowns(self, number: int) -> dict[int, float]:
+        """By nodes, seconds that make up for one full step, over its seconds; where a number of nodes
+        cannot train, the nodes beyond the next smaller one that can are idle."""
+        if number not in self._sizes:
+            phase = self.phases[number]
+            least = self.recovery.least_nodes
+            counts = range(phase.nodes - 1, least - 1, -1)
+            stride = max(-(-len(counts) // _MAX_SIZES), 1)
+            asked = sorted({*counts[:2], *counts[::stride], *counts[-1:]}, reverse=True)
+            rates = {phase.nodes: 1.0}
+            for nodes in asked:
+                pace = _pace_on(phase, nodes)
+                if pace is not None:
+                    rates[nodes] = pace
+            self._sizes[number] = {
+                count: rates[max(n for n in rates if n <= count)]
+                for count in range(min(rates), phase.nodes + 1)
+            }
+        return self._sizes[number]
+
+
+def _pace_on(phase: SimulatedPhase, nodes: int) -> float | None:
+    """Seconds per token on so many nodes, over those on all; None where the job cannot run there."""
+    try:
+        report = simulate(changed(phase.experiment, {"nodes": nodes})).report
+    except ZsimError:
+        return None
+    if not report.fits:
+        return None
+    whole = phase.result.report
+    return report.step_seconds / report.step_tokens / (whole.step_seconds / whole.step_tokens)
+
+
+def prepare(experiment: Experiment) -> PreparedRun:
+    """Simulate the steps of a run. Raises InputError where the experiment does not say how far it goes."""
+    table = experiment.run
+    if table is None:
+        table = TrainingRunTable()
+    tokens = table.total_tokens
+    if tokens is None and experiment.cost is not None and table.steps is None and table.days is None:
+        tokens = experiment.cost.tokens
+    if tokens is None and table.steps is None and table.days is None:
+        raise InputError(
+            'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days'
+        )
+    phases = []
+    for phase in table.phases or (None,):
+        own = experiment if phase is None else changed(experiment, phase.overrides())
+        phases.append(_simulated(own, table, tokens, phase))
+    return PreparedRun(experiment, table, phases)
+
+
+def _simulated(
+    experiment: Experiment, table: TrainingRunTable, tokens: float | None, phase: PhaseTable | None
+) -> SimulatedPhase:
+    result = simulate(experiment)
+    report = result.report
+    wanted = phase.tokens if phase is not None else tokens
+    if table.steps is not None:
+        steps = table.steps
+    elif table.days is not None:
+        steps = math.ceil(table.days * DAY / report.step_seconds) + 1
+    else:
+        assert wanted is not None
+        steps = max(math.ceil(wanted / report.step_tokens - 1e-9), 1)
+    return SimulatedPhase(experiment, result, steps, _step_sigma(result))
+
+
+def _step_sigma(result: Result) -> float:
+    """Of the steps that `[jitter]` drew, from their 5 and 95 % (3.29 standard deviations of a normal law)."""
+    spread = result.report.jitter
+    if spread is None:
+        return 0.0
+    seconds = spread.step_seconds
+    return (seconds["p95"] - seconds["p5"]) / 3.29 / seconds["p50"]

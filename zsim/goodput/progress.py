@@ -1,0 +1,218 @@
+"""How far a run is: steps done, steps saved, and the books on both."""
+
+from __future__ import annotations
+
+import math
+
+from zsim.goodput.ledger import Ledger
+from zsim.goodput.scenario import Phase, Scenario
+from zsim.goodput.stretch import Stretch
+
+_WHOLE = 1e-6
+
+
+class Progress:
+    """Steps of the phase under way: `steps` done, `remote` and `local` the last durable saves of them.
+
+    All three start at 0 with the phase, which begins with a save."""
+
+    def __init__(self, scenario: Scenario, ledger: Ledger) -> None:
+        self.scenario, self.ledger = scenario, ledger
+        self.before = 0  # steps of earlier phases
+        self.phase: Phase = scenario.phases[0]
+        self.steps = 0.0
+        self.remote = self.local = 0
+        self.intervals, self.since = 0, 0.0
+        self.pending: list[tuple[float, int, bool]] = []
+        self.stretch: Stretch | None = None
+        self.began = 0.0
+        self.loads_local = False
+        self.corruptions: dict[int, float] = {}
+        self.num_corruptions = 0
+
+    def begin_phase(self, number: int) -> None:
+        """Start with the steps of a phase; those of the one before are done and saved."""
+        if number:
+            self.before += self.phase.steps
+        self.phase = self.scenario.phases[number]
+        self.steps, self.remote, self.local = 0.0, 0, 0
+        self.intervals, self.since = 0, 0.0
+        self.pending.clear()
+        self.corruptions.clear()
+
+    @property
+    def is_phase_done(self) -> bool:
+        return self.steps >= self.phase.steps
+
+    @property
+    def steps_left(self) -> float:
+        return self.phase.steps - self.steps
+
+    @property
+    def steps_done(self) -> float:
+        """Of the whole run."""
+        return self.before + self.steps
+
+    @property
+    def load_seconds(self) -> float:
+        saves = self.phase.saves
+        place = saves.local if self.loads_local and saves.local is not None else saves.remote
+        return 0.0 if place is None else place.load_seconds
+
+    @property
+    def save_seconds(self) -> float:
+        """A save that training waits for until it is durable."""
+        place = self.phase.saves.remote or self.phase.saves.local
+        return 0.0 if place is None else place.durable_seconds
+
+    # stretches
+
+    def begin(self, now: float, slowdown: float) -> Stretch:
+        """Train on, each step `slowdown` times as long as the ideal one."""
+        scenario, phase = self.scenario, self.phase
+        self.pace = phase.step_seconds * slowdown
+        evaluation = (
+            scenario.evaluation_seconds / scenario.evaluation_every if scenario.evaluation_every else 0.0
+        )
+        self.evaluation = evaluation
+        self.stretch = Stretch(
+            phase.saves, self.pace + evaluation, self.steps_left, self.intervals, self.since
+        )
+        self.began = now
+        return self.stretch
+
+    def _book(self, elapsed: float, steps: float, now: float) -> None:
+        ledger, ideal = self.ledger, self.phase.step_seconds
+        ledger.useful += steps * ideal
+        ledger.add("degraded", steps * (self.pace - ideal))
+        ledger.add("evaluation", steps * self.evaluation)
+        ledger.add("checkpoints", elapsed - steps * (self.pace + self.evaluation))
+        ledger.num_saves += int((self.since + steps) // self.phase.saves.every)
+        ledger.mark(self.began, now, "steps", "", self.before + self.steps + steps)
+
+    def finish(self, now: float) -> None:
+        """The stretch reached the phase's end."""
+        assert self.stretch is not None
+        self._book(now - self.began, self.stretch.goal, now)
+        self.stretch = None
+        self.steps = float(self.phase.steps)
+        self.ledger.steps = self.before + self.steps
+
+    def pause(self, now: float) -> None:
+        """The stretch is cut short; nothing is lost by that alone."""
+        if self.stretch is None:
+            return
+        stretch, elapsed = self.stretch, now - self.began
+        moment = stretch.at(elapsed)
+        self._book(elapsed, moment.steps, now)
+        start = self.steps
+        self._settle(now)
+        for steps, is_local in ((moment.local, True), (moment.remote, False)):
+            if steps is not None:
+                self._commit(round(start + steps), is_local=is_local)
+        for steps, is_local, place in zip(
+            stretch.begun(elapsed), (True, False), (stretch.local, stretch.remote), strict=True
+        ):
+            durable = moment.local if is_local else moment.remote
+            if steps is not None and steps != durable:
+                self.pending.append((now + place.durable_seconds, round(start + steps), is_local))
+        self.steps = start + moment.steps
+        self.intervals, self.since = moment.intervals, moment.since
+        self.stretch = None
+
+    def steps_at(self, now: float) -> float:
+        """Steps of the phase done by now, in the middle of a stretch too."""
+        return self.steps if self.stretch is None else self.steps + self.stretch.at(now - self.began).steps
+
+    def _commit(self, steps: int, *, is_local: bool) -> None:
+        if is_local:
+            self.local = max(self.local, steps)
+        else:
+            self.remote = max(self.remote, steps)
+
+    def _settle(self, now: float) -> None:
+        """Saves of earlier stretches that are durable by now."""
+        for time, steps, is_local in self.pending:
+            if time <= now:
+                self._commit(steps, is_local=is_local)
+        self.pending = [entry for entry in self.pending if entry[0] > now]
+
+    # losses
+
+    def roll_back(self, cause: str, nodes: int, corrupted: float | None) -> None:
+        """Back to the last save that survives the loss of `nodes`, and is older than `corrupted` steps."""
+        saves = self.phase.saves
+        has_local = saves.local is not None and (nodes == 0 or (saves.survives_node and nodes == 1))
+        if saves.local is not None and not has_local:
+            self.local = 0
+        target = max(self.remote, self.local if has_local else 0)
+        if corrupted is not None:
+            target = min(target, self._clean(corrupted))
+            self.remote, self.local = min(self.remote, target), min(self.local, target)
+        self.loads_local = has_local and self.local >= self.remote and self.local == target
+        if target == 0 and self.steps >= 1 and corrupted is not None:
+            self.ledger.num_scratch += 1
+        self.lose(self.steps - target, cause)
+        self.steps = float(target)
+        per_remote = saves.every * saves.remote_every
+        self.intervals = (target - self.remote) // saves.every % max(per_remote // saves.every, 1)
+        self.since = 0.0
+        self.pending.clear()
+        self.corruptions = {n: steps for n, steps in self.corruptions.items() if steps < target}
+
+    def _clean(self, corrupted: float) -> int:
+        """The newest kept save of at most so many steps."""
+        saves = self.phase.saves
+        if saves.remote is None:
+            return 0
+        apart = saves.every * saves.remote_every
+        clean = math.floor(corrupted / apart) * apart
+        if saves.keep is not None and clean <= self.remote - saves.keep * apart:
+            archive = saves.archive_steps
+            clean = math.floor(corrupted / archive) * archive if archive else 0
+        return clean
+
+    def lose(self, steps: float, cause: str) -> None:
+        """Steps that were done and are to be done again."""
+        if steps > 0:
+            seconds = steps * self.phase.step_seconds
+            self.ledger.useful -= seconds
+            self.ledger.add("recomputation", seconds, cause)
+
+    def lose_step(self, cause: str) -> None:
+        """The step under way is discarded."""
+        part = self.steps - math.floor(self.steps + _WHOLE)
+        if part > 0:
+            self.lose(part, cause)
+            self.steps -= part
+            self.since = max(self.since - part, 0.0)
+
+    def restarted(self) -> None:
+        """Training goes on from a save."""
+        self.ledger.num_restarts += 1
+
+    def saved_now(self) -> None:
+        """All steps are durable, with the part of the one under way lost."""
+        self.lose_step("planned stop")
+        self.remote = round(self.steps)
+        self.local = round(self.steps) if self.phase.saves.local is not None else self.local
+        self.loads_local = False
+        self.intervals, self.since = 0, 0.0
+        self.pending.clear()
+        self.ledger.num_saves += 1
+
+    # silent corruption
+
+    def corrupted(self, steps: float) -> int:
+        """State is bad from now on; returns the corruption's number."""
+        self.num_corruptions += 1
+        self.corruptions[self.num_corruptions] = steps
+        return self.num_corruptions
+
+    def found(self, number: int) -> float | None:
+        """Steps after which the state went bad; None if a rollback has undone it since."""
+        return self.corruptions.pop(number, None)
+
+    def close(self) -> None:
+        """The end of the run."""
+        self.ledger.steps = self.steps_done

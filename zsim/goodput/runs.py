@@ -1,0 +1,108 @@
+"""Many runs of one scenario, drawn from seeds in a row, and their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from statistics import fmean, stdev
+
+from zsim.goodput.ledger import BINS, Ledger
+from zsim.goodput.scenario import Scenario
+from zsim.goodput.training_run import TrainingRun
+
+DAY = 86_400.0
+_WORTH_A_PROCESS = 40_000  # failures, some seconds
+LOW, HIGH = 0.05, 0.95
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The ledgers of runs that differ by their seed alone."""
+
+    scenario: Scenario
+    first_seed: int
+    ledgers: tuple[Ledger, ...]
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(not ledger.is_finished for ledger in self.ledgers)
+
+    @cached_property
+    def days(self) -> list[float]:
+        """Of every run, from its first step on."""
+        return [ledger.elapsed / DAY for ledger in self.ledgers]
+
+    @property
+    def mean_days(self) -> float:
+        return fmean(self.days)
+
+    @property
+    def days_error(self) -> float:
+        """Standard error of the mean."""
+        return stdev(self.days) / len(self.days) ** 0.5 if len(self.days) > 1 else 0.0
+
+    @property
+    def goodput_fractions(self) -> list[float]:
+        """Of every run: seconds of the steps that were kept, as long as they ideally take, over all
+        seconds."""
+        return [ledger.useful / ledger.elapsed if ledger.elapsed else 1.0 for ledger in self.ledgers]
+
+    @property
+    def goodput_fraction(self) -> float:
+        """Mean useful time over the mean of all time."""
+        elapsed = self.mean_of(lambda ledger: ledger.elapsed)
+        return self.mean_of(lambda ledger: ledger.useful) / elapsed if elapsed else 1.0
+
+    def mean_of(self, value: Callable[[Ledger], float]) -> float:
+        return fmean(value(ledger) for ledger in self.ledgers)
+
+    def lost_seconds(self) -> dict[str, float]:
+        """Mean seconds by bin; with the useful ones they sum to the mean of all."""
+        return {name: self.mean_of(lambda ledger, name=name: ledger.seconds[name]) for name in BINS}  # type: ignore[misc]
+
+    def by_cause(self) -> dict[str, float]:
+        """Mean lost seconds by cause, the largest first."""
+        return self._means([ledger.by_cause for ledger in self.ledgers])
+
+    def failures_by_cause(self) -> dict[str, float]:
+        """Mean number of failures by cause, the most frequent first."""
+        return self._means([ledger.failures for ledger in self.ledgers])
+
+    def _means(self, tables: Sequence[dict[str, float]] | Sequence[dict[str, int]]) -> dict[str, float]:
+        names = sorted(set(chain.from_iterable(tables)))
+        found = {name: fmean(table.get(name, 0) for table in tables) for name in names}
+        return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+
+    def typical_seed(self) -> int:
+        """The seed whose days are the median's."""
+        order = sorted(range(len(self.days)), key=lambda number: (self.days[number], number))
+        return self.first_seed + order[len(order) // 2]
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """By linear interpolation between the sorted values."""
+    ordered = sorted(values)
+    place = part * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1, *, jobs: int = 1) -> Runs:
+    """Run the scenario once per seed, on `jobs` processes where that pays."""
+    every = range(first_seed, first_seed + seeds)
+    failures = scenario.failures.per_second * scenario.ideal_seconds * seeds
+    if jobs > 1 and failures > _WORTH_A_PROCESS:
+        import joblib
+
+        size = -(-seeds // (jobs * 4))
+        parts = [every[start : start + size] for start in range(0, seeds, size)]
+        found = joblib.Parallel(n_jobs=jobs)(joblib.delayed(_some)(scenario, part) for part in parts)
+        return Runs(scenario, first_seed, tuple(chain.from_iterable(found)))
+    return Runs(scenario, first_seed, tuple(_some(scenario, every)))
+
+
+def _some(scenario: Scenario, seeds: Sequence[int]) -> list[Ledger]:
+    return [TrainingRun(scenario, seed).train() for seed in seeds]

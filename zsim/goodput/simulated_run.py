@@ -1,0 +1,222 @@
+"""The answer of a run's simulation: days, goodput by each published definition, money and energy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from zsim.goodput.checkpoint import Checkpoint
+from zsim.goodput.choices import ModeChoice, SpareChoice
+from zsim.goodput.ledger import Ledger
+from zsim.goodput.prepared import PreparedRun
+from zsim.goodput.runs import HIGH, LOW, Runs, quantile
+from zsim.goodput.search import IntervalCurve
+from zsim.specs.cluster.table import Table
+from zsim.specs.experiment.run.failures import resolve_failures
+from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.version import __version__
+
+_HOUR = 3600.0
+_DAY = 86_400.0
+_MEGAWATT_HOUR = 3.6e9
+
+# Names and meanings of `definitions`, by whom they are from.
+DEFINITIONS = {
+    "goodput": "time of all steps, one after the other, over the clock from the first step on",
+    "ettr_rsc": "Meta RSC (arXiv 2410.21680), effective training time ratio: productive over all wall time, "
+    "the first start-up included",
+    "effective_training_time_llama_3": "Llama 3 (arXiv 2407.21783): useful training time over elapsed time, "
+    "from the first step on; slower steps are useful",
+    "runtime_goodput_google": "Google: productive step time over the time in which all nodes are there",
+    "goodput_dlrover": "DLRover: time on new steps over elapsed time, the first start-up included",
+    "mfu_of_the_run": "the step's model FLOP utilisation times goodput",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunBill:
+    """Mean costs of the run with its spares and first start-up. Money is None without a price, energy where
+    the GPU's power is not known."""
+
+    gpu_hours: float
+    money: float | None
+    currency: str
+    megawatt_hours: float | None
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """An experiment's run. `curve`: None where no interval was looked for; `typical`: the ledger, with its
+    timeline, of the run that takes the median's days."""
+
+    prepared: PreparedRun
+    runs: Runs
+    work_seconds: float
+    curve: IntervalCurve | None
+    modes: tuple[ModeChoice, ...]
+    spares: tuple[SpareChoice, ...]
+    typical: Ledger
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The cost of the most frequent kind of save; None where nothing is saved."""
+        return self.prepared.reported_cost()
+
+    @property
+    def gpus(self) -> int:
+        return self.prepared.first.result.job.world_size
+
+    @property
+    def is_diverging(self) -> bool:
+        """Whether some runs were given up, so that no mean can be told."""
+        return self.runs.num_unfinished > 0
+
+    @property
+    def ideal_days(self) -> float:
+        if self.runs.scenario.horizon_seconds is not None:
+            return self.runs.mean_of(lambda ledger: ledger.useful) / _DAY
+        return self.runs.scenario.ideal_seconds / _DAY
+
+    @property
+    def expected_days(self) -> float | None:
+        return None if self.is_diverging else self.runs.mean_days
+
+    @property
+    def days_range(self) -> tuple[float, float | None]:
+        """5 and 95 % of the runs; the latter is None where as many were given up."""
+        days = self.runs.days
+        is_known = self.runs.num_unfinished <= (1 - HIGH) * len(days)
+        return quantile(days, LOW), quantile(days, HIGH) if is_known else None
+
+    @property
+    def goodput_range(self) -> tuple[float, float]:
+        """5 and 95 % of the runs."""
+        fractions = self.runs.goodput_fractions
+        return quantile(fractions, LOW), quantile(fractions, HIGH)
+
+    @property
+    def steps(self) -> float:
+        """Steps of the run; of one that ends by the clock, the mean of all."""
+        if self.prepared.table.days is None:
+            return self.runs.scenario.steps
+        return self.runs.mean_of(lambda ledger: ledger.steps)
+
+    @property
+    def failures_range(self) -> tuple[float, float]:
+        """5 and 95 % of the runs."""
+        counts = [ledger.num_failures for ledger in self.runs.ledgers]
+        return quantile(counts, LOW), quantile(counts, HIGH)
+
+    @property
+    def goodput_fraction(self) -> float:
+        return self.runs.goodput_fraction
+
+    @property
+    def lost_gpu_hours(self) -> dict[str, float]:
+        """By cause of failure."""
+        return {cause: seconds * self.gpus / _HOUR for cause, seconds in self.runs.by_cause().items()}
+
+    @cached_property
+    def definitions(self) -> dict[str, float | None]:
+        """Goodput by each of `DEFINITIONS`."""
+        runs = self.runs
+        useful = runs.mean_of(lambda ledger: ledger.useful)
+        elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
+        lost = runs.lost_seconds()
+        productive, start = useful + lost["degraded"], self.prepared.startup_seconds
+        mfu = self.prepared.first.result.report.mfu_fraction
+        return {
+            "goodput": useful / elapsed,
+            "ettr_rsc": productive / (elapsed + start),
+            "effective_training_time_llama_3": productive / elapsed,
+            "runtime_goodput_google": productive / (elapsed - lost["waiting"]),
+            "goodput_dlrover": productive / (elapsed + start),
+            "mfu_of_the_run": None if mfu is None else mfu * useful / elapsed,
+        }
+
+    @cached_property
+    def bill(self) -> RunBill:
+        """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t: seconds
+        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run again,
+        of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
+        experiment, first = self.prepared.experiment, self.prepared.first
+        cost, job, report = experiment.cost, first.result.job, first.result.report
+        seconds = self.runs.mean_of(lambda ledger: ledger.elapsed) + self.prepared.startup_seconds
+        nodes = first.nodes + self.runs.scenario.recovery.spares
+        gpus = self.gpus * nodes / first.nodes
+        hours = gpus * seconds / _HOUR
+        price = None if cost is None else cost.gpu_hour_price
+        energy, power = report.energy, job.cluster.gpu.power
+        megawatt_hours = None
+        if energy is not None and power is not None:
+            run = self.runs.mean_of(lambda ledger: ledger.useful + ledger.seconds["recomputation"])
+            active = run / report.step_seconds * energy.joules * self.gpus
+            idle = power.idle * (gpus * seconds - self.gpus * run)
+            rest = 0.0 if cost is None else cost.node_power * nodes * seconds
+            megawatt_hours = (1.0 if cost is None else cost.pue) * (active + idle + rest) / _MEGAWATT_HOUR
+        currency = "USD" if cost is None else cost.currency
+        return RunBill(hours, None if price is None else price * hours, currency, megawatt_hours)
+
+    @property
+    def sources(self) -> dict[str, Table]:
+        """Tables with the origin of their numbers, by what they are of."""
+        table = self.prepared.table
+        found: dict[str, Table] = {"failures": resolve_failures(table.failures)}
+        if table.checkpoint.mode != "none" and table.checkpoint.blocking is None:
+            found["storage"] = resolve_storage(table.storage)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim goodput --json` writes."""
+        prepared, runs, curve = self.prepared, self.runs, self.curve
+        report, place = prepared.first.result.report, self.checkpoint
+        low, high = self.days_range
+        validation = report.validation
+        return {
+            "zsim_version": __version__,
+            "experiment": report.to_dict()["experiment"],
+            "run": prepared.table.model_dump(mode="json"),
+            "fits": report.fits,
+            "step_seconds": report.step_seconds,
+            "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
+            "steps": self.steps,
+            "ideal_days": self.ideal_days,
+            "expected_days": self.expected_days,
+            "expected_days_error": runs.days_error,
+            "median_days": quantile(runs.days, 0.5),
+            "days_range": [low, high],
+            "unfinished_seeds": runs.num_unfinished,
+            "goodput_fraction": None if self.is_diverging else self.goodput_fraction,
+            "goodput_range": [*self.goodput_range],
+            "definitions": self.definitions,
+            "failures": runs.mean_of(lambda ledger: ledger.num_failures),
+            "failures_range": [*self.failures_range],
+            "failures_by_cause": runs.failures_by_cause(),
+            "restarts": runs.mean_of(lambda ledger: ledger.num_restarts),
+            "saves": runs.mean_of(lambda ledger: ledger.num_saves),
+            "lost_seconds": runs.lost_seconds(),
+            "lost_gpu_hours": self.lost_gpu_hours,
+            "startup_seconds": prepared.startup_seconds,
+            "startup": None if prepared.startup is None else asdict(prepared.startup),
+            "interval_seconds": None if place is None else self.work_seconds,
+            "best_interval_seconds": None if curve is None else curve.best_seconds,
+            "best_interval_range": None if curve is None else [*curve.flat],
+            "interval_curve": [] if curve is None else [asdict(point) for point in curve.points],
+            "modes": [asdict(choice) for choice in self.modes],
+            "spares": [asdict(choice) for choice in self.spares],
+            "checkpoint": None if place is None else {
+                "bytes": place.bytes,
+                "blocking_seconds": place.blocking_seconds,
+                "durable_seconds": place.durable_seconds,
+                "load_seconds": place.load_seconds,
+                "slowdown_seconds": place.slowdown_seconds,
+                "host_bytes_per_node": place.host_bytes_per_node,
+            },
+            "cost": asdict(self.bill),
+            "sources": {
+                name: {"source": table.source, "evidence": table.evidence}
+                for name, table in self.sources.items()
+            },
+            "seeds": len(runs.ledgers),
+        }  # fmt: skip

@@ -1,0 +1,150 @@
+"""A run of days as text of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.goodput.simulated_run import SimulatedRun
+from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.specs.experiment.labels import strategy_label
+from zsim.units import format_bytes, format_duration
+
+MEANINGS = {
+    "steps": "steps that were kept",
+    "checkpoints": "saves",
+    "evaluation": "evaluation",
+    "detection": "until a failure is noticed",
+    "restart": "starting and loading",
+    "recomputation": "steps run again",
+    "waiting": "waiting for nodes",
+    "planned": "planned stops",
+    "degraded": "slower steps",
+}
+_MAX_CAUSES = 8
+_DAY = 86_400.0
+
+
+def goodput_lines(run: SimulatedRun) -> Iterator[str]:
+    """The answer in a sentence, then tables."""
+    yield from paragraph(headline(run))
+    yield from paragraph(_days_sentence(run))
+    if run.is_diverging:
+        yield from paragraph(diverging_sentence(run))
+    yield ""
+    yield from table(named_columns("Where the days go", "days", "share"), _waterfall(run))
+    yield ""
+    causes = _causes(run)
+    if causes:
+        yield from table(named_columns("Failures", "in a run", "lost GPU-hours"), causes)
+        yield ""
+    for sentence in sentences(run):
+        yield from paragraph(sentence)
+    yield ""
+    yield from _evidence(run)
+
+
+def headline(run: SimulatedRun) -> str:
+    """Model, strategy, cluster and GPUs."""
+    job = run.prepared.first.result.job
+    return (
+        f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs | "
+        f"{run.prepared.first.step_seconds:.3g} s per step"
+    )
+
+
+def _days_sentence(run: SimulatedRun) -> str:
+    low, high = run.days_range
+    horizon = run.runs.scenario.horizon_seconds
+    if horizon is not None:
+        low, upper = run.goodput_range
+        return (
+            f"In {format_duration(horizon)}: {run.goodput_fraction * 100:.1f} % goodput (5 to 95 %: "
+            f"{low * 100:.1f} to {upper * 100:.1f}), {run.ideal_days:.1f} days of steps."
+        )
+    ends = f"{low:.1f} to {high:.1f}" if high is not None else f"from {low:.1f}"
+    days = "no mean" if run.expected_days is None else f"{run.expected_days:.2f} days"
+    return (
+        f"{run.runs.scenario.steps:,} steps take {days} (5 to 95 %: {ends}; {len(run.runs.ledgers)} seeds), "
+        f"{run.ideal_days:.2f} without stops: {run.goodput_fraction * 100:.1f} % goodput."
+    )
+
+
+def diverging_sentence(run: SimulatedRun) -> str:
+    """Which runs were given up."""
+    runs = run.runs
+    return (
+        f"The expectation diverges: {runs.num_unfinished} of {len(runs.ledgers)} runs were not done after "
+        f"{format_duration(runs.scenario.limit_seconds)} and were given up; means are of what was simulated."
+    )
+
+
+def _waterfall(run: SimulatedRun) -> list[list[str]]:
+    runs = run.runs
+    useful = runs.mean_of(lambda ledger: ledger.useful)
+    rows = {"steps": useful, **runs.lost_seconds()}
+    whole = sum(rows.values())
+    return [
+        [MEANINGS[name], f"{seconds / _DAY:.2f}", f"{seconds / whole * 100:.2f} %"]
+        for name, seconds in rows.items()
+        if abs(seconds) > 1e-9 or name == "steps"
+    ]
+
+
+def _causes(run: SimulatedRun) -> list[list[str]]:
+    counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
+    names = sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
+    rows = [[name, f"{counts.get(name, 0.0):,.1f}", f"{hours.get(name, 0.0):,.0f}"] for name in names]
+    rest = names[_MAX_CAUSES:]
+    if len(rest) > 1:
+        count, lost = (sum(table.get(name, 0.0) for name in rest) for table in (counts, hours))
+        rows[_MAX_CAUSES:] = [[f"{len(rest)} others", f"{count:,.1f}", f"{lost:,.0f}"]]
+    return rows
+
+
+def sentences(run: SimulatedRun) -> Iterator[str]:
+    """The save, its interval, other modes, spares, money."""
+    place, runs = run.checkpoint, run.runs
+    if place is None:
+        yield "Nothing is saved: every failure starts the run anew."
+    else:
+        size = f"{format_bytes(place.bytes)}, " if place.bytes else ""
+        yield (
+            f"A save ({size}{run.prepared.table.checkpoint.mode}) holds training for "
+            f"{format_duration(place.blocking_seconds)} and is durable after "
+            f"{format_duration(place.durable_seconds)}; loading takes {format_duration(place.load_seconds)}, "
+            f"starting {format_duration(run.prepared.startup_seconds)}."
+        )
+    curve = run.curve
+    if curve is not None:
+        low, high = curve.flat
+        yield (
+            f"Saves are {format_duration(run.work_seconds)} apart; best is "
+            f"{format_duration(curve.best_seconds)}, and from {format_duration(low)} to "
+            f"{format_duration(high)} at most a tenth more is lost."
+        )
+    ranked = sorted(
+        (one for one in run.modes if one.goodput_fraction is not None),
+        key=lambda one: -(one.goodput_fraction or 0.0),
+    )
+    if ranked:
+        yield (
+            "By mode, at its best interval: "
+            + ", ".join(f"{one.mode} {(one.goodput_fraction or 0.0) * 100:.1f} %" for one in ranked)
+            + "."
+        )
+    if len(run.spares) > 1:
+        cheapest = min(run.spares, key=lambda one: (one.gpu_hours_fraction, one.spares))
+        shown = ", ".join(f"{one.spares}: {one.goodput_fraction * 100:.1f} %" for one in run.spares)
+        yield f"Goodput by spare nodes: {shown}. {cheapest.spares} cost the fewest GPU-hours."
+    bill = run.bill
+    money = "" if bill.money is None else f", {bill.money:,.0f} {bill.currency}"
+    energy = "" if bill.megawatt_hours is None else f", {bill.megawatt_hours:,.0f} MWh"
+    yield f"{bill.gpu_hours:,.0f} GPU-hours with spares{money}{energy}."
+    if runs.scenario.failures.per_second:
+        between = 1 / runs.scenario.failures.per_second
+        yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
+
+
+def _evidence(run: SimulatedRun) -> Iterator[str]:
+    for name, found in run.sources.items():
+        yield from paragraph(f"{name} ({found.evidence}): {found.source}", indent=2)

@@ -1,0 +1,380 @@
+"""One run of days: a SimPy process that trains, and processes that fail, repair, slow down and interrupt it.
+
+Between two events training is one stretch (`zsim.goodput.stretch`), so a run has a few events per failure
+however many steps it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from random import Random
+from typing import Any, Literal
+
+import simpy
+
+from zsim.goodput.incidents import FailureDraws, Incident
+from zsim.goodput.ledger import Ledger
+from zsim.goodput.progress import Progress
+from zsim.goodput.scenario import Phase, Scenario
+
+Process = Generator[simpy.Event, Any, None]
+State = Literal["closed", "training", "starting"]
+_PLANNED, _PREEMPTION, _SPEED = "planned stop", "preemption", "speed"
+_GROWTH, _REJOINED = "nodes are back", "a replica is back"
+_STREAMS = 4
+_MAX_FAILURES = 2_000_000
+
+
+class TrainingRun:
+    """A run of `scenario`, drawn from `seed`. `train` gives its ledger."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, is_recorded: bool = False) -> None:
+        self.scenario = scenario
+        self.env = simpy.Environment()
+        self.times, self.kinds, self.noise, self.slow = (
+            Random(seed * _STREAMS + number) for number in range(_STREAMS)
+        )
+        self.ledger = Ledger(spans=[] if is_recorded else None)
+        self.draws = FailureDraws(scenario.failures, scenario.recovery, self.times, self.kinds)
+        self.progress = Progress(scenario, self.ledger)
+        self.number = 0
+        self.spares = scenario.recovery.spares
+        self.missing = 0
+        self.needs_replacement = False
+        self.num_stragglers = 0
+        self.replicas_away = 0
+        self.generation = 0  # of replicas: a full restart brings all of them
+        self.state: State = "closed"  # to interruptions
+        self.queued: list[Incident] = []
+        self.is_recovering = False
+        self.given_up = self.env.event()
+        self.returned = self.env.event()
+        self.job = self.env.process(self._job())
+
+    @property
+    def phase(self) -> Phase:
+        return self.scenario.phases[self.number]
+
+    def train(self) -> Ledger:
+        """Run to the last step, the horizon or the limit."""
+        scenario, env = self.scenario, self.env
+        failures = scenario.failures
+        self.failing = env.process(self._failures())
+        if failures.planned_every:
+            env.process(self._regular_stops(failures.planned_every))
+        if failures.preemptions_per_second > 0:
+            env.process(self._preemptions(failures.preemptions_per_second))
+        if failures.stragglers_per_second > 0:
+            env.process(self._stragglers(failures.stragglers_per_second))
+        horizon = scenario.horizon_seconds
+        end = scenario.limit_seconds if horizon is None else min(horizon, scenario.limit_seconds)
+        ends = [self.job, self.given_up] + ([env.timeout(end)] if math.isfinite(end) else [])
+        env.run(until=env.any_of(ends))
+        ledger = self.ledger
+        ledger.elapsed = env.now
+        if self.job.is_alive:
+            self.progress.pause(env.now)
+            ledger.is_finished = horizon is not None and env.now >= horizon
+            self.job_body.close()
+        else:
+            ledger.is_finished = True
+        self.progress.close()
+        return ledger
+
+    # the job
+
+    def _job(self) -> Process:
+        self.job_body = self._all_phases()
+        yield from self.job_body
+
+    def _all_phases(self) -> Process:
+        for number in range(len(self.scenario.phases)):
+            self.number = number
+            self.progress.begin_phase(number)
+            if number:
+                yield from self._spend(self._restart_seconds(), "planned")
+            while not self.progress.is_phase_done:
+                yield from self._train_on()
+
+    def _train_on(self) -> Process:
+        """One stretch, to the end of the phase or to the first event."""
+        if self.queued:
+            yield from self._react(self.queued.pop())
+            return
+        if self.missing and self.spares and self.scenario.recovery.policy == "shrink":
+            yield from self._grow()
+        stretch = self.progress.begin(self.env.now, self._slowdown() * self._drawn_noise())
+        self.state = "training"
+        try:
+            yield self.env.timeout(stretch.total_seconds)
+            self.state = "closed"
+            self.progress.finish(self.env.now)
+        except simpy.Interrupt as interrupt:
+            self.progress.pause(self.env.now)
+            yield from self._react(interrupt.cause or _SPEED)
+
+    def _react(self, event: Incident | str) -> Process:
+        if isinstance(event, Incident):
+            if self.scenario.recovery.policy == "per-step" and self._outlives(event):
+                yield from self._go_on_without(event)
+            else:
+                yield from self._recover(event)
+        elif event == _PLANNED:
+            yield from self._stop_as_planned()
+        elif event == _PREEMPTION:
+            yield from self._be_preempted()
+        elif event == _GROWTH:
+            yield from self._grow()
+        elif event == _REJOINED:
+            yield from self._spend(self.scenario.recovery.rejoin_seconds, "restart", _REJOINED)
+
+    def _slowdown(self) -> float:
+        """Seconds that a full step's tokens take now, over the ideal step."""
+        phase = self.phase
+        factor = self.scenario.failures.straggler_slowdown if self.num_stragglers else 1.0
+        if self.replicas_away:
+            factor *= phase.replicas / (phase.replicas - self.replicas_away)
+        elif self.missing:
+            factor *= phase.slowdown_by_nodes[phase.nodes - self.missing]
+        return factor
+
+    def _drawn_noise(self) -> float:
+        """Mean of the steps of a stretch over the mean of all steps."""
+        sigma = self.phase.step_sigma
+        if not sigma:
+            return 1.0
+        rate = self.scenario.failures.per_second
+        expected = min(
+            self.progress.steps_left, 1 + (1 / rate / self.phase.step_seconds if rate else math.inf)
+        )
+        return max(1 + sigma / math.sqrt(max(expected, 1.0)) * self.noise.gauss(0.0, 1.0), 0.1)
+
+    def _spend(self, seconds: float, bin: str, cause: str = "") -> Process:
+        """Wait, and book the time that it really was."""
+        began = self.env.now
+        try:
+            if seconds > 0:
+                yield self.env.timeout(seconds)
+        finally:
+            self.ledger.add(bin, self.env.now - began, cause)
+            self.ledger.mark(began, self.env.now, bin, cause, self.progress.steps_done)
+
+    # recovery
+
+    def _recover(self, incident: Incident) -> Process:
+        """Roll back, detect, replace, start again; a failure while starting begins all over."""
+        cause = incident.cause
+        self._lose_nodes(incident)
+        self.generation, self.replicas_away = self.generation + 1, 0
+        self.is_recovering = True
+        while True:
+            yield from self._spend(incident.detect_seconds, "detection", cause)
+            yield from self._replace(cause)
+            self.state = "starting"
+            try:
+                yield from self._spend(self._restart_seconds(), "restart", cause)
+                self._restarted()
+                return
+            except simpy.Interrupt as interrupt:
+                event = interrupt.cause
+            if not isinstance(event, Incident):
+                yield from self._be_preempted()
+                return
+            incident, cause = event, event.cause
+            self._lose_nodes(incident)
+
+    def _restarted(self) -> None:
+        self.state = "closed"
+        self.is_recovering = self.needs_replacement = False
+        self.progress.restarted()
+
+    def _restart_seconds(self) -> float:
+        """Start-up, loading and, where nodes are new, their joining."""
+        recovery, phase = self.scenario.recovery, self.phase
+        swap = recovery.swap_seconds if self.needs_replacement else 0.0
+        stays = recovery.policy == "in-process" and not self.needs_replacement
+        start = phase.in_process_seconds if stays else phase.startup_seconds
+        return swap + start + self.progress.load_seconds
+
+    def _lose_nodes(self, incident: Incident) -> None:
+        """A failure that stops all: progress is lost, nodes go into repair."""
+        self.ledger.count(incident.cause)
+        self.progress.roll_back(incident.cause, incident.nodes, incident.corrupted_steps)
+        if incident.nodes:
+            self.needs_replacement = True
+            self.missing = min(self.missing + incident.nodes, self.phase.nodes)
+            for seconds in incident.repair_seconds:
+                self.env.process(self._repair(seconds))
+
+    def _repair(self, seconds: float) -> Process:
+        yield self.env.timeout(seconds)
+        self.spares += 1
+        self.returned.succeed()
+        self.returned = self.env.event()
+        if self.missing and self.scenario.recovery.policy == "shrink":
+            self._interrupt(_GROWTH)
+
+    def _replace(self, cause: str) -> Process:
+        """Take spares; wait for repair while nodes are missing, or go on with fewer."""
+        self._take_spares()
+        began = self.env.now
+        try:
+            while self.missing and not self._can_shrink():
+                yield self.returned
+                self._take_spares()
+        finally:
+            self.ledger.add("waiting", self.env.now - began, cause)
+            self.ledger.mark(began, self.env.now, "waiting", cause, self.progress.steps_done)
+
+    def _take_spares(self) -> None:
+        taken = min(self.spares, self.missing)
+        self.spares -= taken
+        self.missing -= taken
+
+    def _can_shrink(self) -> bool:
+        recovery, phase = self.scenario.recovery, self.phase
+        left = phase.nodes - self.missing
+        return (
+            recovery.policy == "shrink" and left >= recovery.least_nodes and left in phase.slowdown_by_nodes
+        )
+
+    def _grow(self) -> Process:
+        """Save, and start again with the nodes that are back."""
+        yield from self._save_now()
+        self._take_spares()
+        self.needs_replacement = True
+        yield from self._spend(self._restart_seconds(), "restart", _GROWTH)
+        self._restarted()
+
+    def _save_now(self) -> Process:
+        seconds = self.progress.save_seconds
+        yield from self._spend(seconds, "checkpoints")
+        self.progress.saved_now()
+
+    # per-step recovery
+
+    def _outlives(self, incident: Incident) -> bool:
+        """Whether enough replicas are left after this failure."""
+        left = self.phase.replicas - self.replicas_away - self._replicas_of(incident)
+        return left >= max(self.scenario.recovery.least_replicas, 1)
+
+    def _replicas_of(self, incident: Incident) -> int:
+        per_replica = max(self.phase.nodes // self.phase.replicas, 1)
+        return max(-(-incident.nodes // per_replica), 1)
+
+    def _go_on_without(self, incident: Incident) -> Process:
+        """All wait for the time-out and lose the step under way; the others go on."""
+        self.ledger.count(incident.cause)
+        lost = self._replicas_of(incident)
+        self.replicas_away += lost
+        self.env.process(self._come_back(incident, lost))
+        self.progress.lose_step(incident.cause)
+        yield from self._spend(self.scenario.recovery.stall_seconds, "detection", incident.cause)
+
+    def _come_back(self, incident: Incident, replicas: int) -> Process:
+        """Replace nodes, start, and join, unless all have started anew meanwhile."""
+        recovery, generation = self.scenario.recovery, self.generation
+        self.missing += incident.nodes
+        for seconds in incident.repair_seconds:
+            self.env.process(self._repair(seconds))
+        while self.spares < incident.nodes and generation == self.generation:
+            yield self.returned
+        if generation != self.generation:
+            return
+        self.spares -= incident.nodes
+        self.missing -= incident.nodes
+        swap = recovery.swap_seconds if incident.nodes else 0.0
+        yield self.env.timeout(swap + self.phase.startup_seconds)
+        if generation == self.generation:
+            self.replicas_away -= replicas
+            self._interrupt(_REJOINED)
+
+    # other processes
+
+    def _interrupt(self, event: Incident | str) -> bool:
+        """Interrupt the job if it trains or, by a failure or preemption, if it starts; returns whether."""
+        is_loud = isinstance(event, Incident) or event == _PREEMPTION
+        if self.state == "training" or (self.state == "starting" and is_loud):
+            self.state = "closed"
+            self.job.interrupt(event)
+            return True
+        return False
+
+    def _failures(self) -> Process:
+        while True:
+            gap = self.draws.gap(self.env.now)
+            if math.isinf(gap):
+                return
+            yield self.env.timeout(gap)
+            if self.ledger.num_failures >= _MAX_FAILURES:
+                self.given_up.succeed()
+                return
+            self._strike()
+
+    def _strike(self) -> None:
+        """A failure of whatever is there: nodes that are away cannot fail."""
+        phase, missing = self.phase, self.missing
+        if missing and self.kinds.random() * phase.nodes < missing:
+            return
+        incident = self.draws.incident(phase.nodes)
+        if incident.found_later is not None:
+            self.env.process(self._be_found(incident, self.progress.steps_at(self.env.now)))
+        elif not self._interrupt(incident):
+            if self.is_recovering:
+                self._lose_nodes(incident)
+            else:
+                self.queued.append(incident)
+
+    def _be_found(self, incident: Incident, steps: float) -> Process:
+        """Silent corruption: nothing happens until it is found, and then all since is bad."""
+        number = self.progress.corrupted(steps)
+        yield self.env.timeout(incident.found_later or 0.0)
+        bad = self.progress.found(number)
+        if bad is None:
+            return
+        found = Incident(incident.cause, incident.nodes, 0.0, incident.repair_seconds, None, bad)
+        while not self._interrupt(found):
+            yield self.env.timeout(60.0)
+
+    def _regular_stops(self, every: float) -> Process:
+        while True:
+            yield self.env.timeout(every)
+            self._interrupt(_PLANNED)
+
+    def _stop_as_planned(self) -> Process:
+        yield from self._save_now()
+        yield from self._spend(self.scenario.failures.planned_takes, "planned")
+        yield from self._spend(self._restart_seconds(), "planned")
+        self._restarted()
+
+    def _preemptions(self, rate: float) -> Process:
+        while True:
+            yield self.env.timeout(self.slow.expovariate(rate))
+            self._interrupt(_PREEMPTION)
+
+    def _be_preempted(self) -> Process:
+        failures = self.scenario.failures
+        self.ledger.count(_PREEMPTION)
+        if failures.preemption_notice >= self.progress.save_seconds > 0:
+            yield from self._save_now()
+        else:
+            self.progress.roll_back(_PREEMPTION, self.phase.nodes, None)
+        self.needs_replacement = True
+        yield from self._spend(failures.preemption_takes, "waiting", _PREEMPTION)
+        yield from self._spend(self._restart_seconds(), "restart", _PREEMPTION)
+        self._restarted()
+
+    def _stragglers(self, rate: float) -> Process:
+        while True:
+            yield self.env.timeout(self.slow.expovariate(rate))
+            self.env.process(self._be_slow())
+
+    def _be_slow(self) -> Process:
+        self.num_stragglers += 1
+        if self.num_stragglers == 1:
+            self._interrupt(_SPEED)
+        yield self.env.timeout(self.slow.expovariate(1.0) * self.scenario.failures.straggler_takes)
+        self.num_stragglers -= 1
+        if not self.num_stragglers:
+            self._interrupt(_SPEED)
