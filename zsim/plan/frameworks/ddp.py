@@ -22,7 +22,13 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import (
+    clip_gradients,
+    lazy_states,
+    paged_states,
+    update,
+    updated_in_blocks,
+)
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
@@ -84,8 +90,10 @@ class DdpSchedule(Hooks):
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
-        ready = [parameter for call in _backward_order(workload) for parameter in reversed(call.parameters)]
+        order = _backward_order(workload)
+        ready = [parameter for call in order for parameter in reversed(call.parameters)]
         self.gradient_numels = [parameter.numel for parameter in ready]
+        self.updated = updated_in_blocks(workload, [(one, one.shape) for one in ready])
         self._buckets: list[_Bucket] = []
         self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
@@ -106,7 +114,8 @@ class DdpSchedule(Hooks):
         buckets = 0 if self.is_alone else self.stored_bytes * numel
         return [
             Memory("parameters", self.stored_bytes * numel),
-            lazy_states(self.training, self.gradient_numels),
+            lazy_states(self.training, self.updated),
+            *paged_states(self.training, self.updated),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
             Memory("gradients" if self.has_views else "buffers", buckets),
         ]
@@ -249,7 +258,7 @@ class DdpSchedule(Hooks):
         """Clip and update the parameters of all stages of the rank; the norm is summed over the pipeline."""
         numels = [numel for chunk in self.chunks for numel in chunk.gradient_numels]
         clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
-        update(self.builder, self.training, numels)
+        update(self.builder, self.training, [one for chunk in self.chunks for one in chunk.updated])
         if not self.has_views:
             self.builder.free("gradients", self.stored_bytes * sum(numels))
 

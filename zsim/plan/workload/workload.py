@@ -12,7 +12,6 @@ from functools import cached_property
 
 from zsim.cost.kernels.fused_head import fused_head, head_place
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.kernels.update import optimizer_state_bytes
 from zsim.cost.memory import activations as footprint
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.trainer_logs import MetricLog, metric_log
@@ -94,15 +93,13 @@ class Segment:
 @dataclass(frozen=True)
 class Workload:
     """All segments in forward order. `residual_bytes`: the gradient of the residual stream, alive from the
-    head's backward on; `optimizer_state_bytes`: per parameter, without fp32 master weights; `fused_head`: the
-    module whose weight the loss uses without calling the module ("" if it is called); `logs`: the logits that
-    the trainer holds, and its metrics."""
+    head's backward on; `fused_head`: the module whose weight the loss uses without calling the module ("" if
+    it is called); `logs`: the logits that the trainer holds, and its metrics."""
 
     model: ModelSpec
     training: Training
     segments: tuple[Segment, ...]
     residual_bytes: int
-    optimizer_state_bytes: int
     fused_head: str = ""
     logs: MetricLog | None = None
 
@@ -132,9 +129,8 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
         name = f"{model.block_prefix}.{number}"
         segments.append(deriver.block(name, block, training.checkpointing_of(number), checkpoint))
     segments.append(deriver.segment("after", "after", "", model.after))
-    states = optimizer_state_bytes(training.optimizer, training.stored_dtype)
     logs = metric_log(model, stream, options)
-    return Workload(model, training, tuple(segments), checkpoint, states, head, logs)
+    return Workload(model, training, tuple(segments), checkpoint, head, logs)
 
 
 class _Deriver:

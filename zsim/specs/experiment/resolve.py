@@ -22,6 +22,7 @@ from zsim.specs.experiment.kernel_choices import (
     with_one_connection,
 )
 from zsim.specs.experiment.model_split import check_split, with_context_inner
+from zsim.specs.experiment.optimizer_choice import chosen_optimizer
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -110,7 +111,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     asked = with_interval(asked, deepspeed, parallelism)
     is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
     fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
-    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine)
+    optimizer = chosen_optimizer(asked, table, deepspeed)
+    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine, optimizer.name)
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,
@@ -165,6 +167,7 @@ def _training(
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
     fp8_engine: Fp8Engine,
+    optimizer: str,
 ) -> Training:
     gpu = cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
@@ -200,7 +203,9 @@ def _training(
         activation_checkpointing=table.activation_checkpointing,
         attention=attention,
         compile=table.compile,
-        optimizer=table.optimizer,
+        optimizer=optimizer,
+        paged_states=table.paged_states,
+        stochastic_rounding=table.stochastic_rounding,
         gradient_clipping=clipping or 0.0,
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),

@@ -87,7 +87,7 @@ def resolve_strategy(
         )
         return strategy, cluster
     if isinstance(table, Fsdp2Table):
-        return _fsdp2(table, training, ranks), cluster
+        return replace(_fsdp2(table, training, ranks), gpus_per_node=-(-ranks // num_nodes)), cluster
     if isinstance(table, MegatronTable):
         return megatron_strategy(table, training, ranks), cluster
     if isinstance(table, ReferenceTable):

@@ -65,7 +65,11 @@ class TrainingTable(_Table):
     compile: bool = False
     liger: bool = False
     cross_entropy: CrossEntropy | None = None
-    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
+    optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
+    paged_states: Literal["gpu", "host"] = Field(
+        default="gpu", description="where a paged optimizer's states are between steps"
+    )
+    stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
     gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(

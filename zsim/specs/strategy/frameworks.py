@@ -39,7 +39,8 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Fsdp2:
     """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
-    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""
+    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch. `gpus_per_node`: what
+    DTensor takes for a node when it weighs collectives."""
 
     reshard_after_forward: bool | int | None
     replicate: int
@@ -49,6 +50,7 @@ class Fsdp2:
     no_sync: bool
     reduce_scatter_max_input_buffers: int = 1
     cpu_offload: bool = False
+    gpus_per_node: int = 8
 
 
 @dataclass(frozen=True, slots=True)

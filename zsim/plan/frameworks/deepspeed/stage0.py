@@ -9,12 +9,13 @@ the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -38,10 +39,10 @@ class Zero0Schedule(DeepSpeedEngine):
     def resident(self) -> list[Memory]:
         config = self.config
         master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
-        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        moments = sum(partition_states(self.training, self.shard_numel, config.optimizer_states_dtype))
         return [
             Memory("parameters", self.workload.numel * self.param_bytes),
-            Memory("optimizer_states", self.shard_numel * (master + moments)),
+            Memory("optimizer_states", self.shard_numel * master + moments),
             Memory("gradients", self.workload.numel * self.gradient_bytes if self.is_sharded else 0),
         ]
 
@@ -113,7 +114,7 @@ class Zero0Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [self.shard_numel],
+            [Updated((self.shard_numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=is_low,

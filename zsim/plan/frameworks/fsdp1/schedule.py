@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
@@ -24,7 +25,7 @@ from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient,
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, paged_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Fsdp1
@@ -98,8 +99,10 @@ class Fsdp1Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """Shards of the flat parameters in the stored type, and the optimizer's states."""
         shard = sum(unit.shard_numel for unit in self.units)
-        states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
+        parts = Updated.flat(unit.shard_numel for unit in self.units)
+        states = lazy_states(self.training, parts)
         resident = [Memory("parameters", self.stored_bytes * shard), states]
+        resident += paged_states(self.training, parts)
         if self.home is not None:
             return self.home.resident(states)
         return [memory for memory in resident if memory.bytes]
@@ -338,7 +341,7 @@ class Fsdp1Schedule(Hooks):
         else:
             sums = ((self.shard.name, 4),) if self.shard else ()
             clip_gradients(self.builder, self.training, numels, sums)
-            update(self.builder, self.training, numels)
+            update(self.builder, self.training, Updated.flat(numels))
             self.builder.free("gradients", self.stored_bytes * sum(numels))
         self.limiter.apply(self.builder.ops)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, MeshInfo, ParamGroup, make_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update, updated_in_blocks
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
@@ -55,6 +57,8 @@ class Fsdp2Schedule(Hooks):
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
+        parts = [part for unit in self.units for part in unit.parameter_parts]
+        self.updated = updated_in_blocks(stage.workload, parts)
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._by_segment: dict[str, ParamGroup] = {
             segment: unit for unit in self.units for segment in unit.segments
@@ -72,7 +76,7 @@ class Fsdp2Schedule(Hooks):
         """fp32 shards of the parameters and of the optimizer states on rank 0, which has the largest
         shards."""
         shards = [shard for unit in self.units for shard in unit.parameter_shards]
-        states = [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
+        states = [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, self.updated)]
         return states if self.home is None else self.home.resident(states)
 
     # -- all-gather ---------------------------------------------------------------------------------------
@@ -351,8 +355,19 @@ class Fsdp2Schedule(Hooks):
         builder.host(
             "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
         )
-        update(builder, training, numels)
+        updated = [one for chunk in self.chunks for one in chunk.updated]
+        if training.optimizer == "muon" and self.mesh.shard.size > 1:
+            self._update_matrices([one for one in updated if one.is_matrix])
+            updated = [one for one in updated if not one.is_matrix]
+        update(builder, training, updated)
         builder.free("gradients", 4 * sum(unit.shard_numel for unit in units))
+
+    def _update_matrices(self, matrices: list[Updated]) -> None:
+        """Muon, which moves matrices between ranks; their states and gradients are fp32."""
+        shard = self.mesh.shard
+        costs = DTensorCosts(shard.size, self.stage.ranks <= self.strategy.gpus_per_node)
+        for matrix in matrices:
+            update_matrix(self.builder, matrix, shard.name, costs, stored_dtype="fp32", gradient_dtype="fp32")
 
 
 def _mesh_info(stage: Stage, strategy: Fsdp2) -> MeshInfo:

@@ -67,6 +67,12 @@ class ParamGroup:
         return tuple(_padded(parameter, self.shard_size) // self.shard_size for parameter in self.parameters)
 
     @cached_property
+    def parameter_parts(self) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
+        """Each parameter with the shape of rank 0's shard."""
+        ranks = self.shard_size
+        return tuple((one, (-(-_rows(one) // ranks), *one.shape[1:])) for one in self.parameters)
+
+    @cached_property
     def shard_numel(self) -> int:
         return sum(self.parameter_shards)
 
@@ -91,8 +97,12 @@ class Fsdp2UnitGradient:
     post_reduce_event: int | None = None
 
 
+def _rows(parameter: Parameter) -> int:
+    return parameter.shape[0] if parameter.shape else 1
+
+
 def _padded(parameter: Parameter, num_ranks: int) -> int:
-    rows = parameter.shape[0] if parameter.shape else 1
+    rows = _rows(parameter)
     return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
 
 

@@ -35,6 +35,7 @@ from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
@@ -101,8 +102,7 @@ class MegatronSchedule(Hooks):
         owned, strategy = self.own_numels, self.strategy
         parameters = self.buffer.numel if strategy.distributed_optimizer else self.workload.numel
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
-        moments = self.workload.optimizer_state_bytes // 4
-        lazy = tuple(4 * numel for numel in owned for _ in range(moments))
+        lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
         return [
             Memory("parameters", parameters * self.param_bytes),
             Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),

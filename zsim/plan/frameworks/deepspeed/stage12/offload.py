@@ -26,6 +26,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import HostSide
+from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
@@ -66,7 +67,9 @@ class Zero12Home:
             Memory("gradients", self.shard_numel * 4 if self.is_compact else 0),
             Memory("buffers", largest * self.param_bytes),
             Memory("optimizer_states", 4 * self.shard_numel, "host", self.is_pinned),
-            Memory("optimizer_states", self.shard_numel * self.workload.optimizer_state_bytes, "host"),
+            Memory(
+                "optimizer_states", sum(partition_states(self.training, self.shard_numel, "fp32")), "host"
+            ),
             Memory("gradients", gradients + sums, "host", self.is_pinned),
             Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host", self.is_pinned),
         ]

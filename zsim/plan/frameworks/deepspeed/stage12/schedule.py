@@ -8,6 +8,7 @@ parameters per step, where the ZeRO paper says 2.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
@@ -17,7 +18,7 @@ from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
 from zsim.plan.ops import Category, Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter
@@ -64,8 +65,7 @@ class Zero12Schedule(DeepSpeedEngine):
             leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
             return self.home.resident(self._flat_parameters(), leftovers)
         master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
-        moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
-        moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
+        moments = partition_states(self.training, self.shard_numel, config.optimizer_states_dtype)
         is_lazy = self._release.makes_states_in_first_step
         return [
             self._flat_parameters(),
@@ -284,7 +284,7 @@ class Zero12Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [self.shard_numel],
+            [Updated((self.shard_numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=config.precision != "fp32",
