@@ -25,7 +25,7 @@ def job(strategy: dict[str, Any], **training: Any) -> Any:
         ({"kind": "fsdp1"}, {"optimizer": "muon"}, "flat parameters are vectors"),
         ({"kind": "deepspeed", "stage": 2}, {"optimizer": "adamw-8bit"}, "zero_allow_untested_optimizer"),
         ({"kind": "megatron"}, {"optimizer": "adamw-bf16"}, "needs the distributed optimizer"),
-        ({"kind": "ddp"}, {"optimizer": "lion", "optimizer_implementation": "fused"}, "one implementation"),
+        ({"kind": "ddp"}, {"optimizer": "lion", "optimizer_implementation": "foreach"}, "one implementation"),
         ({"kind": "ddp"}, {"paged_states": "host"}, "not paged; expected training.optimizer to be one of"),
         ({"kind": "ddp"}, {"stochastic_rounding": True}, "expected stored_dtype = 'bf16'"),
         ({"kind": "ddp"}, {"optimizer": "admw"}, "did you mean 'adamw'"),

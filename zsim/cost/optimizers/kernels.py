@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import OptimizerImplementation, cast_kernels, optimizer_kernels
 from zsim.cost.optimizers.muon import elementwise_kernels, orthogonalisation_kernels
-from zsim.cost.optimizers.table import EXTRA, state_tensors
+from zsim.cost.optimizers.states import EXTRA, state_tensors
 from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.strategy.optimizers import optimizer_of

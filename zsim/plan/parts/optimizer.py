@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.update import OptimizerImplementation
 from zsim.cost.optimizers.kernels import update_kernels
-from zsim.cost.optimizers.table import state_tensors
+from zsim.cost.optimizers.states import state_tensors
 from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder

@@ -22,7 +22,6 @@ from zsim.specs.experiment.kernel_choices import (
     with_one_connection,
 )
 from zsim.specs.experiment.model_split import check_split, with_context_inner
-from zsim.specs.experiment.optimizer_choice import chosen_optimizer
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -34,6 +33,7 @@ from zsim.specs.experiment.strategies import (
 )
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
+from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
 from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec

@@ -1,10 +1,10 @@
 """torch's Muon on DTensors: which collectives its products become under FSDP2.
 
 torch 2.13 optim/_muon.py knows nothing of shards: the products of `zsim.cost.optimizers.muon` run on
-DTensors, and DTensor moves operands where a product needs them. For every product it takes the cheapest of the
-placements that `torch/distributed/tensor/_ops/_matrix_ops.py` lists, by the costs of
-`torch/distributed/tensor/_collective_utils.py` (a ring, 87.7 GB/s; 22 % of it and more latency if the mesh is
-larger than a node). X is sharded by rows, or by columns if the weight is tall, whose transpose it is.
+DTensors, and DTensor moves operands where a product needs them. For every product it takes the cheapest of
+the placements that `torch/distributed/tensor/_ops/_matrix_ops.py` lists, by the costs of
+`torch/distributed/tensor/_collective_utils.py` (a ring, 87.7 GB/s; 22 % of it and more latency if the mesh
+is larger than a node). X is sharded by rows, or by columns if the weight is tall, whose transpose it is.
 
 # [Note: the three products]
 X X^T is free by columns: a partial sum. By rows either X^T is gathered, or X and X^T change to columns by an
@@ -29,7 +29,7 @@ _BANDWIDTH = 87.7 * 2**30 / 1e6  # bytes per microsecond, as _collective_utils.p
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MuonCall:
     """A collective of `numel` bf16 elements, or a product; one of them."""
 
     kind: CollectiveKind | None = None
@@ -62,44 +62,44 @@ class DTensorCosts:
         return 6.6 + hops * latency + size * hops / self.ranks / (_BANDWIDTH * slow)
 
 
-def muon_calls(rows: int, columns: int, costs: DTensorCosts) -> Iterator[Call]:
+def muon_calls(rows: int, columns: int, costs: DTensorCosts) -> Iterator[MuonCall]:
     """The products and collectives of one matrix, in order; see [Note: the three products]."""
     ranks, is_tall = costs.ranks, rows > columns
     short, long = (columns, rows) if is_tall else (rows, columns)
     gram, whole = short * short, short * long
     by_rows = not is_tall
-    yield Call("all_reduce", 1)  # the norm
+    yield MuonCall("all_reduce", 1)  # the norm
     for _ in range(STEPS):
         gathers = by_rows and costs.gather(_ELEMENT * whole) <= 2 * costs.exchange(_ELEMENT * whole)
         if gathers:
-            yield Call("all_gather", whole)
-            yield Call(kernel=product(short // ranks, short, long, 0))
-            yield Call("all_gather", gram)
-            yield Call(kernel=product(short // ranks, short, short, gram // ranks))
-            yield Call("all_gather", whole)
-            yield Call(kernel=product(short // ranks, long, short, whole // ranks))
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, short, long, 0))
+            yield MuonCall("all_gather", gram)
+            yield MuonCall(kernel=product(short // ranks, short, short, gram // ranks))
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
             continue
         if by_rows:
-            yield Call("all_to_all", whole)
-            yield Call("all_to_all", whole)
-        yield Call(kernel=product(short, short, long // ranks, 0))
-        yield Call("all_reduce", gram)
-        yield Call(kernel=product(short, short, short, gram))
+            yield MuonCall("all_to_all", whole)
+            yield MuonCall("all_to_all", whole)
+        yield MuonCall(kernel=product(short, short, long // ranks, 0))
+        yield MuonCall("all_reduce", gram)
+        yield MuonCall(kernel=product(short, short, short, gram))
         stays = costs.gather(_ELEMENT * gram) + costs.gather(_ELEMENT * whole)
         turns = costs.reduce(_ELEMENT * gram) + 2 * costs.exchange(_ELEMENT * whole)
         if by_rows and stays <= turns:
-            yield Call("reduce_scatter", gram)
-            yield Call("all_gather", whole)
-            yield Call(kernel=product(short // ranks, long, short, whole // ranks))
+            yield MuonCall("reduce_scatter", gram)
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
             continue
-        yield Call("all_reduce", gram)
+        yield MuonCall("all_reduce", gram)
         if by_rows:
-            yield Call("all_to_all", whole)
-            yield Call("all_to_all", whole)
+            yield MuonCall("all_to_all", whole)
+            yield MuonCall("all_to_all", whole)
             by_rows = False
-        yield Call(kernel=product(short, long // ranks, short, whole // ranks))
+        yield MuonCall(kernel=product(short, long // ranks, short, whole // ranks))
     if not is_tall and not by_rows:
-        yield Call("all_to_all", whole)
+        yield MuonCall("all_to_all", whole)
 
 
 def update_matrix(

@@ -9,8 +9,9 @@ tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bi
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.tables import Fsdp1Table, Fsdp2Table, MegatronTable, StrategyTable, TrainingTable
+from zsim.specs.experiment.tables import Fsdp1Table, Fsdp2Table, StrategyTable, TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 
 _WHERE = "training.optimizer"
@@ -61,8 +62,7 @@ def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
     named = deepspeed.optimizer.training_name
     if named is None:
         return table.optimizer
-    is_given = "optimizer" in table.model_fields_set
-    if is_given and table.optimizer != named and {table.optimizer, named} != {"adam", "adamw"}:
+    if table.optimizer not in ("adamw", named) and {table.optimizer, named} != {"adam", "adamw"}:
         raise InputError(
             f"{_WHERE}: found '{table.optimizer}', but {deepspeed.name} says optimizer.type, which is "
             f"'{named}'; leave one of them out"
@@ -71,13 +71,12 @@ def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
 
 
 def _check_keys(table: TrainingTable, optimizer: Optimizer) -> None:
-    given = table.model_fields_set
-    if "optimizer_implementation" in given and not optimizer.is_torch_list:
+    if table.optimizer_implementation != "fused" and not optimizer.is_torch_list:
         raise InputError(
             f"training.optimizer_implementation: '{optimizer.name}' of {optimizer.source} has one "
             "implementation; leave the key out"
         )
-    if "paged_states" in given and not optimizer.is_paged:
+    if table.paged_states != "gpu" and not optimizer.is_paged:
         paged = ", ".join(one.name for one in OPTIMIZERS.values() if one.is_paged)
         raise InputError(
             f"training.paged_states: the states of '{optimizer.name}' are not paged; expected {_WHERE} to be "
