@@ -160,6 +160,8 @@ class Walk:
 
     def _backward_module(self, call: ModuleCall) -> None:
         work = call.work
+        if not call.module.has_backward:
+            return
         self.hooks.before_module(call)
         self._recompute_core(call)
         self.builder.activations(
@@ -191,6 +193,8 @@ class Walk:
         """The gradient of a module's input; a product's input and its output's gradient stay for its
         weight's."""
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
+        if not call.module.has_backward:
+            return
         self.hooks.before_module(call)
         self._recompute_core(call)
         builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)

@@ -28,6 +28,7 @@ from zsim.plan.parts.optimizer import (
     paged_states,
     update,
     updated_in_blocks,
+    whole_bytes,
 )
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
@@ -91,7 +92,7 @@ class DdpSchedule(Hooks):
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
         order = _backward_order(workload)
-        ready = [parameter for call in order for parameter in reversed(call.parameters)]
+        ready = [one for call in order for one in reversed(call.trainable_parameters)]
         self.gradient_numels = [parameter.numel for parameter in ready]
         self.updated = updated_in_blocks(workload, [(one, one.shape) for one in ready])
         self._buckets: list[_Bucket] = []
@@ -110,10 +111,9 @@ class DdpSchedule(Hooks):
     def resident(self) -> list[Memory]:
         """The whole model and its optimizer states on every rank; the buckets stay between steps (none on 1
         rank)."""
-        numel = self.workload.numel
-        buckets = 0 if self.is_alone else self.stored_bytes * numel
+        buckets = 0 if self.is_alone else self.stored_bytes * sum(self.gradient_numels)
         return [
-            Memory("parameters", self.stored_bytes * numel),
+            Memory("parameters", whole_bytes(self.workload, self.training.stored_dtype)),
             lazy_states(self.training, self.updated),
             *paged_states(self.training, self.updated),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
@@ -130,9 +130,8 @@ class DdpSchedule(Hooks):
             return
         self.builder.allocate("buffers", size, micro_batch=self.builder.micro_batch)
         fp32 = size // self.low_bytes * self.stored_bytes
-        self.builder.kernels(
-            f"cast {call.name}", moves(fp32, size, launches=max(1, len(call.parameters))), module=call.name
-        )
+        casts = sum(self._is_cast(one) for one in call.parameters)
+        self.builder.kernels(f"cast {call.name}", moves(fp32, size, launches=max(1, casts)), module=call.name)
         if self.builder.phase == "forward" and call.segment in self._checkpointed:
             self._cached_cast_bytes += size
 
@@ -147,7 +146,13 @@ class DdpSchedule(Hooks):
     def _cast_bytes(self, call: ModuleCall) -> int:
         if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
             return 0
-        return (call.numel + call.borrowed_numel) * self.low_bytes
+        numel = sum(one.numel for one in call.parameters if self._is_cast(one))
+        borrowed = 0 if call.module.borrows_frozen else call.borrowed_numel
+        return (numel + borrowed) * self.low_bytes
+
+    def _is_cast(self, parameter: Parameter) -> bool:
+        """Whether autocast casts it: it is kept in the stored type, not frozen in the low one."""
+        return parameter.stored in ("", self.training.stored_dtype)
 
     # -- gradients --------------------------------------------------------------------------------------
 
@@ -161,13 +166,13 @@ class DdpSchedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """AccumulateGrad of each parameter, and the reducer's hook after it."""
-        if call.borrowed_numel:
+        if call.borrowed_gradient_numel:
             self._tied_gradient(call)
-        if not call.numel:
+        if not call.trainable_numel:
             return
         self._gradient_from_autograd(call)
         pending: list[Parameter] = []
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             pending.append(parameter)
             bucket = self._bucket_of[self._num_ready]
             self._num_ready += 1
@@ -191,18 +196,18 @@ class DdpSchedule(Hooks):
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
         """The gradient in the stored type; added to the gradient of earlier micro-batches if there is one."""
-        builder, size = self.builder, call.numel * self.stored_bytes
+        builder, size = self.builder, call.trainable_numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
         if isinstance(call.module.work, Linear):
-            self._cast_gradient(call, call.numel)
+            self._cast_gradient(call, call.trainable_numel)
         elif size == self._tied_bytes:
             builder.free("activations", self._tied_bytes)
             self._tied_bytes = 0
         if self._has_gradients:
             builder.kernels(
                 f"accumulate gradients {call.name}",
-                moves(2 * size, size, launches=len(call.parameters)),
+                moves(2 * size, size, launches=len(call.trainable_parameters)),
                 module=call.name,
             )
             builder.free("buffers", size)
@@ -214,7 +219,7 @@ class DdpSchedule(Hooks):
         self.builder.allocate("buffers", low)
         self.builder.kernels(
             f"cast gradient {call.name}",
-            moves(low, numel * self.stored_bytes, launches=max(1, len(call.parameters))),
+            moves(low, numel * self.stored_bytes, launches=max(1, len(call.trainable_parameters))),
             module=call.name,
         )
         self.builder.free("buffers", low)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.update import OptimizerImplementation
+from zsim.cost.memory.adapters import quantisation_bytes, stored_bytes
 from zsim.cost.optimizers.kernels import update_kernels
 from zsim.cost.optimizers.states import state_tensors
 from zsim.cost.optimizers.tensors import Updated
@@ -37,6 +38,20 @@ def paged_states(training: Training, tensors: Sequence[Updated]) -> list[Memory]
     """States in unified memory that is on the host between steps (`paged_states = "host"`)."""
     paged = [tensor for tensor in tensors if _is_paged(training, tensor)]
     return [Memory("optimizer_states", _state_bytes(training, paged), "host")] if paged else []
+
+
+def whole_bytes(workload: Workload, dtype: str) -> int:
+    """Bytes of all parameters, each in its own type or else in `dtype`, and of the scales of 4-bit ones."""
+    parameters = [one for _, one in workload.model.named_parameters()]
+    if all(not one.stored for one in parameters):
+        return workload.numel * DTYPE_BYTES[dtype]
+    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in parameters)
+
+
+def frozen_bytes(workload: Workload, dtype: str) -> int:
+    """Bytes of the parameters that are not trained, as `whole_bytes` counts them."""
+    frozen = (one for _, one in workload.model.named_parameters() if not one.trainable)
+    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in frozen)
 
 
 def updated_in_blocks(

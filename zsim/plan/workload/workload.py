@@ -46,6 +46,19 @@ class ModuleCall:
         return self.module.numel
 
     @property
+    def trainable_parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for parameter in self.parameters if parameter.trainable)
+
+    @property
+    def trainable_numel(self) -> int:
+        return self.module.trainable_numel
+
+    @property
+    def borrowed_gradient_numel(self) -> int:
+        """Elements of the gradient that this module makes for another module's weight."""
+        return 0 if self.module.borrows_frozen else self.borrowed_numel
+
+    @property
     def borrowed_numel(self) -> int:
         """Elements of another module's weight that this module multiplies by (a tied head), else 0."""
         layer = self.module.work

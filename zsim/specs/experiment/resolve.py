@@ -34,6 +34,7 @@ from zsim.specs.experiment.strategies import (
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
+from zsim.specs.experiment.training.trained_model import trained_model
 from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
@@ -113,6 +114,16 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
     optimizer = chosen_optimizer(asked, table, deepspeed)
     training = _training(asked, model, cluster, deepspeed, notes, fp8_engine, optimizer.name)
+    offloads = getattr(table, "cpu_offload", False)
+    model = trained_model(
+        model,
+        asked,
+        table.kind,
+        training.precision,
+        parallelism,
+        is_offloaded=offloads,
+        deepspeed=deepspeed,
+    )
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,

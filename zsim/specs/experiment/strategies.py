@@ -243,4 +243,5 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         table.no_sync,
         table.cpu_offload,
         table.before_torch_2,
+        table.use_orig_params,
     )

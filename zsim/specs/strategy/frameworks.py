@@ -58,7 +58,7 @@ class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be `size:N`,
     N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded flat gradient even if not
     needed, set its shard to zero, split flat parameters on the compute stream, and copy shards even to the
-    type that they already have."""
+    type that they already have. `use_orig_params`: a flat parameter may have frozen parts."""
 
     sharding_strategy: str
     replicate: int
@@ -71,3 +71,4 @@ class Fsdp1:
     no_sync: bool
     cpu_offload: bool = False
     before_torch_2: bool = False
+    use_orig_params: bool = True

@@ -35,7 +35,7 @@ from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
-from zsim.plan.parts.optimizer import partition_states
+from zsim.plan.parts.optimizer import frozen_bytes, partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
@@ -63,7 +63,9 @@ class MegatronSchedule(Hooks):
                 self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        named = list(workload.model.named_parameters())
+        self._numels = {name: one.numel for name, one in named if one.trainable}
+        self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
         self.buffer = lay_out(
@@ -100,11 +102,12 @@ class MegatronSchedule(Hooks):
         """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
         update allocates."""
         owned, strategy = self.own_numels, self.strategy
-        parameters = self.buffer.numel if strategy.distributed_optimizer else self.workload.numel
+        trained = self.workload.model.trainable_numel
+        parameters = self.buffer.numel if strategy.distributed_optimizer else trained
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
         lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
         return [
-            Memory("parameters", parameters * self.param_bytes),
+            Memory("parameters", parameters * self.param_bytes + self._frozen_bytes),
             Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
@@ -121,7 +124,7 @@ class MegatronSchedule(Hooks):
         """The forward pre-hook: finish_param_sync."""
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
-        for parameter in call.parameters:
+        for parameter in call.trainable_parameters:
             number = self._bucket_of[_name(call, parameter)].number
             if number in self._ready:
                 continue
@@ -183,10 +186,10 @@ class MegatronSchedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
-        if call.borrowed_numel and not self.strategy.fuses_accumulation:
+        if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
             self.builder.allocate("activations", self._tied_bytes)
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             self._add_gradient(call, parameter)
             bucket = self._bucket_of[_name(call, parameter)]
             self._missing[bucket.number] -= 1
@@ -332,7 +335,7 @@ class MegatronSchedule(Hooks):
                 for bucket in self.buffer.buckets:
                     self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
-            self.builder.free("gradients", self.workload.numel * self.grad_bytes)
+            self.builder.free("gradients", self.workload.model.trainable_numel * self.grad_bytes)
 
     @property
     def _norm_groups(self) -> list[str]:

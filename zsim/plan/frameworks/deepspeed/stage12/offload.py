@@ -81,9 +81,9 @@ class Zero12Home:
 
     def _slice_numel(self, elements: int) -> int:
         """This rank's elements of a bucket; see [Note: the slice of a bucket]."""
-        before = self._seen * self.shard_numel // self.workload.numel
+        before = self._seen * self.shard_numel // self.workload.model.trainable_numel
         self._seen += elements
-        return self._seen * self.shard_numel // self.workload.numel - before
+        return self._seen * self.shard_numel // self.workload.model.trainable_numel - before
 
     def keep_gradients(
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool

@@ -95,7 +95,7 @@ class Zero3Home:
     def resident(self) -> list[Memory]:
         """Gradients and optimizer states by device; the pinned buffers are `buffers` of the host."""
         pinned = self.offload.pin_memory
-        sums = sum(parameter.shard_numel for parameter in self.parameters) * self._accum_bytes
+        sums = sum(parameter.trained_shard_numel for parameter in self.parameters) * self._accum_bytes
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
         in_memory = sum(
             self.numel_of(group)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
+from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
@@ -88,10 +89,13 @@ class Zero3Schedule(Zero3Gradients):
         )
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered = persistent * self.param_bytes if self.world_size > 1 else 0
+        trained = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
-            Memory("gradients", shard * DTYPE_BYTES[config.grad_accum_dtype]),
-            Memory("optimizer_states", shard * master + moments),
+            Memory("gradients", trained * DTYPE_BYTES[config.grad_accum_dtype]),
+            Memory("optimizer_states", trained * master + moments),
         ]
+        scales = sum(quantisation_bytes(one) for _, one in self.workload.model.named_parameters())
+        states += [Memory("parameters", scales)] if scales else []
         buffers = [Memory("buffers", gathered), Memory("buffers", bucket)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
@@ -252,7 +256,7 @@ class Zero3Schedule(Zero3Gradients):
     def _step_on_gpu(self) -> None:
         """Update one sub-group after the other, and move its new weights to their homes."""
         builder, config = self.builder, self.config
-        shards = [parameter.shard_numel for parameter in self.trace.parameters]
+        shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
         norm_and_sync(self.stage, config, shards, self.group.name, num_groups=len(self.sub_groups))
         for number, group in enumerate(self.sub_groups):
