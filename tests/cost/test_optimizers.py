@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zsim.cost.optimizers.kernels import update_kernels
@@ -42,7 +44,7 @@ def test_states_equal_those_of_torch_on_a_cpu() -> None:
     """One step of each of torch's optimizers on a matrix and a vector; the step counter (a scalar) is not
     counted."""
     torch = pytest.importorskip("torch")
-    made = {
+    made: dict[str, Any] = {
         "adamw": lambda tensors: torch.optim.AdamW(tensors),
         "sgd": lambda tensors: torch.optim.SGD(tensors),
         "sgd_momentum": lambda tensors: torch.optim.SGD(tensors, momentum=0.9),

@@ -30,11 +30,11 @@ from zsim.cost.kernels.attention import (
     query_elements,
     unpads,
 )
-from zsim.cost.kernels.elementwise import activation_cost, norm_cost, without_weight_gradient
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
 from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.adapters import input_saved, input_temporaries, is_packed, sum_temporaries
+from zsim.cost.memory.adapters import adapter_saved, adapter_temporaries, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
 from zsim.dtypes import DTYPE_BYTES
@@ -64,14 +64,8 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
         return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
-    if not module.has_backward:
-        return 0
-    if isinstance(module.work, Linear) and not module.trains_weight:
-        return 0  # the input is kept for the weight's gradient alone
-    if isinstance(module.work, Norm) and not module.trains_weight:
-        cost = norm_cost(module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
-        kept = without_weight_gradient(cost, module.work.kind, options).saved_bytes
-        return shape.tokens * module.work.width * kept
+    if (kept := saved_when_frozen(module, shape, options)) is not None:
+        return kept
     count = _SAVED[type(module.work)](module.work, shape, options)
     return count // 2 if keeps_fp8(module, options) else count
 
@@ -202,12 +196,10 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
-        weight = work.in_features * work.out_features * e if _is_dequantised(module) else 0
+        weight = work.in_features * work.out_features * e if is_dequantised(module) else 0
         return tokens * work.out_features * product_type(work, options)[0] + weight
-    if isinstance(work, AdapterInput):
-        return input_temporaries(work, shape, options)
-    if isinstance(work, AdapterSum):
-        return sum_temporaries(work, shape, options)
+    if isinstance(work, AdapterInput | AdapterSum):
+        return adapter_temporaries(work, shape, options)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
@@ -250,12 +242,10 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if not module.has_backward:
         return 0
-    if isinstance(work, AdapterInput):
-        return input_temporaries(work, shape, options)
-    if isinstance(work, AdapterSum):
-        return sum_temporaries(work, shape, options)
+    if isinstance(work, AdapterInput | AdapterSum):
+        return adapter_temporaries(work, shape, options)
     if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
-        is_made = options.autocast or _is_dequantised(module)
+        is_made = options.autocast or is_dequantised(module)
         weight = work.in_features * work.out_features if is_made else 0
         gathered = tokens * work.in_features if work.beneath and work.beneath.input_shards > 1 else 0
         e = product_type(work, options)[0]
@@ -282,10 +272,6 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Router | GroupedLinear | Rearrange):
         return sum(passing_by_experts(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
-
-
-def _is_dequantised(module: Module) -> bool:
-    return any(is_packed(parameter) for parameter in module.parameters)
 
 
 def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
@@ -407,6 +393,6 @@ _SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Embedding: _embedding_saved,
     Loss: _loss_saved,
     Exchange: _exchange_saved,
-    AdapterInput: input_saved,
-    AdapterSum: lambda work, shape, options: 0,
+    AdapterInput: adapter_saved,
+    AdapterSum: adapter_saved,
 }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from zsim.cost.kernels.adapters import adapter_bytes
+from zsim.cost.kernels.elementwise import norm_cost, without_weight_gradient
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dtypes import DTYPE_BYTES
-from zsim.specs.model.spec import AdapterInput, AdapterSum, Parameter
+from zsim.specs.model.spec import AdapterInput, AdapterSum, Linear, Module, Norm, Parameter
 
 _BLOCK, _SCALE_BLOCK = 64, 256
 _MAP_BYTES, _SCALE_MAP_BYTES, _OFFSET_BYTES = 16 * 4, 256 * 4, 4
@@ -42,19 +43,39 @@ def quantisation_bytes(parameter: Parameter) -> int:
     return scales + 4 * -(-scales // _SCALE_BLOCK) + _MAP_BYTES + _SCALE_MAP_BYTES + _OFFSET_BYTES
 
 
-def input_saved(work: AdapterInput, shape: BatchShape, options: WorkOptions) -> int:
-    """The mask of dropout, a byte an element."""
-    return shape.tokens * work.width if work.dropout else 0
+def is_dequantised(module: Module) -> bool:
+    """Whether its product makes 16-bit weights of 4-bit ones."""
+    return any(is_packed(parameter) for parameter in module.parameters)
 
 
-def input_temporaries(work: AdapterInput, shape: BatchShape, options: WorkOptions) -> int:
-    """The input as it is cast; with dropout its output too."""
-    inside, e = adapter_bytes(work, options), options.activation_bytes
-    return shape.tokens * work.width * ((inside if inside != e else 0) + (inside if work.dropout else 0))
+def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
+    """Bytes that a module with a frozen weight, or without a backward, keeps; None if it is neither. A
+    product keeps its input for the gradient of its weight alone."""
+    if not module.has_backward:
+        return 0
+    if module.trains_weight:
+        return None
+    work = module.work
+    if isinstance(work, Linear):
+        return 0
+    if isinstance(work, Norm):
+        cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+        return shape.tokens * work.width * without_weight_gradient(cost, work.kind, options).saved_bytes
+    return None
 
 
-def sum_temporaries(work: AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
-    """The scaled output, and the sum, in the wider type; one more where the sum is cast."""
+def adapter_saved(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+    """The mask of dropout, a byte an element; the sum keeps nothing."""
+    has_mask = isinstance(work, AdapterInput) and work.dropout > 0
+    return shape.tokens * work.width if has_mask else 0
+
+
+def adapter_temporaries(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+    """The input as it is cast, with dropout its output too; the scaled output and the sum, in the wider type,
+    and one more where the sum is cast."""
     e = options.activation_bytes
+    if isinstance(work, AdapterInput):
+        inside = adapter_bytes(work, options)
+        return shape.tokens * work.width * ((inside if inside != e else 0) + (inside if work.dropout else 0))
     inside = 4 if work.dtype == "fp32" else e
     return shape.tokens * work.width * (2 * inside + (e if inside != e else 0))

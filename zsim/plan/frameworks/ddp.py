@@ -132,7 +132,8 @@ class DdpSchedule(Hooks):
         fp32 = size // self.low_bytes * self.stored_bytes
         casts = sum(self._is_cast(one) for one in call.parameters)
         self.builder.kernels(f"cast {call.name}", moves(fp32, size, launches=max(1, casts)), module=call.name)
-        if self.builder.phase == "forward" and call.segment in self._checkpointed:
+        is_kept = call.module.has_backward and call.segment not in self._checkpointed
+        if self.builder.phase == "forward" and not is_kept:
             self._cached_cast_bytes += size
 
     def end_forward(self) -> None:
@@ -140,7 +141,8 @@ class DdpSchedule(Hooks):
         self._cached_cast_bytes = 0
 
     def after_module(self, call: ModuleCall) -> None:
-        if self.builder.phase == "backward":
+        is_dropped = self.builder.phase == "recompute" and not call.module.has_backward
+        if self.builder.phase == "backward" or is_dropped:
             self.builder.free("buffers", self._cast_bytes(call), micro_batch=self.builder.micro_batch)
 
     def _cast_bytes(self, call: ModuleCall) -> int:

@@ -140,7 +140,9 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
         name = f"{model.block_prefix}.{number}"
-        segments.append(deriver.block(name, block, training.checkpointing_of(number), checkpoint))
+        is_reached = any(module.has_backward for module in block.modules)
+        policy = training.checkpointing_of(number) if is_reached else "none"
+        segments.append(deriver.block(name, block, policy, checkpoint))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
     return Workload(model, training, tuple(segments), checkpoint, head, logs)

@@ -24,8 +24,7 @@ class Adapters:
     pattern, if `is_pattern` (a regular expression for the whole name). `ranks`: by pattern, where they differ
     (`rank_pattern`). `layers`: numbers of the blocks that are adapted, () for all. `stored`: the type that
     the adapters are kept in ("": the framework's). `computed`: the type of their products, if it is not the
-    training's; `recasts`: autocast casts what the adapter has cast to fp32 back. `base_stored`: the type of
-    the frozen weights of adapted products ("nf4": 4 bits)."""
+    training's; `recasts`: autocast casts what the adapter has cast to fp32 back."""
 
     rank: int
     targets: tuple[str, ...]
@@ -37,7 +36,6 @@ class Adapters:
     stored: str = ""
     computed: str = ""
     recasts: bool = False
-    base_stored: str = ""
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
@@ -127,9 +125,7 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
     base = replace(
         module,
         name=f"{module.name}.base_layer",
-        parameters=tuple(
-            replace(one, trainable=False, stored=_base_type(one, adapters)) for one in module.parameters
-        ),
+        parameters=tuple(replace(one, trainable=False) for one in module.parameters),
     )
     shards, own = module.token_shards, adapters.stored
     parts = [base]
@@ -146,13 +142,6 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
         Module(module.name, AdapterSum(outputs, adapters.computed), token_shards=shards),
     ]
     return parts
-
-
-def _base_type(parameter: Parameter, adapters: Adapters) -> str:
-    """4-bit layers keep their bias as it was."""
-    if adapters.base_stored.startswith("nf4") and len(parameter.shape) != 2:
-        return "bf16"
-    return adapters.base_stored
 
 
 def _products(model: ModelSpec) -> Iterator[str]:

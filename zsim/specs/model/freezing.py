@@ -31,12 +31,15 @@ from zsim.specs.model.spec import (
 class Frozen:
     """`patterns`: of full parameter names; `all_but_adapters`: every parameter but those of adapters, and
     those that `keeps` matches (PEFT's `modules_to_save`). `stored`: the type that frozen weights are kept in
-    ("": the framework's). `inputs_require_gradients`: transformers' `enable_input_require_grads`."""
+    ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
+    bitsandbytes replaces every product but the head). `inputs_require_gradients`: transformers'
+    `enable_input_require_grads`."""
 
     patterns: tuple[str, ...] = ()
     all_but_adapters: bool = False
     keeps: tuple[str, ...] = ()
     stored: str = ""
+    products_stored: str = ""
     inputs_require_gradients: bool = False
 
     def is_frozen(self, name: str) -> bool:
@@ -75,7 +78,7 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
         key = id(block), flags
         if key not in made:
             made[key] = replace(
-                block, modules=tuple(_frozen(one, prefix + one.name, frozen) for one in block.modules)
+                block, modules=tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
             )
         blocks.append(made[key])
     if model.is_tied and not any(one.trainable_numel for one in before if isinstance(one.work, Embedding)):
@@ -94,6 +97,18 @@ def _frozen(module: Module, name: str, frozen: Frozen) -> Module:
         return module
     parameters = tuple(_freeze(one, f"{name}.{one.name}", frozen) for one in module.parameters)
     return module if parameters == module.parameters else replace(module, parameters=parameters)
+
+
+def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
+    is_product = isinstance(module.work, Linear) and ".lora_" not in module.name
+    module = _frozen(module, name, frozen)
+    if not frozen.products_stored or not is_product or module.trains_weight:
+        return module
+    kept = tuple(
+        replace(one, stored=frozen.products_stored) if len(one.shape) == 2 else one
+        for one in module.parameters
+    )
+    return replace(module, parameters=kept)
 
 
 def _freeze(parameter: Parameter, name: str, frozen: Frozen) -> Parameter:
@@ -145,6 +160,7 @@ def _marks(modules: Iterable[Module]) -> Iterable[Module]:
             needs = stream or branch
         else:
             needs = stream or branch
-            shared = needs if isinstance(work, Linear) else shared
+            is_first = isinstance(work, Linear) and ".lora_B." not in module.name
+            shared = needs if is_first else shared
         branch |= needs or module.trainable_numel > 0
         yield module if needs else replace(module, input_gradient=False)

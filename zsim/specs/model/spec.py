@@ -198,8 +198,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AdapterInput:
-    """What an adapter does with its input: cast to `dtype` (fp32; "": none), dropout, and, with `recasts`, a
-    cast to fp32 and autocast's cast back at the product."""
+    """Cast of an adapter's input to `dtype` (fp32; "": none), dropout, and, with `recasts`, a cast to fp32
+    and autocast's cast back at the product."""
 
     width: int
     dropout: float = 0.0

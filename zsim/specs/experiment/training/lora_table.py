@@ -44,7 +44,7 @@ _READ = {
     "modules_to_save": "modules_to_save",
 }  # fmt: skip
 # Keys that change what is computed, by the value that does not.
-_OTHER_WORK = {
+_OTHER_WORK: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None), "bias": ("none",), "target_parameters": (None, []), "lora_bias": (False,),
     "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
     "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),

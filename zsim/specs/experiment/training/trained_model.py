@@ -62,6 +62,7 @@ def trained_model(
         all_but_adapters=True,
         keeps=lora.modules_to_save,
         stored=_base_type(table, kind, low),
+        products_stored=_product_type(lora),
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
     return with_frozen(model, frozen)
@@ -71,9 +72,6 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
     """See [Note: the types of adapters and of frozen weights]."""
     own = "" if kind in _OWN_TYPES else lora.dtype or "fp32"
     is_low = table.stored_dtype != "fp32"
-    base = _base_type(table, kind, low)
-    if lora.quantized == "nf4":
-        base = "nf4" if lora.double_quantization else "nf4-single"
     targets, is_pattern = _targets(lora, model)
     return Adapters(
         lora.rank,
@@ -86,8 +84,13 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
         stored=own,
         computed="fp32" if own == "fp32" and is_low else "",
         recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,
-        base_stored=base,
     )
+
+
+def _product_type(lora: LoraTable) -> str:
+    if lora.quantized is None:
+        return ""
+    return "nf4" if lora.double_quantization else "nf4-single"
 
 
 def _base_type(table: TrainingTable, kind: str, low: str) -> str:

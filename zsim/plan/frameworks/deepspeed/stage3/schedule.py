@@ -204,7 +204,7 @@ class Zero3Schedule(Zero3Gradients):
             return
         micro_batch = builder.micro_batch
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
-        holds = not self.zero.memory_efficient_linear and not is_backward
+        holds = not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
         released = self.coordinator.release()
         self.store.release(released)
         if self.secondary is not None:
