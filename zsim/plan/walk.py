@@ -130,6 +130,8 @@ class Walk:
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         head = _head(workload) if hooks.stage.is_last else None
         for segment in reversed(workload.segments):
+            if not segment.has_backward:
+                continue
             hooks.before_backward(segment)
             for number, call in enumerate(reversed(segment.calls)):
                 if segment.is_checkpointed and number == segment.num_before_recomputation:

@@ -98,6 +98,11 @@ class Segment:
         return sum(call.numel for call in self.calls)
 
     @cached_property
+    def has_backward(self) -> bool:
+        """Whether autograd comes back to it; a segment without modules counts as one."""
+        return not self.calls or any(call.module.has_backward for call in self.calls)
+
+    @cached_property
     def checkpoint_bytes(self) -> int:
         """Bytes of the segment's input and of its calls' kept outputs."""
         return self.input_bytes + sum(sum(call.work.kept_outputs) for call in self.calls)
