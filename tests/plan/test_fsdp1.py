@@ -304,7 +304,7 @@ def test_the_compute_stream_waits_only_for_the_gathering_it_needs(toys: Any) -> 
 
 def units_of(toys: Any, wrapping: str, **model: Any) -> dict[str, int]:
     workload = make_workload(toys.transformer(**model), toys.training())
-    return {unit.name: unit.numel for unit in make_flat_units(workload, wrapping, 8)}
+    return {unit.name: unit.numel for unit in make_flat_units(workload, fsdp1(wrapping=wrapping), 8, "fp32")}
 
 
 def test_blocks_are_wrapped_and_the_root_holds_the_rest(toys: Any) -> None:

@@ -220,8 +220,8 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
         ({"data_efficiency": {"enabled": True}}, "data_efficiency"),
         ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation"),
-        ({"optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}, "optimizer.type"),
-        ({"optimizer": {"type": "SGD"}}, "optimizer.type"),
+        ({"optimizer": {"type": "Lamb", "params": {"lr": 1e-4}}}, "optimizer.type"),
+        ({"optimizer": {"type": "RMSprop"}}, "optimizer.type"),
     ],
 )
 def test_blocks_that_change_the_step_are_refused_by_name(extra: dict[str, Any], key: str) -> None:

@@ -16,6 +16,12 @@ from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
+_WITH_FROZEN = "6N + 12LdS per token, N with embeddings, 4N of frozen ones"
+
+
+def flops_convention(model: ModelSpec) -> str:
+    """The convention by which `model_flops_per_token` counts."""
+    return FLOPS_CONVENTION if model.trainable_numel == model.numel else _WITH_FROZEN
 
 
 def forward_flops(module: Module, sequence_length: int) -> float:
@@ -44,8 +50,11 @@ def active_numel(model: ModelSpec) -> int:
 
 
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """6 N + 12 L d S: forward and backward, nothing recomputed."""
-    return 6.0 * active_numel(model) + 3.0 * attention_flops_per_token(model, sequence_length)
+    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N."""
+    frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
+    return (6.0 - 2.0 * frozen) * active_numel(model) + 3.0 * attention_flops_per_token(
+        model, sequence_length
+    )
 
 
 def hardware_flops_per_token(

@@ -50,12 +50,15 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
 
 def model_size(job: Job) -> dict[str, int]:
     """Parameters of the whole model, whatever part of it a rank holds; active ones are all but those of the
-    experts that a token is not routed to. A module for multi-token prediction is counted, not simulated."""
-    return {
+    experts that a token is not routed to; trainable ones are said if some are frozen. A module for
+    multi-token prediction is counted, not simulated."""
+    found = {
         "parameters": job.model.numel,
         "active_parameters": active_numel(job.model),
         "mtp_parameters": job.model.mtp_parameters,
     }
+    trained = job.model.trainable_numel
+    return found if trained == job.model.numel else {**found, "trainable_parameters": trained}
 
 
 def resolved_parallelism(job: Job) -> dict[str, Any]:

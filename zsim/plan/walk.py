@@ -130,6 +130,8 @@ class Walk:
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         head = _head(workload) if hooks.stage.is_last else None
         for segment in reversed(workload.segments):
+            if not segment.has_backward:
+                continue
             hooks.before_backward(segment)
             for number, call in enumerate(reversed(segment.calls)):
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
@@ -160,6 +162,8 @@ class Walk:
 
     def _backward_module(self, call: ModuleCall) -> None:
         work = call.work
+        if not call.module.has_backward:
+            return
         self.hooks.before_module(call)
         self._recompute_core(call)
         self.builder.activations(
@@ -191,6 +195,8 @@ class Walk:
         """The gradient of a module's input; a product's input and its output's gradient stay for its
         weight's."""
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
+        if not call.module.has_backward:
+            return
         self.hooks.before_module(call)
         self._recompute_core(call)
         builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)

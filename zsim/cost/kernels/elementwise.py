@@ -26,7 +26,9 @@ Source: linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.cs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from zsim.cost.kernels.shapes import WorkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,24 @@ _WRITTEN_OUT = {
     "l2": (20, 5, 68, 11, 4),
     "t5_rms": (28, 6, 92, 14, 8),
 }
+
+
+def without_weight_gradient(cost: NormCost, kind: str, options: WorkOptions) -> NormCost:
+    """The cost of a norm whose weight is frozen: without its gradient's reading of dy and x, and in eager
+    RMSNorm without what it keeps for it (torch saves a factor only for the other's gradient). Compiled and
+    Liger's kernels compute it all the same, or in the same pass."""
+    if options.fuses_kernels:
+        return cost
+    e = options.stream_bytes
+    if kind == "layer":
+        return replace(cost, backward_bytes=cost.backward_bytes - 2 * e, backward_launches=1)
+    element = 4 if kind == "gemma_rms" else e
+    return replace(
+        cost,
+        backward_bytes=cost.backward_bytes - 4 * element,
+        backward_launches=cost.backward_launches - 2,
+        saved_bytes=4,
+    )
 
 
 def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = True) -> NormCost:

@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zsim.cost.kernels.adapters import (
+    dequantise_kernels,
+    input_forward,
+    product_type,
+    sum_backward,
+    sum_forward,
+)
 from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
-from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost, without_weight_gradient
 from zsim.cost.kernels.experts import (
     grouped_backward,
     grouped_forward,
@@ -37,6 +44,8 @@ from zsim.cost.kernels.update import (
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
+    AdapterInput,
+    AdapterSum,
     Attention,
     Embedding,
     Exchange,
@@ -73,7 +82,10 @@ def forward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> 
 
 
 def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The kernels of one module's backward pass: gradients of its input and of its parameters."""
+    """The kernels of one module's backward pass: gradients of its input and of its parameters; () if neither
+    needs one."""
+    if not module.has_backward:
+        return ()
     return _BACKWARD[type(module.work)](module, shape, options)
 
 
@@ -120,11 +132,12 @@ def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
 def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """One product, with the bias in its epilogue."""
     work = _linear(module)
-    m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
+    m, n, k = shape.tokens, work.out_features, work.in_features
+    e, dtype = product_type(work, options)
     bias_bytes = n * e if _has_bias(module) else 0
     if not runs_in_fp8(module, options):
-        product = gemm(m, n, k, e, options.kernel_dtype, extra_bytes=bias_bytes)
-        return (*_autocast_cast(n * k, options), product)
+        product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes)
+        return (*dequantise_kernels(module, options), *_autocast_cast(n * k, options), product)
     casts: Kernels = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
     if options.fp8_engine == "transformer-engine":
         casts = _engine_casts(module, m * k, k * n, options)
@@ -135,16 +148,23 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
 def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Gradient of the input, gradient of the weight, sum over tokens for the bias.
 
-    The gradient of a shared input is accumulated by a separate add; so is that of a tied weight.
+    The gradient of a shared input is accumulated by a separate add; so is that of a tied weight. A frozen
+    weight has no gradient, and an input before all that is trained has none.
     """
     return tuple(kernel for kernel, _ in _linear_gradients(module, shape, options))
 
 
 def _linear_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> list[tuple[Kernel, bool]]:
     """The kernels of a product's backward in order, each with whether it is for the weight's gradient."""
+    needed = {True: module.trains_weight, False: module.input_gradient}
+    return [one for one in _all_gradients(module, shape, options) if needed[one[1]]]
+
+
+def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> list[tuple[Kernel, bool]]:
     work = _linear(module)
-    m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
-    kernels: list[tuple[Kernel, bool]] = []
+    m, n, k = shape.tokens, work.out_features, work.in_features
+    e, dtype = product_type(work, options)
+    kernels: list[tuple[Kernel, bool]] = [(one, False) for one in dequantise_kernels(module, options)]
     if runs_in_fp8(module, options):
         # Every fp8 product is "nt", the only layout of cuBLAS: the casts transpose the operands.
         casts = ((m * n, False), (k * n, False), (m * k, True))
@@ -156,12 +176,11 @@ def _linear_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
         kernels.append((Kernel("gemm", 2.0 * m * n * k, to_input, "fp8", (m, k, n)), False))
         kernels.append((Kernel("gemm", 2.0 * m * n * k, to_weight, "fp8", (n, k, m)), True))
     else:
-        dtype = options.kernel_dtype
         kernels += [(gemm(m, k, n, e, dtype, "nn"), False), (gemm(n, k, m, e, dtype, "tn"), True)]
         kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
     if _has_bias(module):
         kernels.append((_elementwise((m * n + n) * e, options.kernel_dtype), True))
-    if module.shares_input and not options.compile:
+    if (module.shares_input or work.is_adapter) and not options.compile:
         kernels.append((_elementwise(3 * m * k * e, options.kernel_dtype), False))
     if not any(parameter.name == "weight" for parameter in module.parameters):
         kernels.append((_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype), True))
@@ -174,6 +193,8 @@ def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
     Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
     """
     if options.dtype != "fp8" or not isinstance(module.work, Linear) or module.name == "lm_head":
+        return False
+    if ".lora_" in module.name:
         return False
     return module.work.in_features % 16 == 0 and module.work.out_features % 16 == 0
 
@@ -226,6 +247,8 @@ def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> K
         module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
     )
     elements = shape.tokens * module.work.width
+    if not module.trains_weight:
+        cost = without_weight_gradient(cost, module.work.kind, options)
     kernel = _elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
     return (*_autocast_cast(elements, options), kernel)
 
@@ -325,6 +348,8 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     Embedding: _embedding_forward,
     Loss: _loss_forward,
     Exchange: _exchange,
+    AdapterInput: input_forward,
+    AdapterSum: sum_forward,
     Router: router_forward,
     GroupedLinear: grouped_forward,
     Rearrange: rearrange_forward,
@@ -338,6 +363,8 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     Embedding: _embedding_backward,
     Loss: _loss_backward,
     Exchange: _exchange,
+    AdapterInput: input_forward,
+    AdapterSum: sum_backward,
     Router: router_backward,
     GroupedLinear: grouped_backward,
     Rearrange: rearrange_backward,

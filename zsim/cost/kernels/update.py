@@ -21,8 +21,10 @@ _ELEMENTS_PER_LAUNCH = 320 * 65536
 # One launch of torch.cat takes at most 128 tensors (ATen/native/cuda/Shape.cu: CAT_ARRAY_BATCH_SIZE).
 _TENSORS_PER_CAT = 128
 
-# Optimizer states per parameter.
-OPTIMIZER_STATES: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}
+# Optimizer states per parameter, of the optimizers that keep them in the parameter's type.
+OPTIMIZER_STATES: dict[str, int] = {
+    "adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1, "lion": 1, "adagrad": 1,
+}  # fmt: skip
 
 # (passes in the state's type, reads in the gradient's type, launches per 21M elements) of foreach, counted
 # in torch 2.13's `_multi_tensor_adamw` and `_multi_tensor_sgd`:

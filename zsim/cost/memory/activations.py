@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from zsim.cost.kernels.adapters import product_type
 from zsim.cost.kernels.attention import (
     LOGSUMEXP_BYTES,
     input_elements,
@@ -34,12 +35,15 @@ from zsim.cost.kernels.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
 from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.adapters import adapter_saved, adapter_temporaries, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
+    AdapterInput,
+    AdapterSum,
     Attention,
     Block,
     Embedding,
@@ -61,6 +65,8 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
         return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
+    if (kept := saved_when_frozen(module, shape, options)) is not None:
+        return kept
     count = _SAVED[type(module.work)](module.work, shape, options)
     return count // 2 if keeps_fp8(module, options) else count
 
@@ -193,7 +199,10 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
-        return tokens * work.out_features * e
+        weight = work.in_features * work.out_features * e if is_dequantised(module) else 0
+        return tokens * work.out_features * product_type(work, options)[0] + weight
+    if isinstance(work, AdapterInput | AdapterSum):
+        return adapter_temporaries(work, shape, options)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
@@ -234,9 +243,15 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if not module.has_backward:
+        return 0
+    if isinstance(work, AdapterInput | AdapterSum):
+        return adapter_temporaries(work, shape, options)
     if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
-        weight = work.in_features * work.out_features if options.autocast else 0
+        is_made = options.autocast or is_dequantised(module)
+        weight = work.in_features * work.out_features if is_made else 0
         gathered = tokens * work.in_features if work.beneath and work.beneath.input_shards > 1 else 0
+        e = product_type(work, options)[0]
         return (tokens * (work.in_features + work.out_features) + gathered + weight) * e
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
@@ -292,16 +307,17 @@ def runs_before_recomputation(block: Block) -> int:
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
-    return isinstance(module.work, Exchange) or (
-        isinstance(module.work, Residual) and not module.work.dropout
-    )
+    work = module.work
+    if isinstance(work, Rearrange):
+        return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
+    return isinstance(work, Exchange | AdapterSum) or (isinstance(work, Residual) and not work.dropout)
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
     """The input; under autocast (fp32 weights) also the cast copy of the weight."""
     weight = work.in_features * work.out_features if options.autocast else 0
     kept = shape.tokens // (work.beneath.input_shards if work.beneath else 1)
-    return (kept * work.in_features + weight) * options.activation_bytes
+    return (kept * work.in_features + weight) * product_type(work, options)[0]
 
 
 def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
@@ -392,4 +408,6 @@ _SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Embedding: _embedding_saved,
     Loss: _loss_saved,
     Exchange: _exchange_saved,
+    AdapterInput: adapter_saved,
+    AdapterSum: adapter_saved,
 }

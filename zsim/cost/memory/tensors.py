@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from zsim.cost.kernels.adapters import product_type
 from zsim.cost.kernels.attention import (
     input_elements,
     key_value_elements,
@@ -76,6 +77,7 @@ def cut(count: int, sizes: Iterable[int]) -> Sizes:
 def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
+        e = product_type(work, options)[0]
         given, made = tokens * work.in_features * e, tokens * work.out_features * e
         shards = work.beneath.input_shards if work.beneath else 1
         weight = work.in_features * work.out_features * e if options.autocast else 0

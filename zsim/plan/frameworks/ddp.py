@@ -22,7 +22,14 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import (
+    clip_gradients,
+    lazy_states,
+    paged_states,
+    update,
+    updated_in_blocks,
+    whole_bytes,
+)
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
@@ -84,8 +91,10 @@ class DdpSchedule(Hooks):
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
-        ready = [parameter for call in _backward_order(workload) for parameter in reversed(call.parameters)]
+        order = _backward_order(workload)
+        ready = [one for call in order for one in reversed(call.trainable_parameters)]
         self.gradient_numels = [parameter.numel for parameter in ready]
+        self.updated = updated_in_blocks(workload, [(one, one.shape) for one in ready])
         self._buckets: list[_Bucket] = []
         self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
@@ -102,11 +111,11 @@ class DdpSchedule(Hooks):
     def resident(self) -> list[Memory]:
         """The whole model and its optimizer states on every rank; the buckets stay between steps (none on 1
         rank)."""
-        numel = self.workload.numel
-        buckets = 0 if self.is_alone else self.stored_bytes * numel
+        buckets = 0 if self.is_alone else self.stored_bytes * sum(self.gradient_numels)
         return [
-            Memory("parameters", self.stored_bytes * numel),
-            lazy_states(self.training, self.gradient_numels),
+            Memory("parameters", whole_bytes(self.workload, self.training.stored_dtype)),
+            lazy_states(self.training, self.updated),
+            *paged_states(self.training, self.updated),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
             Memory("gradients" if self.has_views else "buffers", buckets),
         ]
@@ -121,10 +130,10 @@ class DdpSchedule(Hooks):
             return
         self.builder.allocate("buffers", size, micro_batch=self.builder.micro_batch)
         fp32 = size // self.low_bytes * self.stored_bytes
-        self.builder.kernels(
-            f"cast {call.name}", moves(fp32, size, launches=max(1, len(call.parameters))), module=call.name
-        )
-        if self.builder.phase == "forward" and call.segment in self._checkpointed:
+        casts = sum(self._is_cast(one) for one in call.parameters)
+        self.builder.kernels(f"cast {call.name}", moves(fp32, size, launches=max(1, casts)), module=call.name)
+        is_kept = call.module.has_backward and call.segment not in self._checkpointed
+        if self.builder.phase == "forward" and not is_kept:
             self._cached_cast_bytes += size
 
     def end_forward(self) -> None:
@@ -132,13 +141,20 @@ class DdpSchedule(Hooks):
         self._cached_cast_bytes = 0
 
     def after_module(self, call: ModuleCall) -> None:
-        if self.builder.phase == "backward":
+        is_dropped = self.builder.phase == "recompute" and not call.module.has_backward
+        if self.builder.phase == "backward" or is_dropped:
             self.builder.free("buffers", self._cast_bytes(call), micro_batch=self.builder.micro_batch)
 
     def _cast_bytes(self, call: ModuleCall) -> int:
         if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
             return 0
-        return (call.numel + call.borrowed_numel) * self.low_bytes
+        numel = sum(one.numel for one in call.parameters if self._is_cast(one))
+        borrowed = 0 if call.module.borrows_frozen else call.borrowed_numel
+        return (numel + borrowed) * self.low_bytes
+
+    def _is_cast(self, parameter: Parameter) -> bool:
+        """Whether autocast casts it: it is kept in the stored type, not frozen in the low one."""
+        return parameter.stored in ("", self.training.stored_dtype)
 
     # -- gradients --------------------------------------------------------------------------------------
 
@@ -152,13 +168,13 @@ class DdpSchedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """AccumulateGrad of each parameter, and the reducer's hook after it."""
-        if call.borrowed_numel:
+        if call.borrowed_gradient_numel:
             self._tied_gradient(call)
-        if not call.numel:
+        if not call.trainable_numel:
             return
         self._gradient_from_autograd(call)
         pending: list[Parameter] = []
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             pending.append(parameter)
             bucket = self._bucket_of[self._num_ready]
             self._num_ready += 1
@@ -182,18 +198,18 @@ class DdpSchedule(Hooks):
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
         """The gradient in the stored type; added to the gradient of earlier micro-batches if there is one."""
-        builder, size = self.builder, call.numel * self.stored_bytes
+        builder, size = self.builder, call.trainable_numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
         if isinstance(call.module.work, Linear):
-            self._cast_gradient(call, call.numel)
+            self._cast_gradient(call, call.trainable_numel)
         elif size == self._tied_bytes:
             builder.free("activations", self._tied_bytes)
             self._tied_bytes = 0
         if self._has_gradients:
             builder.kernels(
                 f"accumulate gradients {call.name}",
-                moves(2 * size, size, launches=len(call.parameters)),
+                moves(2 * size, size, launches=len(call.trainable_parameters)),
                 module=call.name,
             )
             builder.free("buffers", size)
@@ -205,7 +221,7 @@ class DdpSchedule(Hooks):
         self.builder.allocate("buffers", low)
         self.builder.kernels(
             f"cast gradient {call.name}",
-            moves(low, numel * self.stored_bytes, launches=max(1, len(call.parameters))),
+            moves(low, numel * self.stored_bytes, launches=max(1, len(call.trainable_parameters))),
             module=call.name,
         )
         self.builder.free("buffers", low)
@@ -249,7 +265,7 @@ class DdpSchedule(Hooks):
         """Clip and update the parameters of all stages of the rank; the norm is summed over the pipeline."""
         numels = [numel for chunk in self.chunks for numel in chunk.gradient_numels]
         clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
-        update(self.builder, self.training, numels)
+        update(self.builder, self.training, [one for chunk in self.chunks for one in chunk.updated])
         if not self.has_views:
             self.builder.free("gradients", self.stored_bytes * sum(numels))
 

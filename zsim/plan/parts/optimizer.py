@@ -5,24 +5,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels import modules as work
-from zsim.cost.kernels.update import OPTIMIZER_STATES
+from zsim.cost.kernels.update import OptimizerImplementation
+from zsim.cost.memory.adapters import quantisation_bytes, stored_bytes
+from zsim.cost.optimizers.kernels import update_kernels
+from zsim.cost.optimizers.states import state_tensors
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.ops import Memory
+from zsim.plan.ops import Copy, Memory
+from zsim.plan.workload.workload import Workload
+from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.training import Training
 
 UPDATE = "optimizer step"
+_SMALLEST_PAGED = 100_000  # elements of a state; bitsandbytes 0.50.2 `get_state_buffer`
 
 
-def lazy_states(training: Training, numels: Sequence[int]) -> Memory:
-    """Optimizer states of this rank's elements of each tensor, which torch.optim's first step allocates
-    tensor by tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise).
+def lazy_states(training: Training, tensors: Sequence[Updated]) -> Memory:
+    """Optimizer states of this rank's part of each tensor, which torch.optim's first step allocates tensor by
+    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise); without those in
+    `paged_states`.
 
     FSDP1's tensors are the flat parameters, also with `use_orig_params`, where torch has slices of them.
     """
-    size = DTYPE_BYTES[training.stored_dtype]
-    tensors = tuple(size * numel for numel in numels for _ in range(OPTIMIZER_STATES[training.optimizer]))
-    return Memory("optimizer_states", sum(tensors), lazy_tensors=tensors)
+    kept = [tensor for tensor in tensors if not _is_paged(training, tensor)]
+    sizes = state_tensors(training.optimizer, kept, training.stored_dtype)
+    return Memory("optimizer_states", sum(sizes), lazy_tensors=sizes)
+
+
+def paged_states(training: Training, tensors: Sequence[Updated]) -> list[Memory]:
+    """States in unified memory that is on the host between steps (`paged_states = "host"`)."""
+    paged = [tensor for tensor in tensors if _is_paged(training, tensor)]
+    return [Memory("optimizer_states", _state_bytes(training, paged), "host")] if paged else []
+
+
+def whole_bytes(workload: Workload, dtype: str) -> int:
+    """Bytes of all parameters, each in its own type or else in `dtype`, and of the scales of 4-bit ones."""
+    parameters = [one for _, one in workload.model.named_parameters()]
+    if all(not one.stored for one in parameters):
+        return workload.numel * DTYPE_BYTES[dtype]
+    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in parameters)
+
+
+def frozen_bytes(workload: Workload, dtype: str) -> int:
+    """Bytes of the parameters that are not trained, as `whole_bytes` counts them."""
+    frozen = (one for _, one in workload.model.named_parameters() if not one.trainable)
+    return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in frozen)
+
+
+def updated_in_blocks(
+    workload: Workload, parts: Sequence[tuple[Parameter, tuple[int, ...]]]
+) -> list[Updated]:
+    """The rank's parts of parameters: (parameter, the part's shape). Weights of the blocks' products are the
+    matrices that Muon treats apart."""
+    blocks = (call for segment in workload.segments if segment.kind == "block" for call in segment.calls)
+    owners = (call for call in blocks if isinstance(call.module.work, Linear))
+    matrices = {id(one) for call in owners for one in call.parameters if len(one.shape) == 2}
+    return [Updated(shape, one.shape, id(one) in matrices) for one, shape in parts]
+
+
+def partition_states(training: Training, numel: int, dtype: str) -> tuple[int, ...]:
+    """Bytes of each state of a flat partition of `numel` elements, by a framework that keeps moments in
+    `dtype`."""
+    moments = optimizer_of(training.optimizer).moments
+    if moments is not None:
+        return (numel * DTYPE_BYTES[dtype],) * moments
+    return state_tensors(training.optimizer, [Updated((numel,))], "fp32")
+
+
+def _is_paged(training: Training, tensor: Updated) -> bool:
+    is_asked = optimizer_of(training.optimizer).is_paged and training.paged_states == "host"
+    return is_asked and tensor.numel >= _SMALLEST_PAGED
+
+
+def _state_bytes(training: Training, tensors: Sequence[Updated]) -> int:
+    return sum(state_tensors(training.optimizer, tensors, training.stored_dtype))
 
 
 def clip_gradients(
@@ -51,7 +109,7 @@ def clip_gradients(
 def update(
     builder: PlanBuilder,
     training: Training,
-    numels: Sequence[int],
+    tensors: Sequence[Updated],
     *,
     gradient_dtype: str | None = None,
     state_dtype: str | None = None,
@@ -59,23 +117,67 @@ def update(
     name: str = UPDATE,
     overhead: str | None = "optimizer_step",
 ) -> None:
-    """Issue the update of this rank's elements of each tensor; types default to `stored_dtype`.
+    """Issue the update of this rank's part of each tensor; types default to `stored_dtype`.
 
-    `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`).
+    `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`). bitsandbytes
+    waits for the GPU after every tensor.
     """
-    state_dtype = state_dtype or training.stored_dtype
+    stored = state_dtype or training.stored_dtype
+    gradient = gradient_dtype or training.stored_dtype
     implementation = training.optimizer_implementation
-    kernels = work.optimizer_kernels(
-        sum(numels),
+    optimizer = optimizer_of(training.optimizer)
+    if optimizer.waits_per_tensor:
+        for tensor in tensors:
+            _update_one(builder, training, tensor, gradient, stored, name, overhead)
+            overhead = None
+        if low_precision_copy:
+            builder.kernels(f"{name}: cast", work.cast_kernels(_numel(tensors), stored, "bf16"))
+        return
+    kernels = update_kernels(
         training.optimizer,
+        tensors,
         implementation,
-        num_tensors=len(numels),
-        gradient_dtype=gradient_dtype or training.stored_dtype,
-        state_dtype=state_dtype,
+        gradient_dtype=gradient,
+        stored_dtype=stored,
         low_precision_copy=low_precision_copy,
     )
-    makes_roots = implementation == "foreach" and training.optimizer in ("adam", "adamw")
-    roots = tuple(numel * DTYPE_BYTES[state_dtype] for numel in numels) if makes_roots else ()
+    tensor_bytes = tuple(tensor.numel * DTYPE_BYTES[stored] for tensor in tensors)
+    roots = tensor_bytes if _makes_roots(training, implementation) else ()
     builder.allocate("buffers", sum(roots), owner=name, tensors=roots)
     builder.kernels(name, kernels, overhead=overhead)
     builder.free("buffers", sum(roots), owner=name)
+
+
+def _makes_roots(training: Training, implementation: OptimizerImplementation) -> bool:
+    return implementation == "foreach" and training.optimizer in ("adam", "adamw")
+
+
+def _update_one(
+    builder: PlanBuilder,
+    training: Training,
+    tensor: Updated,
+    gradient_dtype: str,
+    stored_dtype: str,
+    name: str,
+    overhead: str | None,
+) -> None:
+    """bitsandbytes' step of one tensor: paged states come over PCIe and go back, then the host waits
+    (0.50.2 optim/optimizer.py `step`: prefetch, update, synchronize)."""
+    kernels = update_kernels(
+        training.optimizer, [tensor], gradient_dtype=gradient_dtype, stored_dtype=stored_dtype
+    )
+    if not kernels:
+        return
+    paged = _state_bytes(training, [tensor]) if _is_paged(training, tensor) else 0
+    if paged:
+        builder.allocate("buffers", paged, owner=name)
+        builder.copy(f"{name}: states in", Copy("h2d", paged, True), stream=COMPUTE)
+    event = builder.kernels(name, kernels, overhead=overhead)
+    if paged:
+        event = builder.copy(f"{name}: states out", Copy("d2h", paged, True), stream=COMPUTE)
+        builder.free("buffers", paged, owner=name)
+    builder.host_wait(event)
+
+
+def _numel(tensors: Sequence[Updated]) -> int:
+    return sum(tensor.numel for tensor in tensors)

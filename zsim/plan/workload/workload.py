@@ -12,7 +12,6 @@ from functools import cached_property
 
 from zsim.cost.kernels.fused_head import fused_head, head_place
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.kernels.update import optimizer_state_bytes
 from zsim.cost.memory import activations as footprint
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.trainer_logs import MetricLog, metric_log
@@ -45,6 +44,19 @@ class ModuleCall:
     @property
     def numel(self) -> int:
         return self.module.numel
+
+    @property
+    def trainable_parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for parameter in self.parameters if parameter.trainable)
+
+    @property
+    def trainable_numel(self) -> int:
+        return self.module.trainable_numel
+
+    @property
+    def borrowed_gradient_numel(self) -> int:
+        """Elements of the gradient that this module makes for another module's weight."""
+        return 0 if self.module.borrows_frozen else self.borrowed_numel
 
     @property
     def borrowed_numel(self) -> int:
@@ -86,6 +98,11 @@ class Segment:
         return sum(call.numel for call in self.calls)
 
     @cached_property
+    def has_backward(self) -> bool:
+        """Whether autograd comes back to it; a segment without modules counts as one."""
+        return not self.calls or any(call.module.has_backward for call in self.calls)
+
+    @cached_property
     def checkpoint_bytes(self) -> int:
         """Bytes of the segment's input and of its calls' kept outputs."""
         return self.input_bytes + sum(sum(call.work.kept_outputs) for call in self.calls)
@@ -94,15 +111,13 @@ class Segment:
 @dataclass(frozen=True)
 class Workload:
     """All segments in forward order. `residual_bytes`: the gradient of the residual stream, alive from the
-    head's backward on; `optimizer_state_bytes`: per parameter, without fp32 master weights; `fused_head`: the
-    module whose weight the loss uses without calling the module ("" if it is called); `logs`: the logits that
-    the trainer holds, and its metrics."""
+    head's backward on; `fused_head`: the module whose weight the loss uses without calling the module ("" if
+    it is called); `logs`: the logits that the trainer holds, and its metrics."""
 
     model: ModelSpec
     training: Training
     segments: tuple[Segment, ...]
     residual_bytes: int
-    optimizer_state_bytes: int
     fused_head: str = ""
     logs: MetricLog | None = None
 
@@ -130,11 +145,12 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
         name = model.block_name(number)
-        segments.append(deriver.block(name, block, training.checkpointing_of(number), checkpoint))
+        is_reached = any(module.has_backward for module in block.modules)
+        policy = training.checkpointing_of(number) if is_reached else "none"
+        segments.append(deriver.block(name, block, policy, checkpoint))
     segments.append(deriver.segment("after", "after", "", model.after))
-    states = optimizer_state_bytes(training.optimizer, training.stored_dtype)
     logs = metric_log(model, stream, options)
-    return Workload(model, training, tuple(segments), checkpoint, states, head, logs)
+    return Workload(model, training, tuple(segments), checkpoint, head, logs)
 
 
 class _Deriver:

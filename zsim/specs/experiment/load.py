@@ -30,7 +30,13 @@ def load_experiment(
     return experiment_from(data, overrides or {}, origin=origin or path.name)
 
 
-_PATHS = (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config"))
+_PATHS = (
+    ("model",),
+    ("cluster",),
+    ("cluster", "extends"),
+    ("strategy", "config"),
+    ("training", "lora", "config"),
+)
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ from zsim.specs.experiment.strategies import (
 )
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, Fsdp2Table, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
+from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
+from zsim.specs.experiment.training.trained_model import trained_model
 from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
@@ -136,7 +138,18 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     asked = with_interval(asked, deepspeed, parallelism)
     is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
     fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
-    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine)
+    optimizer = chosen_optimizer(asked, table, deepspeed)
+    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine, optimizer.name)
+    offloads = getattr(table, "cpu_offload", False)
+    model = trained_model(
+        model,
+        asked,
+        table.kind,
+        training.precision,
+        parallelism,
+        is_offloaded=offloads,
+        deepspeed=deepspeed,
+    )
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,
@@ -236,6 +249,7 @@ def _training(
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
     fp8_engine: Fp8Engine,
+    optimizer: str,
 ) -> Training:
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
@@ -271,7 +285,9 @@ def _training(
         activation_checkpointing=table.activation_checkpointing,
         attention=attention,
         compile=table.compile,
-        optimizer=table.optimizer,
+        optimizer=optimizer,
+        paged_states=table.paged_states,
+        stochastic_rounding=table.stochastic_rounding,
         gradient_clipping=clipping or 0.0,
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),

@@ -93,7 +93,7 @@ def resolve_strategy(
         )
         return strategy, cluster
     if isinstance(table, Fsdp2Table):
-        return _fsdp2(table, training, ranks), cluster
+        return replace(_fsdp2(table, training, ranks), gpus_per_node=-(-ranks // num_nodes)), cluster
     if isinstance(table, MegatronTable):
         return megatron_strategy(table, training, ranks), cluster
     if isinstance(table, ReferenceTable):
@@ -249,4 +249,5 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         table.no_sync,
         table.cpu_offload,
         table.before_torch_2,
+        table.use_orig_params,
     )

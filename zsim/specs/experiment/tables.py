@@ -29,6 +29,7 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
+from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
@@ -85,7 +86,19 @@ class TrainingTable(_Table):
     compile: bool = False
     liger: bool = False
     cross_entropy: CrossEntropy | None = None
-    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
+    optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
+    lora: LoraTable | None = None
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description='what is not trained, by name with wildcards: "model.embed_tokens"',
+    )
+    frozen_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="what frozen weights are kept in"
+    )
+    paged_states: Literal["gpu", "host"] = Field(
+        default="gpu", description="where a paged optimizer's states are between steps"
+    )
+    stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
     gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
@@ -183,6 +196,9 @@ class Fsdp1Table(_FsdpTable):
     backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
+    use_orig_params: bool = Field(
+        default=True, description="frozen and trained parameters may share a flat one, as Accelerate has it"
+    )
     before_torch_2: bool = Field(
         default=False, description="as in torch 1.12 and 1.13: pads and splits every flat gradient"
     )

@@ -23,6 +23,7 @@ from zsim.specs.formats.torchtitan.write import (
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
@@ -174,6 +175,11 @@ def _loop_notes(job: Job) -> Iterator[str]:
         yield f'parameters in fp32 under torch.autocast("cuda", {training.precision}) are the script\'s'
     if training.stored_dtype != "fp32":
         yield f"a model that is loaded and kept in {training.stored_dtype} is the script's"
+    if job.model.trainable_numel != job.model.numel:
+        yield "adapters and frozen parameters are the script's (PEFT's get_peft_model, requires_grad)"
+    if optimizer_of(training.optimizer).library not in ("torch", "deepspeed"):
+        source = optimizer_of(training.optimizer).source
+        yield f"the optimizer {training.optimizer} is the script's ({source})"
     if job.sequences is not None:
         yield f"a last micro-batch that is smaller ({job.sequences:g} sequences a step) is the script's"
     if isinstance(job.strategy, Fsdp1) and job.strategy.before_torch_2:

@@ -22,13 +22,15 @@ class Parameter:
     group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor").
     `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states. `belongs_to`: the kind
     of ranks that have it, where they are others than those of data parallelism ("expert_data"): its gradient
-    is reduced over them."""
+    is reduced over them. `stored`: the type it is kept in, if that is not the framework's: "fp32", "bf16",
+    "nf4" or "nf4-single" (4 bits, with scales that are quantised again or not)."""
 
     name: str
     shape: tuple[int, ...]
     summed_over: str = ""
     trainable: bool = True
     belongs_to: str = ""
+    stored: str = ""
 
     @property
     def numel(self) -> int:
@@ -77,12 +79,16 @@ class InPieces:
 @dataclass(frozen=True, slots=True)
 class Linear:
     """`num_tokens x in_features` times `in_features x out_features`; `beneath`: the collectives of its
-    backward, where they overlap its products; `in_pieces`: those that overlap its own pieces."""
+    backward, where they overlap its products; `in_pieces`: those that overlap its own pieces. `dtype`: the
+    type it is computed in, if that is not the training's. `is_adapter`: it reads what the product beside it
+    reads, and the gradients of that input are added."""
 
     in_features: int
     out_features: int
     beneath: Beneath | None = None
     in_pieces: InPieces | None = None
+    dtype: str = ""
+    is_adapter: bool = False
 
     @property
     def gathers_input(self) -> bool:
@@ -214,6 +220,26 @@ class Exchange:
     returns: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterInput:
+    """Cast of an adapter's input to `dtype` (fp32; "": none), dropout, and, with `recasts`, a cast to fp32
+    and autocast's cast back at the product."""
+
+    width: int
+    dropout: float = 0.0
+    dtype: str = ""
+    recasts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSum:
+    """The adapter's output in `dtype` ("": the training's) times its scale, added to the product's output,
+    and cast back."""
+
+    width: int
+    dtype: str = ""
+
+
 Work = (
     Embedding
     | Linear
@@ -227,6 +253,8 @@ Work = (
     | Experts
     | GroupedLinear
     | Rearrange
+    | AdapterInput
+    | AdapterSum
 )
 
 
@@ -240,6 +268,8 @@ class Module:
     this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
     GPU before it launches its forward (how many rows each expert has).
+    `input_gradient`: its input needs a gradient, because something before it is trained. `borrows_frozen`: it
+    multiplies by another module's weight (a tied head), which is frozen.
     """
 
     name: str
@@ -249,6 +279,8 @@ class Module:
     token_shards: int = 1
     rows_per_token: float = 1.0
     host_waits: bool = False
+    input_gradient: bool = True
+    borrows_frozen: bool = False
 
     @cached_property
     def numel(self) -> int:
@@ -257,6 +289,18 @@ class Module:
     @cached_property
     def trainable_numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
+
+    @property
+    def trains_weight(self) -> bool:
+        """Whether the weight that it multiplies by gets a gradient."""
+        own = next((one.trainable for one in self.parameters if one.name == "weight"), None)
+        return not self.borrows_frozen if own is None else own
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether autograd runs its backward: its input or one of its parameters needs a gradient."""
+        is_tied = isinstance(self.work, Linear) and self.trains_weight
+        return self.input_gradient or self.trainable_numel > 0 or is_tied
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Fsdp2:
     """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
-    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""
+    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch. `gpus_per_node`: what
+    DTensor takes for a node when it weighs collectives."""
 
     reshard_after_forward: bool | int | None
     replicate: int
@@ -49,6 +50,7 @@ class Fsdp2:
     no_sync: bool
     reduce_scatter_max_input_buffers: int = 1
     cpu_offload: bool = False
+    gpus_per_node: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be `size:N`,
     N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded flat gradient even if not
     needed, set its shard to zero, split flat parameters on the compute stream, and copy shards even to the
-    type that they already have."""
+    type that they already have. `use_orig_params`: a flat parameter may have frozen parts."""
 
     sharding_strategy: str
     replicate: int
@@ -69,3 +71,4 @@ class Fsdp1:
     no_sync: bool
     cpu_offload: bool = False
     before_torch_2: bool = False
+    use_orig_params: bool = True

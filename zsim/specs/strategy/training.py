@@ -44,7 +44,8 @@ class Training:
     in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16 and trained so
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
     (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
-    `zsim.plan.passes.queues`.
+    `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps.
+    `stochastic_rounding`: torchao's optimizers write bf16 weights so.
     """
 
     sequence_length: int
@@ -62,6 +63,8 @@ class Training:
     autocast: bool = False
     expandable_segments: bool = False
     stored_dtype: str = "fp32"
+    paged_states: Literal["gpu", "host"] = "gpu"
+    stochastic_rounding: bool = False
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     liger: bool = False
     cross_entropy: CrossEntropy = "eager"

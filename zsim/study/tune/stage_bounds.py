@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.cost.kernels.update import OPTIMIZER_STATES
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dtypes import DTYPE_BYTES
@@ -39,6 +38,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.mesh import DATA
+from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 from zsim.study.tune.idle_collectives import IdleCollectives
@@ -239,7 +239,7 @@ def _in_flight(job: Job, rank: int) -> int:
 
 def _bytes_per_parameter(job: Job) -> float:
     """Resident bytes of a rank for each parameter of its stages, at least."""
-    strategy, moments = job.strategy, OPTIMIZER_STATES[job.training.optimizer]
+    strategy, moments = job.strategy, optimizer_of(job.training.optimizer).moments or 0
     ranks = job.data_parallel_size * job.parallelism.context
     if isinstance(strategy, Megatron):
         master = 0 if strategy.param_dtype == "fp32" else 4

@@ -9,12 +9,13 @@ the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import partition_states, update, whole_bytes
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -31,18 +32,19 @@ class Zero0Schedule(DeepSpeedEngine):
         world_size, workload = self.group.size, stage.workload
         self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
         self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
-        self.shard_numel = -(-workload.numel // (2 * world_size)) * 2 if self.is_sharded else workload.numel
+        self.trained = trained = workload.model.trainable_numel
+        self.shard_numel = -(-trained // (2 * world_size)) * 2 if self.is_sharded else trained
         self._micro_batch, self._is_boundary = 0, True
         self._numels: list[int] = []
 
     def resident(self) -> list[Memory]:
         config = self.config
         master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
-        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        moments = sum(partition_states(self.training, self.shard_numel, config.optimizer_states_dtype))
         return [
-            Memory("parameters", self.workload.numel * self.param_bytes),
-            Memory("optimizer_states", self.shard_numel * (master + moments)),
-            Memory("gradients", self.workload.numel * self.gradient_bytes if self.is_sharded else 0),
+            Memory("parameters", whole_bytes(self.workload, config.param_dtype)),
+            Memory("optimizer_states", self.shard_numel * master + moments),
+            Memory("gradients", self.trained * self.gradient_bytes if self.is_sharded else 0),
         ]
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
@@ -52,7 +54,7 @@ class Zero0Schedule(DeepSpeedEngine):
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
         builder, config = self.builder, self.config
-        for parameter in call.parameters:
+        for parameter in call.trainable_parameters:
             numel = parameter.numel
             self._numels.append(numel)
             if not self.is_sharded and self._micro_batch == 0:
@@ -101,8 +103,8 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        check_overflow(self.stage, config, [self.workload.numel], self.group.name)
-        norm_and_sync(self.stage, config, [self.workload.numel], self.group.name)
+        check_overflow(self.stage, config, [self.trained], self.group.name)
+        norm_and_sync(self.stage, config, [self.trained], self.group.name)
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
@@ -113,7 +115,7 @@ class Zero0Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [self.shard_numel],
+            [Updated((self.shard_numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=is_low,
@@ -130,4 +132,4 @@ class Zero0Schedule(DeepSpeedEngine):
                 name="all_gather parameters",
             )
         if not self.is_sharded:
-            builder.free("gradients", self.workload.numel * self.gradient_bytes)
+            builder.free("gradients", self.trained * self.gradient_bytes)

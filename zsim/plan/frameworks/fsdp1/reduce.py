@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
@@ -62,7 +61,6 @@ class GradientReducer:
         strategy: Fsdp1,
         shard: Group | None,
         replicate: Group | None,
-        stored_dtype: str,
         home: Fsdp1Home | None,
     ) -> None:
         self.builder = builder
@@ -71,9 +69,6 @@ class GradientReducer:
         self.is_sharded = shard is not None
         self.split_stream = COMPUTE if strategy.before_torch_2 else UNSHARD
         self.is_hybrid = self.is_sharded and replicate is not None
-        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
-        self.stored_dtype, self.stored_bytes = stored_dtype, DTYPE_BYTES[stored_dtype]
         ranks = (shard.size if shard else 1) * (replicate.size if replicate else 1)
         self.predivide = predivide_factor(ranks)
         self.postdivide = ranks / self.predivide
@@ -81,18 +76,19 @@ class GradientReducer:
     def flatten(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
         """Concatenate the views' gradients (the backward of the split), and add them to the gradient that
         `no_sync` accumulated: see [Note: where gradients are flattened]."""
-        builder, size, stream = self.builder, unit.numel * self.param_bytes, self.split_stream
+        builder, size, stream = self.builder, unit.numel * unit.types.param_bytes, self.split_stream
         builder.wait_stream(stream, COMPUTE)
         builder.allocate("buffers", size)
         name = f"flatten gradients {unit.name}"
         done = builder.kernels(name, moves(size, size), stream=stream, module=unit.path)
+        views = unit.trainable_numel * unit.types.param_bytes
         if stream == COMPUTE:
-            builder.free("buffers", size, owner=VIEWS)
+            builder.free("buffers", views, owner=VIEWS)
         else:
-            builder.free_when_done("buffers", size, done, owner=VIEWS)
+            builder.free_when_done("buffers", views, done, owner=VIEWS)
         kept = gradient.unsharded_bytes
         if not self.is_sharded and gradient.is_saved:
-            kept = self.stored_bytes * unit.numel
+            kept = unit.types.stored_bytes * unit.numel
         if kept:
             builder.kernels(
                 f"accumulate gradients {unit.name}", moves(kept + size, kept), stream=stream, module=unit.path
@@ -122,19 +118,19 @@ class GradientReducer:
     # -- sharded strategies -----------------------------------------------------------------------------
 
     def _reduce_scatter(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
-        builder, strategy = self.builder, self.strategy
+        builder = self.builder
         source, gradient.unsharded_bytes = gradient.unsharded_bytes, 0
         assert self.shard is not None
         ranks = self.shard.size
         builder.host(f"chunk {unit.name}", overhead="fsdp1_chunk", events=ranks)  # to learn the padding
         owned = self._cast_pad_and_divide(unit, source)
-        full = unit.padded_numel * self.reduce_bytes
-        shard = unit.shard_numel * self.reduce_bytes
-        is_gradient = strategy.reduce_dtype == self.stored_dtype and not gradient.is_saved
+        full = unit.padded_numel * unit.types.reduce_bytes
+        shard = unit.shard_numel * unit.types.reduce_bytes
+        is_gradient = unit.types.reduce == unit.types.stored and not gradient.is_saved
         shard_category: Category = "gradients" if is_gradient else "buffers"
         builder.allocate(shard_category, shard)
         event = builder.collective(
-            "reduce_scatter", full, strategy.reduce_dtype, self.shard.name, stream=POST_BACKWARD,
+            "reduce_scatter", full, unit.types.reduce, self.shard.name, stream=POST_BACKWARD,
             name=f"reduce_scatter {unit.name}", module=unit.path,
         )  # fmt: skip
         stream = POST_BACKWARD
@@ -142,7 +138,7 @@ class GradientReducer:
             stream = ALL_REDUCE
             builder.wait_stream(ALL_REDUCE, POST_BACKWARD)
             builder.collective(
-                "all_reduce", shard, strategy.reduce_dtype, self.replicate.name, stream=ALL_REDUCE,
+                "all_reduce", shard, unit.types.reduce, self.replicate.name, stream=ALL_REDUCE,
                 name=f"all_reduce {unit.name}", module=unit.path,
             )  # fmt: skip
         self._divide(unit, shard, stream)
@@ -154,8 +150,8 @@ class GradientReducer:
         """Cast to the reduce dtype, pad, zero the shard, divide before the sum; returns the allocated bytes,
         without the shard."""
         always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
-        size = unit.numel * self.reduce_bytes
-        full = unit.padded_numel * self.reduce_bytes
+        size = unit.numel * unit.types.reduce_bytes
+        full = unit.padded_numel * unit.types.reduce_bytes
         launched: list[tuple[int, int]] = []  # bytes read and written
         tensors: list[int] = []
         if size != source:
@@ -167,7 +163,7 @@ class GradientReducer:
             launched.append((size, size))
             tensors.append(full)
         if always_pads:
-            launched.append((0, unit.shard_numel * self.reduce_bytes))
+            launched.append((0, unit.shard_numel * unit.types.reduce_bytes))
         if self.predivide > 1:
             launched.append((full, full))
         owned = sum(tensors)
@@ -189,8 +185,8 @@ class GradientReducer:
     def _save_shard(self, unit: FlatUnit, gradient: Fsdp1UnitGradient, stream: str) -> None:
         """_accumulate_sharded_grad: cast to the stored type, add to the shard of earlier micro-batches."""
         builder = self.builder
-        shard, stored = unit.shard_numel * self.reduce_bytes, unit.shard_numel * self.stored_bytes
-        needs_cast = self.strategy.reduce_dtype != self.stored_dtype
+        shard, stored = unit.shard_numel * unit.types.reduce_bytes, unit.shard_numel * unit.types.stored_bytes
+        needs_cast = unit.types.reduce != unit.types.stored
         if needs_cast:
             builder.allocate("buffers" if gradient.is_saved else "gradients", stored)
         read = (shard if needs_cast else 0) + (2 * stored if gradient.is_saved else 0)
@@ -217,18 +213,18 @@ class GradientReducer:
     def _all_reduce_unsharded(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
         """_reduce_grad_no_shard: all-reduce the whole gradient, in the reduce dtype, then cast."""
         builder = self.builder
-        size, stored = unit.numel * self.reduce_bytes, unit.numel * self.stored_bytes
+        size, stored = unit.numel * unit.types.reduce_bytes, unit.numel * unit.types.stored_bytes
         source = stored if gradient.is_saved else gradient.unsharded_bytes
         casted = self._cast_pad_and_divide(unit, source)
         assert self.replicate is not None
         builder.collective(
-            "all_reduce", size, self.strategy.reduce_dtype, self.replicate.name, stream=POST_BACKWARD,
+            "all_reduce", size, unit.types.reduce, self.replicate.name, stream=POST_BACKWARD,
             name=f"all_reduce {unit.name}", module=unit.path,
         )  # fmt: skip
         self._divide(unit, size, POST_BACKWARD)
         if not gradient.is_saved:
             builder.allocate("gradients", stored)
-        if self.strategy.reduce_dtype != self.stored_dtype:
+        if unit.types.reduce != unit.types.stored:
             builder.kernels(
                 f"save gradients {unit.name}", moves(size, stored), stream=POST_BACKWARD, module=unit.path
             )

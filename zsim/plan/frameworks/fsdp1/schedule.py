@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
@@ -24,7 +25,7 @@ from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient,
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, paged_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Fsdp1
@@ -65,20 +66,18 @@ class Fsdp1Schedule(Hooks):
         if "HYBRID" in strategy.sharding_strategy or shard_size == 1:
             replicate = stage.group("replicate", stage.ranks // shard_size, shard_size)
         self.is_sharded = shard_size > 1
-        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         # Up to torch 1.13 a shard is copied even into the type that it already has, if `MixedPrecision` names
         # the type, as composer's always does.
-        self.casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
-        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
-        self.units = make_flat_units(stage.workload, strategy.wrapping, shard_size)
+        self.units = make_flat_units(stage.workload, strategy, shard_size, training.stored_dtype)
         self.handles = {unit.path: _Handle() for unit in self.units}
         self.home: Fsdp1Home | None = None
         if strategy.cpu_offload:
             self.home = Fsdp1Home(stage.builder, self.units, training)
-        self.reducer = GradientReducer(
-            stage.builder, strategy, self.shard, replicate, training.stored_dtype, self.home
-        )
+        self.reducer = GradientReducer(stage.builder, strategy, self.shard, replicate, self.home)
         self.gradients = {unit.path: Fsdp1UnitGradient() for unit in self.units}
+        self._owner = {name: unit for unit in self.units for name in unit.owners}
+        self._trained = [unit.trained_shard_numel for unit in self.units if unit.trainable_numel]
+        self._unfinished: dict[str, FlatUnit] = {}  # units whose post-backward has not run
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._entered_at: dict[str, list[FlatUnit]] = {}
         self._left_at: dict[str, list[FlatUnit]] = {}
@@ -97,9 +96,12 @@ class Fsdp1Schedule(Hooks):
 
     def resident(self) -> list[Memory]:
         """Shards of the flat parameters in the stored type, and the optimizer's states."""
-        shard = sum(unit.shard_numel for unit in self.units)
-        states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
-        resident = [Memory("parameters", self.stored_bytes * shard), states]
+        shards = sum(unit.types.stored_bytes * unit.shard_numel for unit in self.units)
+        scales = sum(unit.scale_bytes for unit in self.units)
+        parts = Updated.flat(self._trained)
+        states = lazy_states(self.training, parts)
+        resident = [Memory("parameters", shards + scales), states]
+        resident += paged_states(self.training, parts)
         if self.home is not None:
             return self.home.resident(states)
         return [memory for memory in resident if memory.bytes]
@@ -116,7 +118,7 @@ class Fsdp1Schedule(Hooks):
         used = self.home.bring(unit, PRE_UNSHARD)
         self.builder.wait_stream(UNSHARD, PRE_UNSHARD)
         self._gather(unit)
-        if self.is_sharded and not self.casts_shards and not was_unsharded:
+        if self.is_sharded and not unit.types.casts_shards and not was_unsharded:
             gathered = self.builder.record(UNSHARD)
             assert gathered is not None
             used = gathered
@@ -127,22 +129,22 @@ class Fsdp1Schedule(Hooks):
         stream."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
-        low_shard = unit.shard_numel * self.param_bytes if self.casts_shards else 0
+        low_shard = unit.shard_numel * unit.types.param_bytes if unit.types.casts_shards else 0
         if needs_unshard or not self.is_sharded:
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
                 builder.allocate("buffers", low_shard, owner=unit.name)
-                kernels = moves(self.stored_bytes * unit.shard_numel, low_shard)
+                kernels = moves(unit.types.stored_bytes * unit.shard_numel, low_shard)
                 builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
                 builder.wait_stream(UNSHARD, PRE_UNSHARD)
         if self.strategy.limit_all_gathers:
             self.limiter.before_all_gather(len(builder.ops))
         if needs_unshard:
             assert self.shard is not None
-            full = unit.padded_numel * self.param_bytes
+            full = unit.padded_numel * unit.types.param_bytes
             builder.allocate("buffers", full, owner=unit.name)
             event = builder.collective(
-                "all_gather", full, self.strategy.param_dtype, self.shard.name, stream=UNSHARD,
+                "all_gather", full, unit.types.param, self.shard.name, stream=UNSHARD,
                 name=f"all_gather {unit.name}", module=unit.path,
             )  # fmt: skip
             builder.free_when_done("buffers", low_shard, event, owner=unit.name)
@@ -155,7 +157,7 @@ class Fsdp1Schedule(Hooks):
         done = builder.record(stream)
         assert done is not None
         if frees and handle.is_unsharded:
-            full = unit.padded_numel * self.param_bytes
+            full = unit.padded_numel * unit.types.param_bytes
             if stream == UNSHARD:
                 builder.free("buffers", full, owner=unit.name)
             else:
@@ -163,8 +165,8 @@ class Fsdp1Schedule(Hooks):
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
-        if not self.is_sharded and self.casts_shards:
-            low = unit.shard_numel * self.param_bytes
+        if not self.is_sharded and unit.types.casts_shards:
+            low = unit.shard_numel * unit.types.param_bytes
             builder.free_when_done("buffers", low, done, owner=unit.name)
         handle.is_prefetched = False
 
@@ -268,6 +270,7 @@ class Fsdp1Schedule(Hooks):
         if handle.is_in_backward:
             return
         handle.is_in_backward = True
+        self._unfinished[unit.path] = unit
         if handle.needs_pre_backward_unshard:
             if not handle.is_prefetched:
                 self._unshard(unit)
@@ -288,12 +291,13 @@ class Fsdp1Schedule(Hooks):
         """Allocate the gradients of the flat parameter's views, in its dtype. A tied head's gradient is held
         until the embedding's is ready."""
         builder = self.builder
-        if call.borrowed_numel:
-            self._tied_bytes = call.borrowed_numel * self.param_bytes
+        if call.borrowed_gradient_numel:
+            self._tied_bytes = call.borrowed_numel * DTYPE_BYTES[self.strategy.param_dtype]
             builder.allocate("activations", self._tied_bytes)
-        if not call.numel:
+        if not call.trainable_numel:
             return
-        size = call.numel * self.param_bytes
+        unit = self._owner[call.name]
+        size = call.trainable_numel * unit.types.param_bytes
         builder.allocate("buffers", size, owner=VIEWS, stream=COMPUTE)
         if size == self._tied_bytes:
             builder.free("activations", size)
@@ -307,6 +311,12 @@ class Fsdp1Schedule(Hooks):
     def _post_backward(self, unit: FlatUnit) -> None:
         """_post_backward_hook."""
         handle, gradient = self.handles[unit.path], self.gradients[unit.path]
+        self._unfinished.pop(unit.path, None)
+        if not unit.trainable_numel:  # _register_post_backward_reshard_only_hook
+            self._reshard(unit, COMPUTE, frees=self.is_sharded)
+            if self.strategy.backward_prefetch == "BACKWARD_POST":
+                self._prefetch_backward(handle)
+            return
         self.reducer.flatten(unit, gradient)
         is_heuristically_kept = (
             not self._is_syncing and self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
@@ -322,6 +332,9 @@ class Fsdp1Schedule(Hooks):
         """The root's gradient, then _post_backward_final_callback."""
         if self._root is not None:
             self._finish_gradients(self._root)
+        for unit in list(self._unfinished.values()):  # their inputs have no gradient, and so no hook
+            self._post_backward(unit)
+        self._drop_unused()
         if self._is_syncing:
             self.reducer.wait()
         self._post_forward_order = []
@@ -329,17 +342,26 @@ class Fsdp1Schedule(Hooks):
             handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
             handle.post_forward_index = -1
 
+    def _drop_unused(self) -> None:
+        """Free units that were prefetched for a backward which they do not have."""
+        for unit in self.units:
+            handle = self.handles[unit.path]
+            if handle.is_prefetched and not handle.is_in_backward:
+                self._reshard(unit, COMPUTE, frees=self.is_sharded)
+
     # -- the end of the step ----------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        numels = [unit.shard_numel for unit in self.units]
+        numels = self._trained
         if self.home is not None:
             self.home.step()
         else:
             sums = ((self.shard.name, 4),) if self.shard else ()
             clip_gradients(self.builder, self.training, numels, sums)
-            update(self.builder, self.training, numels)
-            self.builder.free("gradients", self.stored_bytes * sum(numels))
+            update(self.builder, self.training, Updated.flat(numels))
+            trained = (unit for unit in self.units if unit.trainable_numel)
+            size = sum(unit.types.stored_bytes * unit.shard_numel for unit in trained)
+            self.builder.free("gradients", size)
         self.limiter.apply(self.builder.ops)
 
 

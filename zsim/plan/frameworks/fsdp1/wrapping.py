@@ -6,15 +6,19 @@ module inside it; the root holds the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from zsim.cost.memory.adapters import flat_numel, is_packed, quantisation_bytes
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.reading import whole_number
+from zsim.specs.model.spec import Parameter
+from zsim.specs.strategy.frameworks import Fsdp1
 
 BLOCK_WRAPPINGS = ("huggingface", "torchtitan-0.1", "torchtitan")
-WRAPPINGS = (*BLOCK_WRAPPINGS, "none", "size:N")
+WRAPPINGS = (*BLOCK_WRAPPINGS, "peft", "none", "size:N")
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class FlatUnit:
 
     `path`: the wrapped module's name ("" is the root); it runs from module call `first` to `last`; `owners`:
     the calls whose parameters it holds. The flat parameter is sharded over `shard_size` ranks (1 under
-    NO_SHARD) and padded to a multiple of that.
+    NO_SHARD) and padded to a multiple of that. `trainable_numel`: elements with a gradient; `types`: what it
+    is kept, gathered and reduced in; `scale_bytes`: of its 4-bit weights, on every rank.
     """
 
     path: str
@@ -32,6 +37,14 @@ class FlatUnit:
     owners: tuple[str, ...]
     numel: int
     shard_size: int
+    trainable_numel: int
+    types: FlatTypes
+    scale_bytes: int = 0
+
+    @property
+    def trained_shard_numel(self) -> int:
+        """Elements with a gradient in a shard, at most."""
+        return min(self.shard_numel, self.trainable_numel)
 
     @property
     def name(self) -> str:
@@ -50,15 +63,67 @@ class FlatUnit:
         return self.shard_numel * self.shard_size
 
 
-def make_flat_units(workload: Workload, wrapping: str, shard_size: int) -> list[FlatUnit]:
+@dataclass(frozen=True, slots=True)
+class FlatTypes:
+    """The types of one flat parameter: `stored`, `param` (what is gathered), `reduce`; `casts_shards`: a
+    shard is copied before its gather, into another type."""
+
+    stored: str
+    param: str
+    reduce: str
+    casts_shards: bool
+
+    @property
+    def stored_bytes(self) -> int:
+        return DTYPE_BYTES[self.stored]
+
+    @property
+    def param_bytes(self) -> int:
+        return DTYPE_BYTES[self.param]
+
+    @property
+    def reduce_bytes(self) -> int:
+        return DTYPE_BYTES[self.reduce]
+
+
+def _types(path: str, parameters: Sequence[Parameter], strategy: Fsdp1, stored: str) -> FlatTypes:
+    """Raises InputError for parameters that torch does not flatten together (torch 2.13 distributed/fsdp/
+    _flat_param.py, `_validate_tensors_to_flatten`). Without `MixedPrecision` (a model kept in 16 bits) all is
+    done in the type a parameter has."""
+    low = strategy.param_dtype if strategy.param_dtype != "fp32" else "bf16"
+    found = sorted({low if is_packed(one) else one.stored or stored for one in parameters})
+    name = path or "the root"
+    if len(found) > 1:
+        raise InputError(
+            f"training.lora.dtype: FSDP1 flattens the parameters of '{name}' together, which are "
+            f"{' and '.join(found)} ('Must flatten tensors with uniform dtype'); expected "
+            f"strategy.wrapping = 'peft', or training.lora.dtype = '{low}'"
+        )
+    if not strategy.use_orig_params and len({one.trainable for one in parameters}) > 1:
+        raise InputError(
+            f"strategy.use_orig_params: found false, but '{name}' has frozen and trained parameters, which "
+            "FSDP1 then does not flatten together ('Must flatten tensors with uniform `requires_grad`'); "
+            "expected true, or strategy.wrapping = 'peft'"
+        )
+    own = found[0] if found else stored
+    if stored != "fp32" and own != stored:
+        return FlatTypes(own, own, own, strategy.before_torch_2)
+    casts = strategy.before_torch_2 or strategy.param_dtype != own
+    return FlatTypes(own, strategy.param_dtype, strategy.reduce_dtype, casts)
+
+
+def make_flat_units(
+    workload: Workload, strategy: Fsdp1, shard_size: int, stored_dtype: str
+) -> list[FlatUnit]:
     """The FSDP1 instances that hold parameters, in the order in which forward enters them: outer before
     inner.
 
-    "huggingface" and torchtitan's: each block; "none": the root alone; "size:N": torch's
+    "huggingface" and torchtitan's: each block; "peft": each block, and each module with a trained weight
+    (PEFT's `fsdp_auto_wrap_policy`); "none": the root alone; "size:N": torch's
     `size_based_auto_wrap_policy` with `min_num_params` N.
     """
     calls = [call for segment in workload.segments for call in segment.calls]
-    paths = _wrapped_paths(workload, wrapping, calls)
+    paths = _wrapped_paths(workload, strategy.wrapping, calls)
     owners: dict[str, list[ModuleCall]] = {path: [] for path in ("", *paths)}
     spans: dict[str, list[str]] = {path: [] for path in owners}
     home: dict[str, str] = {}
@@ -75,20 +140,33 @@ def make_flat_units(workload: Workload, wrapping: str, shard_size: int) -> list[
             is_apart = tied is not None and home[call.name] != home[tied.name]
             owners["" if is_shared and is_apart else home[call.name]].append(call)
     order = {call.name: position for position, call in enumerate(calls)}
-    units = [
-        FlatUnit(
-            path, spans[path][0], spans[path][-1], tuple(call.name for call in held),
-            sum(call.numel for call in held), shard_size,
+    units = []
+    for path, held in owners.items():
+        parameters = [one for call in held for one in call.parameters]
+        if not held:
+            continue
+        units.append(
+            FlatUnit(
+                path,
+                spans[path][0],
+                spans[path][-1],
+                tuple(call.name for call in held),
+                sum(flat_numel(one) for one in parameters),
+                shard_size,
+                sum(call.trainable_numel for call in held),
+                _types(path, parameters, strategy, stored_dtype),
+                sum(quantisation_bytes(one) for one in parameters),
+            )
         )
-        for path, held in owners.items()
-        if held
-    ]  # fmt: skip
     return sorted(units, key=lambda unit: (order[unit.first], -order[unit.last], len(unit.path)))
 
 
 def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -> list[str]:
     if wrapping == "none":
         return []
+    if wrapping == "peft":
+        blocks = [segment.name for segment in workload.segments if segment.kind == "block"]
+        return [*blocks, *(call.name for call in calls if call.trainable_numel and call.module.trains_weight)]
     if wrapping in BLOCK_WRAPPINGS:
         return [segment.name for segment in workload.segments if segment.kind == "block"]
     kind, _, threshold = wrapping.partition(":")

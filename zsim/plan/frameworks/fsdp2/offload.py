@@ -38,7 +38,7 @@ class Fsdp2Home:
 
     def bring(self, unit: ParamGroup, stream: str) -> None:
         """Copy the fp32 shards of a group to the GPU, for a gather whose inputs are copied on `stream`."""
-        size, builder = 4 * unit.shard_numel, self.builder
+        size, builder = unit.stored_shard_bytes, self.builder
         builder.allocate("buffers", size, owner=unit.name)
         event = self.host.copy(f"shards of {unit.name}", "h2d", size, stream, module=unit.name)
         assert event is not None
@@ -84,7 +84,7 @@ class Fsdp2Home:
     def step(self, units: Sequence[ParamGroup], training: Training) -> None:
         """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too. The cost of
         unwrapping DTensors is left out: milliseconds, compared with seconds."""
-        numel = sum(unit.shard_numel for unit in units)
+        numel = sum(sum(unit.trainable_shards) for unit in units)
         if training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))

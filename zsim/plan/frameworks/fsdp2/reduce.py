@@ -33,13 +33,13 @@ class Fsdp2Reducer:
         """Add unsharded gradients up in the reduce dtype, as with `requires_gradient_sync=False`."""
         if is_syncing and not gradient.accumulated_bytes:
             return
-        size = unit.numel * self.reduce_bytes
+        size = unit.trainable_numel * self.reduce_bytes
         if not gradient.accumulated_bytes:
             self.builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
         read = gradient.unsharded_bytes + gradient.accumulated_bytes
         self.builder.kernels(
             f"accumulate gradients {unit.name}",
-            moves(read, size, launches=len(unit.parameters)),
+            moves(read, size, launches=len(unit.trainable)),
             module=unit.name,
         )
         self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name, part=GRADIENTS)
@@ -50,7 +50,7 @@ class Fsdp2Reducer:
         parameter on the compute stream (`FSDPParam._get_grad_inner_tensor`): in the parameters' type, or in
         the reduce dtype once gradients were accumulated."""
         dtype = self.strategy.reduce_dtype if gradient.accumulated_bytes else self.strategy.param_dtype
-        for parameter in unit.parameters:
+        for parameter in unit.trainable:
             if parameter.summed_over:
                 self.builder.collective(
                     "all_reduce", parameter.numel * DTYPE_BYTES[dtype], dtype, parameter.summed_over,
@@ -61,7 +61,7 @@ class Fsdp2Reducer:
         """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
         builder = self.builder
         self._wait_for_earlier(unit, gradient)
-        full = unit.unsharded_numel * self.reduce_bytes
+        full = unit.reduced_numel * self.reduce_bytes
         shard, replicate = full // unit.shard_size, unit.mesh.replicate
         made = gradient.unsharded_bytes + gradient.accumulated_bytes
         builder.allocate("buffers", full, owner=unit.name, part=_INPUT)
@@ -147,7 +147,7 @@ class Fsdp2Reducer:
                 builder.allocate("gradients", fp32)
         event = builder.kernels(
             f"accumulate gradient shard {unit.name}",
-            moves(shard + (fp32 if gradient.has_shard else 0), fp32, launches=len(unit.parameters)),
+            moves(shard + (fp32 if gradient.has_shard else 0), fp32, launches=len(unit.trainable)),
             stream=stream,
             module=unit.name,
         )

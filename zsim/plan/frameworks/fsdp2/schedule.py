@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
+from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, make_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update, updated_in_blocks
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
@@ -57,6 +60,8 @@ class Fsdp2Schedule(Hooks):
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
+        parts = [part for unit in self.units for part in unit.parameter_parts]
+        self.updated = updated_in_blocks(stage.workload, parts)
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._by_segment: dict[str, ParamGroup] = {
             segment: unit for unit in self.units for segment in unit.segments
@@ -77,8 +82,10 @@ class Fsdp2Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """fp32 shards of the parameters and of the optimizer states on rank 0, which has the largest
         shards."""
-        shards = [shard for unit in self.units for shard in unit.parameter_shards]
-        states = [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
+        shards = sum(unit.stored_shard_bytes for unit in self.units)
+        states = [Memory("parameters", shards), lazy_states(self.training, self.updated)]
+        scales = sum(quantisation_bytes(one) for unit in self.units for one in unit.parameters)
+        states += [Memory("parameters", scales)] if scales else []
         return states if self.home is None else self.home.resident(states)
 
     # -- all-gather ---------------------------------------------------------------------------------------
@@ -102,11 +109,9 @@ class Fsdp2Schedule(Hooks):
             state.all_gather = -1
             state.all_gather_bytes = 0
             return
-        full = unit.unsharded_numel * self.param_bytes
-        cast = (
-            full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
-        )
-        casts = self._parts(unit, ranks) if cast else ()
+        full = sum(unit.gathered_bytes(self.strategy.param_dtype))
+        casts = () if state.is_sharded_post_forward else unit.cast_bytes(self.strategy.param_dtype)
+        cast = sum(casts)
         builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
         builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks
@@ -135,8 +140,11 @@ class Fsdp2Schedule(Hooks):
         in_forward = builder.phase == "forward" and not is_told
         if in_forward:
             self._release_previous_gather()
-        size = unit.unsharded_numel * self.param_bytes
-        builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
+        parts = unit.gathered_bytes(self.strategy.param_dtype)
+        size = sum(parts)
+        builder.allocate(
+            "buffers", size, owner=unit.name, part=_PARAMETERS, tensors=tuple(filter(None, parts))
+        )
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
         # chunks of another dimension than the first are joined by a copy more
@@ -154,15 +162,9 @@ class Fsdp2Schedule(Hooks):
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
 
-    def _parts(self, unit: ParamGroup, ranks: int) -> tuple[int, ...]:
-        """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
-        return tuple(
-            numel * self.param_bytes // ranks for numel in unit.padded_numels(unit.shard_size) if numel
-        )
-
     def _post_forward_shard_bytes(self, unit: ParamGroup) -> int:
         assert unit.post_forward is not None
-        return unit.unsharded_numel // unit.post_forward.size * self.param_bytes
+        return sum(unit.gathered_bytes(self.strategy.param_dtype)) // unit.post_forward.size
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
@@ -189,7 +191,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        size = unit.unsharded_numel * self.param_bytes
+        size = sum(unit.gathered_bytes(self.strategy.param_dtype))
         builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
         state.is_unsharded = False
 
@@ -284,11 +286,11 @@ class Fsdp2Schedule(Hooks):
         """Allocate the unsharded gradients in the parameters' dtype; a tied head's gradient is held until the
         embedding's is added to it."""
         builder = self.builder
-        if call.borrowed_numel:
+        if call.borrowed_gradient_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
             builder.allocate("activations", self._tied_bytes, owner=TIED)
-        if call.numel:
-            size = call.numel * self.param_bytes
+        if call.trainable_numel:
+            size = call.trainable_numel * self.param_bytes
             unit = self._unit_of(call)
             builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
             self.gradients[unit.name].unsharded_bytes += size
@@ -318,8 +320,22 @@ class Fsdp2Schedule(Hooks):
                 self._post_backward(unit)
         if self._reshards:
             self._post_forward_order = []
+            for unit in self.units:
+                self.states[unit.name].post_forward_indices.clear()
+        self._drop_unused()
         if self._is_syncing:
             self._finalize()
+
+    def _drop_unused(self) -> None:
+        """finalize_backward: drop a gather that was prefetched for a group without a backward."""
+        for unit in self.units:
+            state = self.states[unit.name]
+            if state.all_gather is None or not self._reshards:
+                continue
+            if state.all_gather >= 0:
+                self.builder.stream_wait(COMPUTE, state.all_gather)
+                self.builder.free("buffers", state.all_gather_bytes, owner=unit.name, part=_GATHERED)
+            state.all_gather = None
 
     def _finalize(self) -> None:
         self.reducer.wait(self.gradients)
@@ -328,6 +344,10 @@ class Fsdp2Schedule(Hooks):
 
     def _post_backward(self, unit: ParamGroup) -> None:
         gradient = self.gradients[unit.name]
+        if not unit.trainable:
+            if self._reshards:
+                self._reshard(unit, after_forward=False)
+            return
         self.reducer.accumulate(unit, gradient, is_syncing=self._is_syncing)
         if self._is_syncing:
             self.reducer.sum_partial(unit, gradient)
@@ -380,7 +400,7 @@ class Fsdp2Schedule(Hooks):
         if self.home is not None:
             self.home.step(units, training)
             return
-        numels = [shard for unit in units for shard in unit.parameter_shards]
+        numels = [shard for unit in units for shard in unit.trainable_shards]
         if training.gradient_clipping > 0:
             builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
         own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
@@ -394,5 +414,16 @@ class Fsdp2Schedule(Hooks):
         builder.host(
             "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
         )
-        update(builder, training, numels)
-        builder.free("gradients", 4 * sum(unit.shard_numel for unit in units))
+        updated = [one for chunk in self.chunks for one in chunk.updated]
+        if training.optimizer == "muon" and self.mesh.shard.size > 1:
+            self._update_matrices([one for one in updated if one.is_matrix])
+            updated = [one for one in updated if not one.is_matrix]
+        update(builder, training, updated)
+        builder.free("gradients", 4 * sum(numels))
+
+    def _update_matrices(self, matrices: list[Updated]) -> None:
+        """Muon, which moves matrices between ranks; their states and gradients are fp32."""
+        shard = self.mesh.shard
+        costs = DTensorCosts(shard.size, self.stage.ranks <= self.strategy.gpus_per_node)
+        for matrix in matrices:
+            update_matrix(self.builder, matrix, shard.name, costs, stored_dtype="fp32", gradient_dtype="fp32")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from zsim.cost.memory.adapters import is_packed, stored_bytes
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
@@ -77,6 +79,56 @@ class ParamGroup:
         return tuple(numel // ranks for numel in self.padded_numels(ranks))
 
     @cached_property
+    def trainable(self) -> tuple[Parameter, ...]:
+        return tuple(one for one in self.parameters if one.trainable)
+
+    @cached_property
+    def trainable_numel(self) -> int:
+        return sum(one.numel for one in self.trainable)
+
+    @cached_property
+    def reduced_numel(self) -> int:
+        """Elements of the gradients with padding."""
+        return sum(_padded(one, self.shard_size, self.shard_dimension) for one in self.trainable)
+
+    def gathered_bytes(self, dtype: str) -> tuple[int, ...]:
+        """Bytes of each gathered parameter with padding: in `dtype`, but for 4-bit weights, which stay so."""
+        return tuple(
+            stored_bytes(one, dtype, numel) if is_packed(one) else numel * DTYPE_BYTES[dtype]
+            for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
+        )
+
+    def cast_bytes(self, dtype: str) -> tuple[int, ...]:
+        """Bytes of each shard that is cast to `dtype` before the gather: those kept in another type."""
+        shards = zip(self.parameters, self.parameter_shards, strict=True)
+        return tuple(
+            numel * DTYPE_BYTES[dtype]
+            for one, numel in shards
+            if not is_packed(one) and (one.stored or "fp32") != dtype
+        )
+
+    @cached_property
+    def stored_shard_bytes(self) -> int:
+        """Bytes of rank 0's shards as they are kept (fp32 unless they have a type of their own)."""
+        shards = zip(self.parameters, self.parameter_shards, strict=True)
+        return sum(stored_bytes(one, "fp32", numel) for one, numel in shards)
+
+    @cached_property
+    def trainable_shards(self) -> tuple[int, ...]:
+        """Elements of rank 0's shard of each parameter that is trained."""
+        shards = zip(self.parameters, self.parameter_shards, strict=True)
+        return tuple(numel for one, numel in shards if one.trainable)
+
+    @cached_property
+    def parameter_parts(self) -> tuple[tuple[Parameter, tuple[int, ...]], ...]:
+        """Each parameter that is trained with the shape of rank 0's shard."""
+        ranks, cut = self.shard_size, self.shard_dimension
+        return tuple(
+            (one, (*one.shape[:cut], -(-_rows(one, cut) // ranks), *one.shape[cut + 1 :]))
+            for one in self.trainable
+        )
+
+    @cached_property
     def shard_numel(self) -> int:
         return sum(self.parameter_shards)
 
@@ -101,8 +153,12 @@ class Fsdp2UnitGradient:
     post_reduce_event: int | None = None
 
 
+def _rows(parameter: Parameter, dimension: int = 0) -> int:
+    return parameter.shape[dimension] if parameter.shape else 1
+
+
 def _padded(parameter: Parameter, num_ranks: int, dimension: int = 0) -> int:
-    rows = parameter.shape[dimension] if parameter.shape else 1
+    rows = _rows(parameter, dimension)
     return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
 
 
@@ -129,7 +185,16 @@ def make_param_groups(
         )
     is_pipeline = stage.parallelism.pipeline > 1
     groups = _param_groups(stage, strategy, mesh, is_pipeline, several, experts)
-    return [unit for unit in groups if unit.parameters]
+    units = [unit for unit in groups if unit.parameters]
+    for unit in units:
+        unit.has_differentiable_input &= _takes_gradient(stage, unit)
+    return units
+
+
+def _takes_gradient(stage: Stage, unit: ParamGroup) -> bool:
+    """Whether the input of a unit's first segment needs a gradient; without one FSDP2 has no hook there."""
+    segment = next(one for one in stage.workload.segments if one.name == unit.segments[0])
+    return not segment.calls or segment.kind == "before" or segment.calls[0].module.input_gradient
 
 
 def _param_groups(

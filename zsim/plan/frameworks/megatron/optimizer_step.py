@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import update
@@ -46,7 +47,7 @@ def update_parameters(
     update(
         builder,
         training,
-        numels,
+        Updated.flat(numels),
         gradient_dtype="fp32",
         state_dtype="fp32",
         low_precision_copy=is_low,

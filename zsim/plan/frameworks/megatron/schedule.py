@@ -41,6 +41,7 @@ from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.parts.optimizer import frozen_bytes, partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
@@ -69,7 +70,8 @@ class MegatronSchedule(Hooks):
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
         named = list(workload.model.named_parameters())
-        self._numels = {name: parameter.numel for name, parameter in named if not parameter.belongs_to}
+        self._numels = {name: one.numel for name, one in named if one.trainable and not one.belongs_to}
+        self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
         sharded = strategy.distributed_optimizer
@@ -131,12 +133,12 @@ class MegatronSchedule(Hooks):
         """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
         update allocates."""
         owned, strategy = self.own_numels, self.strategy
-        parameters = self._numel if strategy.distributed_optimizer else self.workload.numel
+        trained = self.workload.model.trainable_numel
+        parameters = self._numel if strategy.distributed_optimizer else trained
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
-        moments = self.workload.optimizer_state_bytes // 4
-        lazy = tuple(4 * numel for numel in owned for _ in range(moments))
+        lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
         return [
-            Memory("parameters", parameters * self.param_bytes),
+            Memory("parameters", parameters * self.param_bytes + self._frozen_bytes),
             Memory("gradients", self._numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
@@ -153,7 +155,7 @@ class MegatronSchedule(Hooks):
         """The forward pre-hook: finish_param_sync."""
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
-        for parameter in call.parameters:
+        for parameter in call.trainable_parameters:
             number = self._bucket_of[_name(call, parameter)].number
             if number in self._ready:
                 continue
@@ -217,10 +219,10 @@ class MegatronSchedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
-        if call.borrowed_numel and not self.strategy.fuses_accumulation:
+        if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
             self.builder.allocate("activations", self._tied_bytes)
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             self._add_gradient(call, parameter)
             bucket = self._bucket_of[_name(call, parameter)]
             self._missing[bucket.number] -= 1
@@ -371,7 +373,7 @@ class MegatronSchedule(Hooks):
                     if self._part_of[bucket.number].ranks > 1:
                         self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
-            self.builder.free("gradients", self.workload.numel * self.grad_bytes)
+            self.builder.free("gradients", self.workload.model.trainable_numel * self.grad_bytes)
 
     @property
     def _norm_groups(self) -> list[str]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import optimizer_state_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.reference.offload import ReferenceHome
@@ -82,7 +83,7 @@ class ReferenceSchedule(Hooks):
         padded."""
         numel = sum(unit.padded_numel for unit in self.units)
         owned = sum(self._owned(unit) for unit in self.units)
-        moments = self.workload.optimizer_state_bytes
+        moments = optimizer_state_bytes(self.training.optimizer)
         states = moments if self.param_bytes == 4 else moments + 4
         parameters = owned if self.shards_parameters else numel
         resident = (

@@ -68,10 +68,15 @@ class ZeroConfig(ZeroBlock):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerChoice:
-    """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it."""
+    """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it. `training_name`: what
+    `training.optimizer` calls it. `allows_untested` and `forces_cpu_optimizer`: the file's
+    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`."""
 
     name: str | None
     implementation: OptimizerImplementation
+    training_name: str | None = None
+    allows_untested: bool = False
+    forces_cpu_optimizer: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class _Resolver:
             where=where,
         )
         checks.check_optimizer(reading, zero, release)
-        optimizer = resolve.resolve_optimizer(file.optimizer, zero)
+        optimizer = resolve.resolve_optimizer(file, zero)
         clipping = self._gradient_clipping()
         checks.check_gradient_norm(reading, zero, clipping, wrapper)
         batch = self._batch()

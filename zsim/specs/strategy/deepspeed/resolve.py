@@ -27,8 +27,8 @@ from zsim.specs.strategy.deepspeed.schema import (
     AioBlock,
     Bf16Block,
     DataTypesBlock,
+    DeepSpeedFile,
     Fp16Block,
-    OptimizerBlock,
 )
 from zsim.specs.strategy.deepspeed.zero_schema import (
     ZERO_KEYS,
@@ -209,16 +209,33 @@ def resolve_overflow_check(
     return release.default_bf16_check_grad_overflow if given is None else given
 
 
-def resolve_optimizer(block: OptimizerBlock | None, zero: ZeroConfig) -> OptimizerChoice:
+# `optimizer.type` in lower case -> `training.optimizer`; DeepSpeed's Adam is AdamW unless told otherwise.
+TRAINING_NAMES = {
+    "adam": "adamw", "adamw": "adamw", "lion": "lion", "adagrad": "adagrad", "sgd": "sgd",
+    "adafactor": "adafactor", "muon": "muon",
+}  # fmt: skip
+
+
+def resolve_optimizer(file: DeepSpeedFile, zero: ZeroConfig) -> OptimizerChoice:
     """The optimizer and its kernel: DeepSpeed's fused one, torch's with `torch_adam`, the CPU's when
     offloaded."""
+    block = file.optimizer
     name = None if block is None or block.type is None else block.type.lower()
     implementation: OptimizerImplementation = "fused"
     if zero.stage > 0 and zero.offload_optimizer is not None:
         implementation = "cpu"
     if block is not None and block.params.get("torch_adam") is True:
         implementation = "torch"
-    return OptimizerChoice(name, implementation)
+    training_name = TRAINING_NAMES.get(name or "")
+    if training_name == "sgd" and block is not None and block.params.get("momentum"):
+        training_name = "sgd_momentum"
+    return OptimizerChoice(
+        name,
+        implementation,
+        training_name,
+        allows_untested=file.zero_allow_untested_optimizer is True,
+        forces_cpu_optimizer=file.zero_force_ds_cpu_optimizer is not False,
+    )
 
 
 def resolve_aio(block: AioBlock | None, release: Release) -> AioConfig:

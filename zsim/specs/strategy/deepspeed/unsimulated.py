@@ -8,7 +8,7 @@ from zsim.specs.strategy.deepspeed.keys import NotSimulated, is_enabled
 from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
 
-SIMULATED_OPTIMIZERS = ("adam", "adamw")
+SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor")
 
 
 # Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
@@ -37,7 +37,12 @@ def find_unsimulated(
     if file.fp16 is not None and file.fp16.fp16_master_weights_and_grads:
         found.append(Unsimulated("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
     if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
-        found.append(Unsimulated("optimizer.type", f"the optimizer '{optimizer.name}', only Adam and AdamW,"))
+        found.append(
+            Unsimulated(
+                "optimizer.type",
+                f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD and Adafactor,",
+            )
+        )
     return tuple(found)
 
 

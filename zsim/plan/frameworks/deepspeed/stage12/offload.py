@@ -26,6 +26,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import HostSide
+from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
@@ -66,7 +67,9 @@ class Zero12Home:
             Memory("gradients", self.shard_numel * 4 if self.is_compact else 0),
             Memory("buffers", largest * self.param_bytes),
             Memory("optimizer_states", 4 * self.shard_numel, "host", self.is_pinned),
-            Memory("optimizer_states", self.shard_numel * self.workload.optimizer_state_bytes, "host"),
+            Memory(
+                "optimizer_states", sum(partition_states(self.training, self.shard_numel, "fp32")), "host"
+            ),
             Memory("gradients", gradients + sums, "host", self.is_pinned),
             Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host", self.is_pinned),
         ]
@@ -78,9 +81,9 @@ class Zero12Home:
 
     def _slice_numel(self, elements: int) -> int:
         """This rank's elements of a bucket; see [Note: the slice of a bucket]."""
-        before = self._seen * self.shard_numel // self.workload.numel
+        before = self._seen * self.shard_numel // self.workload.model.trainable_numel
         self._seen += elements
-        return self._seen * self.shard_numel // self.workload.numel - before
+        return self._seen * self.shard_numel // self.workload.model.trainable_numel - before
 
     def keep_gradients(
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool

@@ -8,6 +8,7 @@ parameters per step, where the ZeRO paper says 2.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
@@ -17,7 +18,7 @@ from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
 from zsim.plan.ops import Category, Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import frozen_bytes, partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter
@@ -35,7 +36,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self.group = stage.group()
         world_size, workload = self.group.size, stage.workload
         alignment = _ALIGNMENT * world_size
-        self.padded_numel = -(-workload.numel // alignment) * alignment
+        self.padded_numel = -(-workload.model.trainable_numel // alignment) * alignment
         self.shard_numel = self.padded_numel // world_size
         self.partitions_gradients = config.stage == 2
         self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
@@ -44,7 +45,9 @@ class Zero12Schedule(DeepSpeedEngine):
         self._elements = 0  # in the bucket
         self._tensors: list[str] = []
         self._loose_bytes = 0
-        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        named = list(workload.model.named_parameters())
+        self._numels = {name: one.numel for name, one in named if one.trainable}
+        self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
         self._flat = FlatGroup(
             self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
         )
@@ -64,8 +67,7 @@ class Zero12Schedule(DeepSpeedEngine):
             leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
             return self.home.resident(self._flat_parameters(), leftovers)
         master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
-        moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
-        moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
+        moments = partition_states(self.training, self.shard_numel, config.optimizer_states_dtype)
         is_lazy = self._release.makes_states_in_first_step
         return [
             self._flat_parameters(),
@@ -87,7 +89,8 @@ class Zero12Schedule(DeepSpeedEngine):
     def _flat_parameters(self) -> Memory:
         parts = self._numels.values() if self._release.flattens_on_gpu else ()
         leftovers = tuple(numel * self.param_bytes for numel in parts)
-        return Memory("parameters", self.padded_numel * self.param_bytes, leftovers=leftovers)
+        size = self.padded_numel * self.param_bytes + self._frozen_bytes
+        return Memory("parameters", size, leftovers=leftovers)
 
     @property
     def _num_buffers(self) -> int:
@@ -143,7 +146,7 @@ class Zero12Schedule(DeepSpeedEngine):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
                 self.builder.allocate(self._gradient_category, size)
@@ -284,7 +287,7 @@ class Zero12Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [self.shard_numel],
+            [Updated((self.shard_numel,))],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=config.precision != "fp32",

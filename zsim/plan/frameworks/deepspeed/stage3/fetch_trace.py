@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from zsim.cost.memory.adapters import flat_numel
 from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
 from zsim.plan.workload.workload import Workload
@@ -26,7 +27,8 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
 @dataclass(frozen=True, slots=True)
 class ZeroParameter:
-    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded."""
+    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded.
+    Elements of 4-bit weights are the 16-bit numbers that they are kept as."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,6 +36,12 @@ class ZeroParameter:
     shard_numel: int
     padded_numel: int
     is_persistent: bool
+    is_trained: bool = True
+
+    @property
+    def trained_shard_numel(self) -> int:
+        """Elements of the shard that the optimizer updates."""
+        return self.shard_numel if self.is_trained else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,12 @@ def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[Z
     parameters = []
     persistent_left = zero.model_persistence_threshold
     for name, parameter in workload.model.named_parameters():
-        numel = parameter.numel
+        numel = flat_numel(parameter)
         persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
         persistent_left -= numel if persists else 0
         shard = -(-numel // world_size)
-        parameters.append(ZeroParameter(name, parameter.shape, numel, shard, shard * world_size, persists))
+        padded, trained = shard * world_size, parameter.trainable
+        parameters.append(ZeroParameter(name, parameter.shape, numel, shard, padded, persists, trained))
     return parameters
 
 

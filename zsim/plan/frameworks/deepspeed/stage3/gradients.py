@@ -76,6 +76,8 @@ class Zero3Gradients(DeepSpeedEngine):
         groups: list[list[int]] = [[]]
         total = 0
         for number, parameter in enumerate(self.trace.parameters):
+            if not parameter.is_trained:
+                continue
             if total >= self.zero.sub_group_size:
                 groups.append([])
                 total = 0
@@ -93,7 +95,7 @@ class Zero3Gradients(DeepSpeedEngine):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
-        for parameter in reversed(call.parameters):
+        for parameter in reversed(call.trainable_parameters):
             self._add_gradient(self._numbers[f"{call.name}.{parameter.name}"], call.name)
 
     def _add_gradient(self, number: int, name: str) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
-from zsim.specs.model.spec import Activation, Attention, Exchange, Linear, Loss, Residual
+from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -124,7 +124,8 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     names = [name for called in by_segment.values() for name in called]
     chains = _chains(names, never, units)
     rotary = _rotary(workload)
-    backward = [name for name in reversed(names) if name != rotary]
+    idle = {rotary, *_without_backward(workload)}
+    backward = [name for name in reversed(names) if name not in idle]
     trailing = {}
     for segment, called in by_segment.items():
         last = max((number for number, name in enumerate(called) if name in unit_of), default=-1)
@@ -135,6 +136,12 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
         trailing,
         workload.training.checkpoint_stops_early,
     )
+
+
+def _without_backward(workload: Workload) -> set[str]:
+    """Calls that autograd does not come back to: nothing before them, and nothing in them, is trained."""
+    calls = (call for segment in workload.segments for call in segment.calls)
+    return {call.name for call in calls if call.parameters and not call.module.has_backward}
 
 
 def _modules(workload: Workload, segment: Segment) -> list[str]:
@@ -161,7 +168,7 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.work
-    if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange):
+    if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange | AdapterSum):
         return False
     if call.name == workload.fused_head:
         return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
@@ -24,6 +25,7 @@ from zsim.plan.parts.host_side import HostSide
 from zsim.plan.parts.optimizer import update
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.optimizers import optimizer_of
 
 
 class Zero3Home:
@@ -51,7 +53,7 @@ class Zero3Home:
         self.parameters, self.groups = store.trace.parameters, store.groups
         self.host = HostSide(stage.builder, config.aio)
         self.offload = config.zero.offload_optimizer
-        self.num_states = 1 + stage.workload.optimizer_state_bytes // 4
+        self.num_states = 1 + (optimizer_of(stage.training.optimizer).moments or 0)
         self._group_of = {number: index for index, group in enumerate(self.groups) for number in group}
         self._first_on_cpu = int((1 - ratio) * len(self.groups))
         self._note_idle_ratio(ratio)
@@ -93,7 +95,7 @@ class Zero3Home:
     def resident(self) -> list[Memory]:
         """Gradients and optimizer states by device; the pinned buffers are `buffers` of the host."""
         pinned = self.offload.pin_memory
-        sums = sum(parameter.shard_numel for parameter in self.parameters) * self._accum_bytes
+        sums = sum(parameter.trained_shard_numel for parameter in self.parameters) * self._accum_bytes
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
         in_memory = sum(
             self.numel_of(group)
@@ -207,6 +209,6 @@ class Zero3Home:
         """Update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
         training = replace(self.training, optimizer_implementation="foreach")
         update(
-            self.builder, training, [numel], gradient_dtype="fp32", state_dtype="fp32",
+            self.builder, training, [Updated((numel,))], gradient_dtype="fp32", state_dtype="fp32",
             low_precision_copy=self.config.precision != "fp32", name=f"optimizer step of sub-group {group}",
         )  # fmt: skip

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
+from zsim.cost.memory.adapters import quantisation_bytes
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
@@ -28,7 +30,7 @@ from zsim.plan.frameworks.deepspeed.zeropp.gather import (
     SecondaryShards,
 )
 from zsim.plan.ops import CollectiveKind, Memory
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import partition_states, update
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear
@@ -81,13 +83,19 @@ class Zero3Schedule(Zero3Gradients):
         shard, config = self.shard_numel, self.config
         persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
         master = DTYPE_BYTES[config.master_weights_dtype]
-        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        moments = sum(
+            sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
+            for group in self.sub_groups
+        )
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered = persistent * self.param_bytes if self.world_size > 1 else 0
+        trained = sum(parameter.trained_shard_numel for parameter in self.trace.parameters)
         states = [
-            Memory("gradients", shard * DTYPE_BYTES[config.grad_accum_dtype]),
-            Memory("optimizer_states", shard * (master + moments)),
+            Memory("gradients", trained * DTYPE_BYTES[config.grad_accum_dtype]),
+            Memory("optimizer_states", trained * master + moments),
         ]
+        scales = sum(quantisation_bytes(one) for _, one in self.workload.model.named_parameters())
+        states += [Memory("parameters", scales)] if scales else []
         buffers = [Memory("buffers", gathered), Memory("buffers", bucket)]
         copies = self.secondary.resident() if self.secondary else []
         errors = self.quantized.resident() if self.quantized else []
@@ -196,7 +204,7 @@ class Zero3Schedule(Zero3Gradients):
             return
         micro_batch = builder.micro_batch
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
-        holds = not self.zero.memory_efficient_linear and not is_backward
+        holds = not self.zero.memory_efficient_linear and not is_backward and call.module.has_backward
         released = self.coordinator.release()
         self.store.release(released)
         if self.secondary is not None:
@@ -241,14 +249,18 @@ class Zero3Schedule(Zero3Gradients):
         if self.secondary is not None:
             self.secondary.drop()
 
+    def _group_numel(self, group: Iterable[int]) -> int:
+        """This rank's elements of a sub-group."""
+        return sum(self.trace.parameters[number].shard_numel for number in group)
+
     def _step_on_gpu(self) -> None:
         """Update one sub-group after the other, and move its new weights to their homes."""
         builder, config = self.builder, self.config
-        shards = [parameter.shard_numel for parameter in self.trace.parameters]
+        shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
         norm_and_sync(self.stage, config, shards, self.group.name, num_groups=len(self.sub_groups))
         for number, group in enumerate(self.sub_groups):
-            numel = sum(self.trace.parameters[index].shard_numel for index in group)
+            numel = self._group_numel(group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype
             cast = numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
             builder.allocate("buffers", cast)
@@ -258,7 +270,7 @@ class Zero3Schedule(Zero3Gradients):
             update(
                 builder,
                 self.training,
-                [numel],
+                [Updated((numel,))],
                 gradient_dtype=config.master_weights_dtype,
                 state_dtype=config.optimizer_states_dtype,
                 low_precision_copy=config.precision != "fp32",

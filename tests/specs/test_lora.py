@@ -1,0 +1,125 @@
+"""`[training.lora]` and `training.frozen`: what they make of a model, and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+
+def model(strategy: dict[str, Any] | None = None, name: str = "llama-3-8b", /, **training: Any) -> Any:
+    table = {"sequence_length": 512, **training}
+    kind = strategy or {"kind": "ddp"}
+    return resolve(Experiment(model=name, cluster="dgx-h100", gpus=8, training=table, strategy=kind)).model
+
+
+def lora(**changes: Any) -> dict[str, Any]:
+    return {"lora": {"rank": 16, "targets": ["q_proj", "v_proj"], **changes}}
+
+
+def test_peft_trains_so_many_parameters() -> None:
+    """Llama-3-8B, rank 16: q and v are 4096 x 4096 and 4096 x 1024, so 32 x 16 (8192 + 5120); on all products
+    41,943,040, as PEFT's `print_trainable_parameters` says of both."""
+    assert model(**lora()).trainable_numel == 6_815_744
+    assert model(**lora(targets="all-linear")).trainable_numel == 41_943_040
+    assert model(**lora(targets=r".*\.(q|v)_proj")).trainable_numel == 6_815_744
+    assert model(lora={"rank": 16}).trainable_numel == 6_815_744  # PEFT's default for Llama
+    assert model(**lora(layers=[0, 31])).trainable_numel == 6_815_744 // 16
+    assert model(**lora(rank_pattern={"v_proj": 8})).trainable_numel == 32 * (16 * 8192 + 8 * 5120)
+
+
+def test_modules_to_save_are_trained_whole() -> None:
+    assert model(**lora(modules_to_save=["lm_head"])).trainable_numel == 6_815_744 + 128_256 * 4096
+
+
+def test_adapters_leave_the_models_parameters_alone() -> None:
+    found = model(**lora())
+    assert found.numel - found.trainable_numel == 8_030_261_248
+    names = [name for name, one in found.named_parameters() if one.trainable]
+    assert names[:2] == [
+        "model.layers.0.self_attn.q_proj.lora_A.default.weight",
+        "model.layers.0.self_attn.q_proj.lora_B.default.weight",
+    ]
+
+
+def test_an_adapter_config_of_peft_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_config.json"
+    config = {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "target_modules": ["v_proj", "q_proj"],
+              "lora_dropout": 0.1, "bias": "none", "use_dora": False}  # fmt: skip
+    path.write_text(json.dumps(config))
+    assert model(lora={"config": str(path)}).trainable_numel == 6_815_744
+    with pytest.raises(InputError, match=r"training.lora.rank: found 4, but .* says 16"):
+        model(lora={"config": str(path), "rank": 4})
+    path.write_text(json.dumps({**config, "use_dora": True}))
+    with pytest.raises(NotSimulatedError, match="use_dora = True is not simulated"):
+        model(lora={"config": str(path)})
+    path.write_text(json.dumps({"peft_type": "IA3"}))
+    with pytest.raises(InputError, match="found peft_type 'IA3', expected 'LORA'"):
+        model(lora={"config": str(path)})
+    with pytest.raises(InputError, match="no such file"):
+        model(lora={"config": str(tmp_path / "none.json")})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "training", "sentence"),
+    [
+        (None, lora(targets=["q_prj"]), "'q_prj' matches no product of .*; did you mean 'q_proj'"),
+        (None, lora(targets=["query"]), "its products are q_proj, k_proj, v_proj, o_proj"),
+        (None, lora(rank=2048), "a product of 4,096 x 1,024; expected at most 1,024"),
+        (None, lora(layers=[32]), "found 32, but .* has the blocks 0 to 31"),
+        (None, {"frozen": ["model.embed"]}, "'model.embed' matches no parameter"),
+        (None, {"frozen": ["*"]}, "no parameter of .* is left to train"),
+        ({"kind": "megatron"}, lora(quantized="nf4"), "found 'nf4' under Megatron"),
+        (None, {**lora(quantized="nf4"), "precision": "fp32"}, "'nf4' with precision fp32"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    strategy: dict[str, Any] | None, training: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        model(strategy, **training)
+
+
+def test_fsdp1_does_not_flatten_what_differs() -> None:
+    """fp32 adapters beside bf16 weights need units of their own; so do frozen ones without
+    `use_orig_params`."""
+    from zsim.plan.make import make_plan
+
+    def planned(strategy: dict[str, Any], **training: Any) -> Any:
+        table = {"sequence_length": 512, **training}
+        given = {"kind": "fsdp1", **strategy}
+        return make_plan(
+            resolve(Experiment(model="gpt2", cluster="dgx-h100", gpus=8, training=table, strategy=given))
+        )
+
+    adapters = {"rank": 8, "targets": ["c_attn"]}
+    with pytest.raises(InputError, match="Must flatten tensors with uniform dtype"):
+        planned({}, lora=adapters)
+    with pytest.raises(InputError, match=r"strategy.use_orig_params: found false"):
+        planned({"use_orig_params": False}, lora={**adapters, "dtype": "bf16"})
+    assert planned({}, lora={**adapters, "dtype": "bf16"})
+    assert planned({"wrapping": "peft", "use_orig_params": False}, lora=adapters)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "sentence"),
+    [
+        ({"kind": "fsdp2"}, {"parallelism": {"tensor": 2}}, "data parallelism alone"),
+        ({"kind": "reference"}, {}, "the reference engine trains every parameter"),
+        ({"kind": "fsdp1", "cpu_offload": True, "no_sync": True}, {}, "FSDP1 and strategy.cpu_offload"),
+    ],
+)
+def test_what_zsim_lacks_is_said(strategy: dict[str, Any], more: dict[str, Any], sentence: str) -> None:
+    training = {"sequence_length": 512, **lora()}
+    with pytest.raises(NotSimulatedError, match=sentence):
+        resolve(
+            Experiment(
+                model="llama-3-8b", cluster="dgx-h100", gpus=8, training=training, strategy=strategy, **more
+            )
+        )

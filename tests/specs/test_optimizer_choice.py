@@ -1,0 +1,77 @@
+"""Which framework takes which optimizer, and what it says where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+ONE = {"train_micro_batch_size_per_gpu": 1}
+
+
+def job(strategy: dict[str, Any], **training: Any) -> Any:
+    table = {"sequence_length": 512, "precision": "bf16", **training}
+    return resolve(Experiment(model="gpt2", cluster="dgx-h100", gpus=8, training=table, strategy=strategy))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "training", "sentence"),
+    [
+        ({"kind": "fsdp2"}, {"optimizer": "adamw-8bit"}, "got mixed torch.Tensor and DTensor"),
+        ({"kind": "fsdp1"}, {"optimizer": "muon"}, "flat parameters are vectors"),
+        ({"kind": "deepspeed", "stage": 2}, {"optimizer": "adamw-8bit"}, "zero_allow_untested_optimizer"),
+        ({"kind": "megatron"}, {"optimizer": "adamw-bf16"}, "needs the distributed optimizer"),
+        ({"kind": "ddp"}, {"optimizer": "lion", "optimizer_implementation": "foreach"}, "one implementation"),
+        ({"kind": "ddp"}, {"paged_states": "host"}, "not paged; expected training.optimizer to be one of"),
+        ({"kind": "ddp"}, {"stochastic_rounding": True}, "expected stored_dtype = 'bf16'"),
+        ({"kind": "ddp"}, {"optimizer": "admw"}, "did you mean 'adamw'"),
+    ],
+)
+def test_a_pair_that_a_framework_refuses_is_one_sentence(
+    strategy: dict[str, Any], training: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        job(strategy, **training)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "training", "sentence"),
+    [
+        ({"kind": "megatron"}, {"optimizer": "lion"}, "under Megatron"),
+        ({"kind": "deepspeed", "stage": 1}, {"optimizer": "muon"}, "MuonWithAuxAdam"),
+        ({"kind": "fsdp2", "cpu_offload": True}, {"optimizer": "adafactor"}, "strategy.cpu_offload"),
+        ({"kind": "ddp"}, {"optimizer": "shampoo"}, "preconditioners"),
+    ],
+)
+def test_what_zsim_lacks_is_said_with_its_reason(
+    strategy: dict[str, Any], training: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(NotSimulatedError, match=sentence):
+        job(strategy, **training)
+
+
+def test_the_json_names_the_optimizer() -> None:
+    """DeepSpeed's Lion: one moment; a different name in [training] is a contradiction."""
+    lion = {
+        "kind": "deepspeed",
+        "config": {**ONE, "zero_optimization": {"stage": 2}, "optimizer": {"type": "Lion"}},
+    }
+    assert job(lion).training.optimizer == "lion"
+    with pytest.raises(InputError, match=r"found 'sgd', but .* says optimizer.type, which is 'lion'"):
+        job(lion, optimizer="sgd")
+
+
+def test_an_untested_optimizer_is_allowed_by_its_key() -> None:
+    config = {**ONE, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+    assert job({"kind": "deepspeed", "config": config}, optimizer="sgd").training.optimizer == "sgd"
+
+
+def test_offload_demands_deepspeeds_own_cpu_optimizer() -> None:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    config = {**ONE, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    with pytest.raises(InputError, match="zero_force_ds_cpu_optimizer"):
+        job({"kind": "deepspeed", "config": config}, optimizer="sgd_momentum")

@@ -1,0 +1,84 @@
+"""The kernels of adapters around their two products, and of 4-bit weights: all bound by HBM.
+
+# [Note: what an adapter casts]
+PEFT 0.21.2 casts the adapter's input to the adapter's type (`_cast_input_dtype`), which is fp32 by default
+(`autocast_adapter_dtype`). Where autocast is on, the product casts it back to 16 bits; where it is not, the
+adapter's products are fp32, and so is the sum, which is cast back.
+
+# [Note: 4-bit products]
+bitsandbytes 0.50.2 dequantises the weight before the product in forward (backends/cuda/ops.py `gemm_4bit`: in
+one kernel with it only below 1,536 tokens) and again before the product of the input's gradient
+(autograd/_functions.py `MatMul4Bit.backward`). Quantised scales are dequantised first, and their mean added.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.spec import AdapterInput, AdapterSum, Linear, Module
+
+Kernels = tuple[Kernel, ...]
+_BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a block with a scale of its own
+_FP32 = 4
+
+
+def product_type(work: Linear, options: WorkOptions) -> tuple[int, str]:
+    """Bytes of an element, and the type, in which a product is computed."""
+    return (_FP32, "fp32") if work.dtype == "fp32" else (options.activation_bytes, options.kernel_dtype)
+
+
+def input_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Cast, dropout, cast back; see [Note: what an adapter casts]."""
+    work = module.work
+    assert isinstance(work, AdapterInput)
+    elements, e = shape.tokens * work.width, options.activation_bytes
+    inside = adapter_bytes(work, options)
+    found = [_moves(elements * (e + inside))] if inside != e else []
+    if work.dropout:
+        found.append(_moves(elements * (2 * inside + 1)))
+    if work.recasts and inside != e:
+        found.append(_moves(elements * (e + inside)))
+    return tuple(found)
+
+
+def adapter_bytes(work: AdapterInput, options: WorkOptions) -> int:
+    """Bytes of an element of an adapter's input as dropout sees it."""
+    return _FP32 if work.dtype == "fp32" or work.recasts else options.activation_bytes
+
+
+def sum_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """`result + lora_B(...) * scaling`: a product with a number, a sum, and a cast where types differ."""
+    work = module.work
+    assert isinstance(work, AdapterSum)
+    elements, e = shape.tokens * work.width, options.activation_bytes
+    inside = _FP32 if work.dtype == "fp32" else e
+    found = [_moves(elements * 2 * inside), _moves(elements * (e + 2 * inside))]
+    return (*found, _moves(elements * (e + inside))) if inside != e else tuple(found)
+
+
+def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The gradient goes to the product beside as it is, and scaled to the adapter."""
+    work = module.work
+    assert isinstance(work, AdapterSum)
+    elements, e = shape.tokens * work.width, options.activation_bytes
+    inside = _FP32 if work.dtype == "fp32" else e
+    scale = _moves(elements * 2 * inside)
+    return (_moves(elements * (e + inside)), scale) if inside != e else (scale,)
+
+
+def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
+    """The kernels that make 16-bit weights of 4-bit ones; () for other weights. See [Note: 4-bit
+    products]."""
+    weight = next((one for one in module.parameters if one.stored.startswith("nf4")), None)
+    if weight is None:
+        return ()
+    numel, scales = weight.numel, -(-weight.numel // _BLOCK)
+    product = _moves(numel / 2 + _FP32 * scales + numel * options.activation_bytes)
+    if weight.stored != "nf4":
+        return (product,)
+    own = scales + _FP32 * -(-scales // _SCALE_BLOCK) + _FP32 * scales
+    return (_moves(own), _moves(2 * _FP32 * scales), product)
+
+
+def _moves(count: float) -> Kernel:
+    return Kernel("elementwise", 0.0, float(count), "fp32")

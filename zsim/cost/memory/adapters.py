@@ -1,0 +1,81 @@
+"""Bytes of weights in the type they are kept in, and of what adapters keep for backward."""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.adapters import adapter_bytes
+from zsim.cost.kernels.elementwise import norm_cost, without_weight_gradient
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.dtypes import DTYPE_BYTES
+from zsim.specs.model.spec import AdapterInput, AdapterSum, Linear, Module, Norm, Parameter
+
+_BLOCK, _SCALE_BLOCK = 64, 256
+_MAP_BYTES, _SCALE_MAP_BYTES, _OFFSET_BYTES = 16 * 4, 256 * 4, 4
+
+
+def is_packed(parameter: Parameter) -> bool:
+    """Whether it is kept in 4 bits."""
+    return parameter.stored.startswith("nf4")
+
+
+def stored_bytes(parameter: Parameter, dtype: str, numel: int | None = None) -> int:
+    """Bytes of a parameter, or of `numel` elements of it, in its own type, or else in `dtype`. 4-bit weights
+    are two to a byte (bitsandbytes 0.50.2 functional.py `quantize_4bit`)."""
+    count = parameter.numel if numel is None else numel
+    return -(-count // 2) if is_packed(parameter) else count * DTYPE_BYTES[parameter.stored or dtype]
+
+
+def flat_numel(parameter: Parameter) -> int:
+    """Elements of a parameter as a framework flattens or partitions it: 4-bit weights are kept as 16-bit
+    numbers (`bnb_4bit_quant_storage`)."""
+    return -(-parameter.numel // 4) if is_packed(parameter) else parameter.numel
+
+
+def quantisation_bytes(parameter: Parameter) -> int:
+    """Bytes of what comes with a 4-bit weight and is no parameter, so that every rank has all of it: a scale
+    for 64 elements (fp32; quantised again a byte, with an fp32 scale for 256 of them, their map and their
+    mean), and the map of the 16 values. Source: bitsandbytes 0.50.2 functional.py `quantize_4bit`,
+    `QuantState`."""
+    if not is_packed(parameter):
+        return 0
+    scales = -(-parameter.numel // _BLOCK)
+    if parameter.stored != "nf4":
+        return 4 * scales + _MAP_BYTES
+    return scales + 4 * -(-scales // _SCALE_BLOCK) + _MAP_BYTES + _SCALE_MAP_BYTES + _OFFSET_BYTES
+
+
+def is_dequantised(module: Module) -> bool:
+    """Whether its product makes 16-bit weights of 4-bit ones."""
+    return any(is_packed(parameter) for parameter in module.parameters)
+
+
+def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
+    """Bytes that a module with a frozen weight, or without a backward, keeps; None if it is neither. A
+    product keeps its input for the gradient of its weight alone."""
+    if not module.has_backward:
+        return 0
+    if module.trains_weight:
+        return None
+    work = module.work
+    if isinstance(work, Linear):
+        return 0
+    if isinstance(work, Norm):
+        cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+        return shape.tokens * work.width * without_weight_gradient(cost, work.kind, options).saved_bytes
+    return None
+
+
+def adapter_saved(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+    """The mask of dropout, a byte an element; the sum keeps nothing."""
+    has_mask = isinstance(work, AdapterInput) and work.dropout > 0
+    return shape.tokens * work.width if has_mask else 0
+
+
+def adapter_temporaries(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
+    """The input as it is cast, with dropout its output too; the scaled output and the sum, in the wider type,
+    and one more where the sum is cast."""
+    e = options.activation_bytes
+    if isinstance(work, AdapterInput):
+        inside = adapter_bytes(work, options)
+        return shape.tokens * work.width * ((inside if inside != e else 0) + (inside if work.dropout else 0))
+    inside = 4 if work.dtype == "fp32" else e
+    return shape.tokens * work.width * (2 * inside + (e if inside != e else 0))

@@ -1,0 +1,141 @@
+"""Bytes of the state tensors that an optimizer makes for one tensor.
+
+All rules are functions of the tensor's part on the rank (`Updated`) and of the type it is stored in. Scalars
+(the step's number, 4 bytes a tensor) are left out.
+
+An update in one pass reads and writes the parameter and every state, and reads the gradient: fused AdamW 28
+bytes per parameter in fp32. `EXTRA` counts what goes beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, prod
+
+from zsim.cost.optimizers.tensors import Updated
+from zsim.dtypes import DTYPE_BYTES
+from zsim.specs.strategy.optimizers import OPTIMIZERS, optimizer_of
+
+StateRule = Callable[[Updated, str], tuple[int, ...]]
+
+_SMALLEST_QUANTISED = 4096  # elements; bitsandbytes `min_8bit_size`, torchao `_new_buffer`
+_FP32 = 4
+
+
+def in_stored_type(count: int) -> StateRule:
+    """`count` tensors like the parameter, in its type: torch.optim's moments."""
+
+    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+        return (tensor.numel * DTYPE_BYTES[dtype],) * count
+
+    return rule
+
+
+def in_type(count: int, state_dtype: str) -> StateRule:
+    """`count` tensors like the parameter, in a type of their own."""
+
+    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+        return (tensor.numel * DTYPE_BYTES[state_dtype],) * count
+
+    return rule
+
+
+def bitsandbytes_8bit(count: int) -> StateRule:
+    """`count` moments of a byte an element and, per block of 256 elements, an fp32 maximum; below 4,096
+    elements in fp32. The two quantisation maps are one for all tensors (1 KiB each, left out).
+
+    Source: bitsandbytes 0.50.2 optim/optimizer.py, `Optimizer2State.init_state`, `Optimizer1State.init_state`
+    (Dettmers et al. 2022, arXiv 2110.02861).
+    """
+
+    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+        numel = tensor.numel
+        if numel < _SMALLEST_QUANTISED:
+            return (numel * _FP32,) * count
+        return (numel, ceil(numel / 256) * _FP32) * count
+
+    return rule
+
+
+def torchao(bits: int, block: int, map_bytes: int) -> StateRule:
+    """Two moments of `bits` bits an element, each with an fp32 scale per `block` elements and a quantisation
+    map of its own; a part of fewer than 4,096 elements, or one that the block does not divide, stays in the
+    parameter's type.
+
+    Source: torchao 0.18.0 optim/adam.py `_AdamBase._new_buffer`, subclass_8bit.py, subclass_4bit.py,
+    subclass_fp8.py.
+    """
+
+    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+        numel = tensor.numel
+        if numel < _SMALLEST_QUANTISED or numel % block:
+            return (numel * DTYPE_BYTES[dtype],) * 2
+        one = (numel * bits // 8, numel // block * _FP32, map_bytes)
+        return tuple(size for size in one if size) * 2
+
+    return rule
+
+
+def factored(state_dtype: str | None = None) -> StateRule:
+    """A row and a column of the second moment (Shazeer and Stern 2018, arXiv 1804.04235, section 3), over the
+    last two dimensions; of a vector the whole second moment. In the gradient's type, or in `state_dtype`.
+
+    Source: torch 2.13 optim/_adafactor.py `_init_group` (the gradient's type); transformers 5.23
+    optimization.py `Adafactor.step` (fp32).
+    """
+
+    def rule(tensor: Updated, dtype: str) -> tuple[int, ...]:
+        element, shape = DTYPE_BYTES[state_dtype or dtype], tensor.shape
+        if len(shape) < 2:
+            return (tensor.numel * element,)
+        return prod(shape[:-1]) * element, prod((*shape[:-2], shape[-1])) * element
+
+    return rule
+
+
+def momentum_of_matrices(tensor: Updated, dtype: str) -> tuple[int, ...]:
+    """Muon: a momentum for a matrix, AdamW's two moments for every other tensor.
+
+    Source: torch 2.13 optim/_muon.py `_init_group`; its documentation leaves vectors, embeddings and the head
+    to AdamW.
+    """
+    return (tensor.numel * DTYPE_BYTES[dtype],) * (1 if tensor.is_matrix else 2)
+
+
+_OWN: dict[str, StateRule] = {
+    "adamw-bf16": in_type(2, "bf16"),  # exp_avg_dtype, exp_avg_sq_dtype = torch.bfloat16
+    "adamw-8bit": bitsandbytes_8bit(2),
+    "lion-8bit": bitsandbytes_8bit(1),
+    "paged-adamw": in_type(2, "fp32"),
+    "paged-adamw-8bit": bitsandbytes_8bit(2),
+    "adamw-8bit-torchao": torchao(8, 256, 1024),
+    "adamw-4bit-torchao": torchao(4, 128, 64),
+    "adamw-fp8-torchao": torchao(8, 256, 0),
+    "adafactor": factored(),
+    "adafactor-transformers": factored("fp32"),
+    "muon": momentum_of_matrices,
+}
+STATES: Mapping[str, StateRule] = _OWN | {
+    name: in_stored_type(one.moments) for name, one in OPTIMIZERS.items() if one.moments is not None
+}
+
+# (passes over a tensor in its type, readings of its gradient, kernels per tensor) on top of one pass.
+# torch 2.13 optim/_adafactor.py `_single_tensor_adafactor`, of a matrix: norm of p (reads 1); two norms of
+# the gradient (reads it twice); product of row and column (writes 1); div_, clamp_, rsqrt_ (2 each), mul_ by
+# the gradient (2, and one more reading of it); norm of the update (1); its reading by the scaled add (1).
+# transformers 5.23 optimization.py `Adafactor.step`, of a matrix with its defaults: the gradient squared, eps
+# added (2 + 2), two means (2), product of the factors (1), times the gradient (2, and one more reading of
+# it), its root mean square (1), div_ and mul_ (2 + 2), that of p (1), the add's reading of the update (1).
+EXTRA: Mapping[str, tuple[int, int, int]] = {
+    "adafactor": (11, 2, 14),
+    "adafactor-transformers": (16, 1, 18),
+}
+
+
+def state_tensors(name: str, tensors: Sequence[Updated], dtype: str = "fp32") -> tuple[int, ...]:
+    """Bytes of every state tensor for `tensors`, in order; `dtype`: the type the parameters are stored in.
+
+    Raises what `optimizer_of` raises.
+    """
+    rule = STATES[optimizer_of(name).name]
+    return tuple(size for tensor in tensors for size in rule(tensor, dtype) if size)

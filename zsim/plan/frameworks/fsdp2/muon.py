@@ -1,0 +1,122 @@
+"""torch's Muon on DTensors: which collectives its products become under FSDP2.
+
+torch 2.13 optim/_muon.py knows nothing of shards: the products of `zsim.cost.optimizers.muon` run on
+DTensors, and DTensor moves operands where a product needs them. For every product it takes the cheapest of
+the placements that `torch/distributed/tensor/_ops/_matrix_ops.py` lists, by the costs of
+`torch/distributed/tensor/_collective_utils.py` (a ring, 87.7 GB/s; 22 % of it and more latency if the mesh
+is larger than a node). X is sharded by rows, or by columns if the weight is tall, whose transpose it is.
+
+# [Note: the three products]
+X X^T is free by columns: a partial sum. By rows either X^T is gathered, or X and X^T change to columns by an
+all-to-all each. A partial sum A is all-reduced for A A, of which it makes a partial sum again. For X + B X
+by columns B is all-reduced; by rows B is reduce-scattered and X gathered, unless two all-to-alls and an
+all-reduce, which leave X by columns, are cheaper. `tests/plan/test_muon.py` has torch's own calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
+from zsim.cost.optimizers.tensors import Updated
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.ops import CollectiveKind
+
+_ELEMENT = 2  # bf16
+_BANDWIDTH = 87.7 * 2**30 / 1e6  # bytes per microsecond, as _collective_utils.py counts (GiB per GB/s)
+
+
+@dataclass(frozen=True, slots=True)
+class MuonCall:
+    """A collective of `numel` bf16 elements, or a product; one of them."""
+
+    kind: CollectiveKind | None = None
+    numel: int = 0
+    kernel: Kernel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DTensorCosts:
+    """DTensor's estimates, in microseconds, for `ranks` ranks of one mesh dimension."""
+
+    ranks: int
+    is_inside_node: bool
+
+    def gather(self, size: float) -> float:
+        """An all-gather to `size` bytes, or a reduce-scatter of them."""
+        return self._ring(size, self.ranks - 1)
+
+    def reduce(self, size: float) -> float:
+        """An all-reduce."""
+        return self._ring(size, 2 * (self.ranks - 1))
+
+    def exchange(self, size: float) -> float:
+        """An all-to-all of a tensor of `size` bytes, of which a rank has its part; a microsecond more "to
+        favor allgather"."""
+        return self.gather(size / self.ranks) + 1.0
+
+    def _ring(self, size: float, hops: int) -> float:
+        slow, latency = (1.0, 0.6) if self.is_inside_node else (0.22, 2.7)
+        return 6.6 + hops * latency + size * hops / self.ranks / (_BANDWIDTH * slow)
+
+
+def muon_calls(rows: int, columns: int, costs: DTensorCosts) -> Iterator[MuonCall]:
+    """The products and collectives of one matrix, in order; see [Note: the three products]."""
+    ranks, is_tall = costs.ranks, rows > columns
+    short, long = (columns, rows) if is_tall else (rows, columns)
+    gram, whole = short * short, short * long
+    by_rows = not is_tall
+    yield MuonCall("all_reduce", 1)  # the norm
+    for _ in range(STEPS):
+        gathers = by_rows and costs.gather(_ELEMENT * whole) <= 2 * costs.exchange(_ELEMENT * whole)
+        if gathers:
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, short, long, 0))
+            yield MuonCall("all_gather", gram)
+            yield MuonCall(kernel=product(short // ranks, short, short, gram // ranks))
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
+            continue
+        if by_rows:
+            yield MuonCall("all_to_all", whole)
+            yield MuonCall("all_to_all", whole)
+        yield MuonCall(kernel=product(short, short, long // ranks, 0))
+        yield MuonCall("all_reduce", gram)
+        yield MuonCall(kernel=product(short, short, short, gram))
+        stays = costs.gather(_ELEMENT * gram) + costs.gather(_ELEMENT * whole)
+        turns = costs.reduce(_ELEMENT * gram) + 2 * costs.exchange(_ELEMENT * whole)
+        if by_rows and stays <= turns:
+            yield MuonCall("reduce_scatter", gram)
+            yield MuonCall("all_gather", whole)
+            yield MuonCall(kernel=product(short // ranks, long, short, whole // ranks))
+            continue
+        yield MuonCall("all_reduce", gram)
+        if by_rows:
+            yield MuonCall("all_to_all", whole)
+            yield MuonCall("all_to_all", whole)
+            by_rows = False
+        yield MuonCall(kernel=product(short, long // ranks, short, whole // ranks))
+    if not is_tall and not by_rows:
+        yield MuonCall("all_to_all", whole)
+
+
+def update_matrix(
+    builder: PlanBuilder,
+    tensor: Updated,
+    group: str,
+    costs: DTensorCosts,
+    *,
+    stored_dtype: str,
+    gradient_dtype: str,
+) -> None:
+    """Issue Muon's update of one sharded matrix, on the compute stream, which waits for every collective."""
+    around = elementwise_kernels(tensor.numel, stored_dtype, gradient_dtype)
+    builder.kernels("muon momentum", around, overhead="optimizer_step")
+    for call in muon_calls(tensor.whole[0], tensor.whole[1], costs):
+        if call.kind is not None:
+            size = call.numel * _ELEMENT
+            builder.collective(call.kind, size, "bf16", group, stream=COMPUTE, name=f"{call.kind} muon")
+        elif call.kernel is not None:
+            builder.kernels("muon product", (call.kernel,))

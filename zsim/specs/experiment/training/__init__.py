@@ -1,0 +1,1 @@
+"""The parts of `[training]` beyond numbers: the optimizer, adapters, frozen parameters."""

@@ -1,0 +1,105 @@
+"""`[training.lora]`: adapters as PEFT configures them, and PEFT's own adapter_config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.reading import read_text
+from zsim.specs.messages import raise_input_error
+
+
+class LoraTable(BaseModel):
+    """`[training.lora]`. Defaults are PEFT 0.21's (tuners/lora/config.py): rank 8, alpha 8 (without effect on
+    cost), no dropout, the family's own targets, adapters in fp32 (`autocast_adapter_dtype`). `quantized`: the
+    frozen products in bitsandbytes' 4 bits. `modules_to_save`: trained whole."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    rank: int = Field(default=8, ge=1, strict=True)
+    alpha: float = Field(default=8, gt=0, allow_inf_nan=False)
+    targets: Literal["all-linear"] | str | tuple[str, ...] | None = Field(
+        default=None, description='names of modules or their ends, or "all-linear"; a string is a pattern'
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    quantized: Literal["nf4"] | None = None
+    double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
+    dtype: Literal["fp32", "bf16"] | None = Field(default=None, description="what adapters are kept in")
+    exclude: tuple[str, ...] = ()
+    layers: tuple[int, ...] = Field(default=(), description="numbers of the blocks; all if left out")
+    rank_pattern: dict[str, int] = {}
+    modules_to_save: tuple[str, ...] = ()
+    config: str | None = Field(default=None, description="path of PEFT's adapter_config.json")
+
+
+# Keys of adapter_config.json -> ours.
+_READ = {
+    "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
+    "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
+    "modules_to_save": "modules_to_save",
+}  # fmt: skip
+# Keys that change what is computed, by the value that does not.
+_OTHER_WORK: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False, None), "bias": ("none",), "target_parameters": (None, []), "lora_bias": (False,),
+    "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
+    "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),
+    "arrow_config": (None,), "use_bdlora": (None, False),
+}  # fmt: skip
+
+
+def read_adapter_config(path: str | Path) -> dict[str, Any]:
+    """The keys of `[training.lora]` that PEFT's adapter_config.json gives.
+
+    Raises InputError for a file that is none, NotSimulatedError for variants of LoRA with other work.
+    """
+    try:
+        data = json.loads(read_text(Path(path)))
+    except FileNotFoundError:
+        raise InputError(
+            f"training.lora.config: {path}: no such file; expected adapter_config.json"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"training.lora.config: {path}: {why_unreadable(error)}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"training.lora.config: {path}: is no JSON: {error}") from None
+    kind = data.get("peft_type") if isinstance(data, Mapping) else None
+    if kind != "LORA":
+        raise InputError(
+            f"training.lora.config: {path}: found peft_type {kind!r}, expected 'LORA' (PEFT's "
+            "adapter_config.json of a LoRA adapter)"
+        )
+    for key, plain in _OTHER_WORK.items():
+        if key in data and data[key] not in plain:
+            raise NotSimulatedError(
+                f"training.lora.config: {path}: {key} = {data[key]!r} is not simulated; expected {plain[0]!r}"
+            )
+    found = {ours: data[key] for key, ours in _READ.items() if data.get(key) is not None}
+    for key in ("targets", "layers", "exclude", "modules_to_save"):
+        value = found.get(key)
+        if isinstance(value, list):
+            found[key] = tuple(sorted(value) if key == "targets" else value)
+        elif isinstance(value, int) or (key == "exclude" and isinstance(value, str)):
+            found[key] = (value,)
+    return found
+
+
+def with_adapter_config(table: LoraTable) -> LoraTable:
+    """The table with what its `config` says; two different values are an error."""
+    if table.config is None:
+        return table
+    found = read_adapter_config(table.config)
+    for key in sorted(table.model_fields_set & set(found)):
+        own = getattr(table, key)
+        if own != found[key] and own != LoraTable.model_fields[key].default:
+            raise InputError(
+                f"training.lora.{key}: found {own!r}, but {table.config} says {found[key]!r}; leave one out"
+            )
+    try:
+        return LoraTable.model_validate(table.model_dump(exclude={*found, "config"}) | found)
+    except ValidationError as error:
+        raise_input_error(error, table.config, LoraTable)

@@ -1,0 +1,135 @@
+"""The optimizer of a job: named by `[training]` or by a DeepSpeed JSON, and refused where a framework does.
+
+# [Note: plain kernels and DTensors]
+FSDP2's parameters are DTensors. bitsandbytes' optimizers call operators of their own on them, and on plain
+tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bitsandbytes 0.50.2 with torch
+2.13; its 32-bit operator "does not have a sharding strategy registered").
+"""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.tables import Fsdp1Table, Fsdp2Table, StrategyTable, TrainingTable
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
+
+_WHERE = "training.optimizer"
+_MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16")
+_PLAIN = ("lion", "adamw-bf16")  # multi-tensor kernels on raw pointers
+
+
+def chosen_optimizer(
+    table: TrainingTable, strategy: StrategyTable, deepspeed: DeepSpeedConfig | None
+) -> Optimizer:
+    """The optimizer, checked against its strategy.
+
+    Raises InputError for pairs that the framework refuses, and for keys without effect; NotSimulatedError
+    for what zsim lacks.
+    """
+    name = table.optimizer if deepspeed is None else _named_twice(table, deepspeed)
+    optimizer = optimizer_of(name)
+    _check_keys(table, optimizer)
+    if deepspeed is not None:
+        _check_deepspeed(optimizer, deepspeed)
+    elif isinstance(strategy, MegatronTable):
+        if name not in _MEGATRON:
+            raise NotSimulatedError(
+                f"{_WHERE}: '{name}' is not simulated under Megatron; expected one of {', '.join(_MEGATRON)}"
+            )
+        if name == "adamw-bf16" and not strategy.distributed_optimizer:
+            raise InputError(
+                f"{_WHERE}: Megatron keeps moments in bf16 only with --use-precision-aware-optimizer, which "
+                "needs the distributed optimizer; expected strategy.distributed_optimizer = true, or 'adamw'"
+            )
+    elif isinstance(strategy, Fsdp2Table):
+        _check_fsdp2(optimizer)
+    elif isinstance(strategy, Fsdp1Table) and name == "muon":
+        raise InputError(
+            f"{_WHERE}: torch's Muon takes matrices only, and FSDP1's flat parameters are vectors; expected "
+            "strategy 'fsdp2' or 'ddp', or another optimizer"
+        )
+    if getattr(strategy, "cpu_offload", False) and not optimizer.is_torch_list:
+        raise NotSimulatedError(
+            f"{_WHERE}: '{name}' with strategy.cpu_offload is not simulated; expected torch's "
+            f"{', '.join(one.name for one in OPTIMIZERS.values() if one.is_torch_list)}"
+        )
+    return optimizer
+
+
+def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
+    """The JSON's optimizer where it has one, which `[training]` may repeat."""
+    named = deepspeed.optimizer.training_name
+    if named is None:
+        return table.optimizer
+    if table.optimizer not in ("adamw", named) and {table.optimizer, named} != {"adam", "adamw"}:
+        raise InputError(
+            f"{_WHERE}: found '{table.optimizer}', but {deepspeed.name} says optimizer.type, which is "
+            f"'{named}'; leave one of them out"
+        )
+    return named
+
+
+def _check_keys(table: TrainingTable, optimizer: Optimizer) -> None:
+    if table.optimizer_implementation != "fused" and not optimizer.is_torch_list:
+        raise InputError(
+            f"training.optimizer_implementation: '{optimizer.name}' of {optimizer.source} has one "
+            "implementation; leave the key out"
+        )
+    if table.paged_states != "gpu" and not optimizer.is_paged:
+        paged = ", ".join(one.name for one in OPTIMIZERS.values() if one.is_paged)
+        raise InputError(
+            f"training.paged_states: the states of '{optimizer.name}' are not paged; expected {_WHERE} to be "
+            f"one of {paged}"
+        )
+    if table.stochastic_rounding and not (optimizer.rounds_stochastically and table.stored_dtype == "bf16"):
+        rounding = ", ".join(one.name for one in OPTIMIZERS.values() if one.rounds_stochastically)
+        raise InputError(
+            "training.stochastic_rounding: found true, expected stored_dtype = 'bf16' and one of "
+            f"{rounding}: torchao rounds so where it writes bf16 weights"
+        )
+
+
+def _check_fsdp2(optimizer: Optimizer) -> None:
+    """See [Note: plain kernels and DTensors]."""
+    if optimizer.library == "bitsandbytes":
+        raise InputError(
+            f"{_WHERE}: torch refuses '{optimizer.name}' of {optimizer.source} under FSDP2, whose parameters "
+            "are DTensors ('got mixed torch.Tensor and DTensor'); expected 'adamw-8bit-torchao', or strategy "
+            "'fsdp1' or 'ddp'"
+        )
+    if optimizer.name in _PLAIN:
+        raise NotSimulatedError(
+            f"{_WHERE}: '{optimizer.name}' of {optimizer.source} is not simulated under FSDP2: its kernels "
+            "take plain tensors; expected strategy 'fsdp1' or 'ddp'"
+        )
+
+
+def _check_deepspeed(optimizer: Optimizer, config: DeepSpeedConfig) -> None:
+    """DeepSpeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check`, `_configure_optimizer`."""
+    name, choice = optimizer.name, config.optimizer
+    if name == "muon":
+        raise NotSimulatedError(
+            f"{_WHERE}: 'muon' is not simulated under DeepSpeed, whose own Muon (MuonWithAuxAdam) "
+            "orthogonalises whole gradients in another way by stage; expected strategy 'fsdp2' or 'ddp'"
+        )
+    if config.stage > 0 and not optimizer.in_deepspeed and not choice.allows_untested:
+        tested = ", ".join(one.name for one in OPTIMIZERS.values() if one.in_deepspeed)
+        raise InputError(
+            f"{_WHERE}: DeepSpeed takes '{name}' under ZeRO only with \"zero_allow_untested_optimizer\": "
+            f"true in {config.name} ('You are using an untested ZeRO Optimizer'); without it one of {tested}"
+        )
+    if config.zero.offload_optimizer is None:
+        return
+    is_own = name in ("adamw", "adam", "lion") or choice.training_name == "adagrad"
+    if not is_own and choice.forces_cpu_optimizer:
+        raise InputError(
+            f"{_WHERE}: with zero_optimization.offload_optimizer DeepSpeed demands its own CPU optimizers, "
+            f"DeepSpeedCPUAdam or DeepSpeedCPULion, unless {config.name} says "
+            f"\"zero_force_ds_cpu_optimizer\": false; found '{name}'"
+        )
+    if optimizer.moments is None:
+        raise NotSimulatedError(
+            f"{_WHERE}: '{name}' with zero_optimization.offload_optimizer is not simulated; expected "
+            "'adamw' or 'lion'"
+        )

@@ -1,0 +1,175 @@
+"""The model as `[training]` trains it: adapters on its products, frozen weights, the types they are kept in.
+
+# [Note: the types of adapters and of frozen weights]
+A checkpoint is loaded in the low type, and stays so where it is frozen; PEFT keeps adapters in fp32. torch's
+FSDP casts what it gathers, DDP trains under autocast, which casts at every product, and where a whole model
+is kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and
+Megatron cast every weight, and keep fp32 masters of those that are trained.
+"""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
+from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
+from zsim.specs.model.freezing import Frozen, with_frozen
+from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import Precision
+
+# Projections that PEFT 0.21.2 adapts where nothing is named (utils/constants.py,
+# TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING): of these the first that the model has.
+_DEFAULT_TARGETS = (("q_proj", "v_proj"), ("query_key_value",), ("c_attn",), ("qkv_proj",), ("Wqkv",))
+_OWN_TYPES = ("deepspeed", "megatron")
+
+
+def trained_model(
+    model: ModelSpec,
+    table: TrainingTable,
+    kind: str,
+    precision: Precision,
+    parallelism: Parallelism,
+    *,
+    is_offloaded: bool = False,
+    deepspeed: DeepSpeedConfig | None = None,
+) -> ModelSpec:
+    """The model with adapters and frozen parameters, for a strategy of `kind`; unchanged without them.
+
+    Raises InputError for impossible adapters, NotSimulatedError for what zsim lacks.
+    """
+    lora = table.lora
+    if lora is None:
+        if not table.frozen:
+            return model
+        _check_parallelism("training.frozen", kind, parallelism)
+        _check_deepspeed("training.frozen", deepspeed)
+        return with_frozen(model, Frozen(table.frozen, stored=table.frozen_dtype or ""))
+    _check_parallelism("training.lora", kind, parallelism)
+    if is_offloaded and kind == "fsdp1":
+        raise NotSimulatedError(
+            "training.lora: not simulated with FSDP1 and strategy.cpu_offload yet; expected strategy 'fsdp2'"
+        )
+    _check_deepspeed("training.lora", deepspeed)
+    lora = with_adapter_config(lora)
+    low = {"fp8": "bf16"}.get(precision, precision)
+    _check_quantised(lora, kind, low)
+    _check_layers(lora, model)
+    model = with_adapters(model, _adapters(lora, table, kind, low, model))
+    frozen = Frozen(
+        table.frozen,
+        all_but_adapters=True,
+        keeps=lora.modules_to_save,
+        stored=_base_type(table, kind, low),
+        products_stored=_product_type(lora),
+        inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
+    )
+    return with_frozen(model, frozen)
+
+
+def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec) -> Adapters:
+    """See [Note: the types of adapters and of frozen weights]."""
+    own = "" if kind in _OWN_TYPES else lora.dtype or "fp32"
+    is_low = table.stored_dtype != "fp32"
+    targets, is_pattern = _targets(lora, model)
+    return Adapters(
+        lora.rank,
+        targets,
+        is_pattern,
+        lora.dropout,
+        lora.rank_pattern,
+        lora.layers,
+        lora.exclude,
+        stored=own,
+        computed="fp32" if own == "fp32" and is_low else "",
+        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,
+    )
+
+
+def _product_type(lora: LoraTable) -> str:
+    if lora.quantized is None:
+        return ""
+    return "nf4" if lora.double_quantization else "nf4-single"
+
+
+def _base_type(table: TrainingTable, kind: str, low: str) -> str:
+    if kind in _OWN_TYPES or table.stored_dtype != "fp32" or low == "fp32":
+        return table.frozen_dtype or ""
+    return table.frozen_dtype or low
+
+
+def _targets(lora: LoraTable, model: ModelSpec) -> tuple[tuple[str, ...], bool]:
+    """The targets, and whether they are a pattern."""
+    if lora.targets == ALL_LINEAR:
+        return (ALL_LINEAR,), False
+    if isinstance(lora.targets, tuple):
+        return lora.targets, False
+    if lora.targets is not None:
+        return (lora.targets,), True
+    block = model.blocks[0].modules if model.blocks else ()
+    names = {module.name.rpartition(".")[2] for module in block if isinstance(module.work, Linear)}
+    for targets in _DEFAULT_TARGETS:
+        if names.issuperset(targets):
+            return targets, False
+    raise InputError(
+        f"training.lora.targets: missing; PEFT has no default for '{model.name}', expected some of "
+        f'{", ".join(sorted(names))}, or "all-linear"'
+    )
+
+
+def _check_parallelism(key: str, kind: str, parallelism: Parallelism) -> None:
+    if kind == "reference":
+        raise NotSimulatedError(
+            f"{key}: the reference engine trains every parameter; expected another strategy"
+        )
+    if not parallelism.is_trivial:
+        raise NotSimulatedError(
+            f"{key}: not simulated with tensor, pipeline, context or expert parallelism yet; expected data "
+            "parallelism alone"
+        )
+
+
+def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
+    if config is None or config.stage != 3:
+        return
+    zero = config.zero
+    param = zero.offload_param
+    asked = {
+        "mics_shard_size": zero.is_mics,
+        "zero_hpz_partition_size": zero.zero_hpz_partition_size > 1,
+        "zero_quantized_weights": zero.zero_quantized_weights,
+        "zero_quantized_gradients": zero.zero_quantized_gradients,
+        "zero_quantized_nontrainable_weights": zero.zero_quantized_nontrainable_weights,
+        "offload_param.device 'nvme'": param is not None and param.device == "nvme",
+    }
+    for setting, is_on in asked.items():
+        if is_on:
+            raise NotSimulatedError(
+                f"{key}: not simulated with {config.name}: zero_optimization.{setting} yet; expected stage 3 "
+                "without it"
+            )
+
+
+def _check_quantised(lora: LoraTable, kind: str, low: str) -> None:
+    if lora.quantized is None:
+        return
+    if kind == "megatron":
+        raise InputError(
+            "training.lora.quantized: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
+            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
+        )
+    if low == "fp32":
+        raise InputError(
+            "training.lora.quantized: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
+            "bitsandbytes computes (bnb_4bit_compute_dtype)"
+        )
+
+
+def _check_layers(lora: LoraTable, model: ModelSpec) -> None:
+    beyond = [number for number in lora.layers if not 0 <= number < len(model.blocks)]
+    if beyond:
+        raise InputError(
+            f"training.lora.layers: found {beyond[0]}, but '{model.name}' has the blocks 0 to "
+            f"{len(model.blocks) - 1}"
+        )

@@ -1,0 +1,166 @@
+"""A model with frozen parameters, and which of its modules autograd still runs backward.
+
+A gradient flows to a module's input only if something before it is trained: nothing before the first
+trainable parameter has a backward, and the frozen products after it have no product for their weight's
+gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from zsim.errors import InputError
+from zsim.specs.model.adapters import is_frozen
+from zsim.specs.model.spec import (
+    Activation,
+    AdapterInput,
+    AdapterSum,
+    Attention,
+    Block,
+    Embedding,
+    Linear,
+    ModelSpec,
+    Module,
+    Parameter,
+    Residual,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """`patterns`: of full parameter names; `all_but_adapters`: every parameter but those of adapters, and
+    those that `keeps` matches (PEFT's `modules_to_save`). `stored`: the type that frozen weights are kept in
+    ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
+    bitsandbytes replaces every product but the head). `inputs_require_gradients`: transformers'
+    `enable_input_require_grads`."""
+
+    patterns: tuple[str, ...] = ()
+    all_but_adapters: bool = False
+    keeps: tuple[str, ...] = ()
+    stored: str = ""
+    products_stored: str = ""
+    inputs_require_gradients: bool = False
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether the parameter of this full name is frozen."""
+        if is_frozen(name, self.patterns):
+            return True
+        if not self.all_but_adapters or ".lora_" in name:
+            return False
+        return not any(f".{kept}." in f".{name}" for kept in self.keeps)
+
+
+def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
+    """The model with `frozen` parameters; blocks that are frozen alike stay one object.
+
+    Raises InputError for a pattern that matches no parameter, and if nothing is left to train.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in frozen.patterns:
+        if not any(is_frozen(name, (pattern,)) for name in names):
+            some = ", ".join(names[:3])
+            raise InputError(
+                f"training.frozen: '{pattern}' matches no parameter of '{model.name}'; expected patterns of "
+                f"names like {some}"
+            )
+    before = [_frozen(module, module.name, frozen) for module in model.before]
+    after = [_frozen(module, module.name, frozen) for module in model.after]
+    made: dict[tuple[int, tuple[bool, ...]], Block] = {}
+    blocks = []
+    for number, block in enumerate(model.blocks, model.first_block):
+        prefix = f"{model.block_prefix}.{number}."
+        flags = tuple(
+            frozen.is_frozen(f"{prefix}{module.name}.{one.name}")
+            for module in block.modules
+            for one in module.parameters
+        )
+        key = id(block), flags
+        if key not in made:
+            made[key] = replace(
+                block, modules=tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
+            )
+        blocks.append(made[key])
+    if model.is_tied and not any(one.trainable_numel for one in before if isinstance(one.work, Embedding)):
+        after = [
+            replace(one, borrows_frozen=True) if isinstance(one.work, Linear) and not one.parameters else one
+            for one in after
+        ]
+    result = replace(model, before=tuple(before), blocks=tuple(blocks), after=tuple(after))
+    if not result.trainable_numel:
+        raise InputError(f"training.frozen: no parameter of '{model.name}' is left to train")
+    return _with_gradient_flow(result, starts=frozen.inputs_require_gradients)
+
+
+def _frozen(module: Module, name: str, frozen: Frozen) -> Module:
+    if not module.parameters:
+        return module
+    parameters = tuple(_freeze(one, f"{name}.{one.name}", frozen) for one in module.parameters)
+    return module if parameters == module.parameters else replace(module, parameters=parameters)
+
+
+def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
+    is_product = isinstance(module.work, Linear) and ".lora_" not in module.name
+    module = _frozen(module, name, frozen)
+    if not frozen.products_stored or not is_product or module.trains_weight:
+        return module
+    kept = tuple(
+        replace(one, stored=frozen.products_stored) if len(one.shape) == 2 else one
+        for one in module.parameters
+    )
+    return replace(module, parameters=kept)
+
+
+def _freeze(parameter: Parameter, name: str, frozen: Frozen) -> Parameter:
+    if not frozen.is_frozen(name):
+        return parameter
+    return replace(parameter, trainable=False, stored=parameter.stored or frozen.stored)
+
+
+def _with_gradient_flow(model: ModelSpec, *, starts: bool) -> ModelSpec:
+    """Marks the modules whose input needs no gradient, from the embedding to the first trained parameter."""
+    flows = starts or any(module.trainable_numel for module in model.before)
+    made: dict[int, Block] = {}
+    blocks: list[Block] = []
+    for block in model.blocks:
+        if flows:
+            blocks.append(block)
+            continue
+        if id(block) not in made:
+            made[id(block)] = replace(block, modules=_marked(block.modules))
+        blocks.append(made[id(block)])
+        flows = block.trainable_numel > 0
+    after = model.after if flows else _marked(model.after)
+    before = tuple(
+        replace(one, input_gradient=False) if isinstance(one.work, Embedding) else one for one in model.before
+    )
+    return replace(model, before=before, blocks=tuple(blocks), after=tuple(after))
+
+
+def _marked(modules: Sequence[Module]) -> tuple[Module, ...]:
+    """Modules behind a stream without a gradient. A branch begins at the stream and ends in its sum; products
+    that share an input, and adapters, read what the first of them reads."""
+    return tuple(_marks(modules))
+
+
+def _marks(modules: Iterable[Module]) -> Iterable[Module]:
+    stream = branch = shared = False
+    for module in modules:
+        work = module.work
+        if isinstance(work, Residual):
+            needs = stream or branch
+            stream, branch = needs, False
+        elif (
+            isinstance(work, AdapterInput)
+            or (isinstance(work, Linear) and work.is_adapter)
+            or (isinstance(work, Linear) and module.shares_input)
+        ):
+            needs = shared
+        elif isinstance(work, Attention | Activation | AdapterSum):
+            needs = stream or branch
+        else:
+            needs = stream or branch
+            is_first = isinstance(work, Linear) and ".lora_B." not in module.name
+            shared = needs if is_first else shared
+        branch |= needs or module.trainable_numel > 0
+        yield module if needs else replace(module, input_gradient=False)
