@@ -49,13 +49,14 @@ MEMORY_BOUND = frozenset(
     masked_fill masked_fill_ where where_self cumsum cumsum_ pow fill_diagonal_
     gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardswish_backward
     hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward mish_backward hardtanh_backward
-    _prelu_kernel _prelu_kernel_backward
+    _prelu_kernel _prelu_kernel_backward floor_divide remainder fmod lerp addcmul addcdiv slice_scatter
+    select_scatter masked_scatter
     """.split()
 )
 
 # Operators that only make room, or look at memory in another way.
 ALLOCATIONS = frozenset(
-    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize_ set_".split()
+    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize_ set_ as_strided_".split()
 )
 
 

@@ -4,7 +4,7 @@
 Autograd numbers its nodes as forward makes them, just before the operator is dispatched
 (`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). The number's place
 in forward is so the place of whatever runs while that node runs backward. Gradients of one tensor that several
-nodes give are added between nodes: they belong to the node that has just run.
+nodes give are added behind a node that has run, and belong to its place.
 
 # [Note: counted once]
 A storage that several places keep for backward counts at the first that did not make it; one that only its
@@ -14,7 +14,7 @@ maker keeps (the output of a relu) counts there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
@@ -33,13 +33,14 @@ class Recorder:
 
     def __init__(self, recording: Recording, low: torch.dtype) -> None:
         self.recording, self.low = recording, low
-        self.is_backward = False
+        self.is_backward = self.is_paused = False
         self._numbers: dict[int, int] = {}  # of a storage that lives, by its identity in torch
         self._place: int | None = None
         self._stack: list[int] = []
         self._place_of_node: dict[int, int] = {}
-        self._last = 0
+        self._last, self._finished = 0, -1
         self._operators = 0
+        self._names: dict[int, str] = {}  # of the operator that made a storage
 
     # ---- storages ------------------------------------------------------------------------------------------
 
@@ -111,10 +112,23 @@ class Recorder:
             self.recording.places.append(Place(self.recording.calls[call].path, call))
         return self._place
 
+    def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
+        """What the host reads from a tensor without values: that all elements fulfil a condition, which full
+        and unpacked samples do (a mask without padding); None for anything else."""
+        if func._overloadpacket.__name__ != "_local_scalar_dense":
+            return None
+        made = self._names.get(self.know(args[0]))
+        if made in ("all", "any"):
+            self.recording.assumes_full = True
+            return made == "all"
+        return None
+
     # ---- operators -----------------------------------------------------------------------------------------
 
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """An operator has run."""
+        if self.is_paused:
+            return
         name = func._overloadpacket.__name__
         place, sums = self._where()
         if place is None:
@@ -125,6 +139,7 @@ class Recorder:
         changed = _changed(func, args, kwargs)
         fresh = [one for one in made if one.untyped_storage()._cdata not in self._numbers]
         written = {self.know(one, grows=grows, born=self._operators, creator=place): one for one in fresh}
+        self._names.update(dict.fromkeys(written, name))
         if grows:
             for one in changed:
                 self.recording.storages[self.know(one)].grows = True
@@ -156,12 +171,31 @@ class Recorder:
             self._place_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
             return place, False
         node = torch._C._current_autograd_node()
-        if node is None:
-            return self._last, True
-        if _ACCUMULATES in node.name():
+        if node is None or _ACCUMULATES in node.name():
             return None, False
-        self._last = self._place_of_node.get(node._sequence_nr(), self._last)
-        return self._last, False
+        number = node._sequence_nr()
+        self._last = self._place_of_node.get(number, self._last)
+        return self._last, number == self._finished
+
+    def begin_backward(self, roots: Iterable[Tensor]) -> None:
+        """Backward begins at `roots`; every node tells when it has run."""
+        waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            if _ACCUMULATES not in node.name():
+                node.register_hook(self._told(node._sequence_nr()))
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        self.is_backward = True
+
+    def _told(self, number: int) -> Callable[[Any, Any], None]:
+        def finished(_: Any, __: Any) -> None:
+            self._finished = number
+
+        return finished
 
     def attention(
         self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product

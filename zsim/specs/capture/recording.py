@@ -116,7 +116,8 @@ class ModuleRecord:
 @dataclass
 class Recording:
     """Everything recorded, in order. `samples`: of the example; `positions`: of one sample, where the example
-    itself says (token ids), else None. `forward` and `backward`: operators."""
+    itself says (token ids), else None. `assumes_full`: forward asked whether all elements of a tensor fulfil a
+    condition, and was told so. `forward` and `backward`: operators."""
 
     samples: int
     positions: int | None
@@ -128,5 +129,6 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     forward: list[Operator] = field(default_factory=list)
     backward: list[Operator] = field(default_factory=list)
+    assumes_full: bool = False
     hidden_size: int | None = None
     vocab_size: int | None = None

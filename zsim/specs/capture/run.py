@@ -29,6 +29,9 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recor
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
+            known = recorder.answer(func, args)
+            if known is not None:
+                return known
             out = func(*args, **(kwargs or {}))
             recorder.dispatched(func, args, kwargs or {}, out)
             return out
@@ -54,10 +57,12 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recor
                     "no output of the module depends on a trainable parameter, so there is no backward; "
                     "expected parameters with requires_grad = True, and an output that uses them"
                 )
+            recorder.is_paused = True
             gradients = [torch.ones_like(one, memory_format=torch.contiguous_format) for one in roots]
             for one in gradients:
                 recorder.know(one, grows=True)
-            recorder.is_backward = True
+            recorder.is_paused = False
+            recorder.begin_backward(roots)
             torch.autograd.backward(roots, gradients)
             recorder.gradients(p.grad for p in module.parameters() if p.grad is not None)
     finally:

@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
+from zsim.specs.model.traced import Captured, Extent, Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,7 @@ Work = (
     | Experts
     | GroupedLinear
     | Rearrange
+    | Traced
 )
 
 
@@ -214,7 +216,9 @@ class Module:
     (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
     this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
-    GPU before it launches its forward (how many rows each expert has).
+    GPU before it launches its forward (how many rows each expert has). `owner`: the module that its parameters belong to, where that is
+    not `name`: a container with parameters of its own, whose work is a function between its children ("": the
+    block, or the model).
     """
 
     name: str
@@ -224,10 +228,15 @@ class Module:
     token_shards: int = 1
     rows_per_token: float = 1.0
     host_waits: bool = False
+    owner: str | None = None
 
     @cached_property
     def numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
+
+    def path_of(self, parameter: Parameter) -> str:
+        """A parameter's name, relative to the block."""
+        return joined(self.name if self.owner is None else self.owner, parameter.name)
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -239,12 +248,16 @@ class Block:
     """One transformer block: its modules in the order in which they run forward.
 
     `registration`: names of its modules in the order of `named_parameters()` if they run in another order
-    (Llama registers `input_layernorm` after the MLP), else None.
+    (Llama registers `input_layernorm` after the MLP), else None. `held`: what it takes as input, where that is
+    not the residual stream. `is_wrapped`: whether frameworks that wrap blocks wrap it; modules that run between
+    two blocks are a block that they leave to the root.
     """
 
     kind: str
     modules: tuple[Module, ...]
     registration: tuple[str, ...] | None = None
+    held: Extent | None = None
+    is_wrapped: bool = True
 
     @cached_property
     def numel(self) -> int:
@@ -274,7 +287,10 @@ class ModelSpec:
     `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
     final norm there), else None. `not_simulated`: why zsim only counts this family. Of a pipeline stage:
     `first_block`, the number of its first block. `token_shards`: the fraction of the tokens that the residual
-    stream has on a rank.
+    stream has on a rank. `block_names`: complete names of the blocks, where they are not numbered in one list;
+    "" of a block that is not wrapped. `registration`: complete names of all parameters in order, where the
+    order is not that of modules before, blocks, modules after. `captured`: of a model that was captured from a
+    torch module.
     """
 
     name: str
@@ -292,6 +308,15 @@ class ModelSpec:
     registered_before_blocks: tuple[str, ...] | None = None
     first_block: int = 0
     token_shards: int = 1
+    block_names: tuple[str, ...] | None = None
+    registration: tuple[str, ...] | None = None
+    captured: Captured | None = None
+
+    def block_name(self, number: int) -> str:
+        """The complete name of the block with a number, counted over the whole model."""
+        if self.block_names is not None:
+            return self.block_names[number - self.first_block]
+        return f"{self.block_prefix}.{number}"
 
     @property
     def learned_positions(self) -> int | None:
@@ -317,21 +342,33 @@ class ModelSpec:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
+        if self.registration is None:
+            yield from self._by_module()
+            return
+        by_name = dict(self._by_module())
+        yield from ((name, by_name[name]) for name in self.registration)
+
+    def _by_module(self) -> Iterator[tuple[str, Parameter]]:
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}
             early = [by_name[name] for name in self.registered_before_blocks if name in by_name]
         for module in early:
-            yield from _named(module.name, module)
+            yield from _named("", module)
         for index, block in enumerate(self.blocks, self.first_block):
             for module in block.registered_modules:
-                yield from _named(f"{self.block_prefix}.{index}.{module.name}", module)
+                yield from _named(self.block_name(index), module)
         listed = {module.name for module in early}
         for module in self.after:
             if module.name not in listed:
-                yield from _named(module.name, module)
+                yield from _named("", module)
 
 
-def _named(name: str, module: Module) -> Iterator[tuple[str, Parameter]]:
+def joined(prefix: str, name: str) -> str:
+    """`prefix.name`, or the one of the two that is not empty."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _named(prefix: str, module: Module) -> Iterator[tuple[str, Parameter]]:
     for parameter in module.parameters:
-        yield f"{name}.{parameter.name}", parameter
+        yield joined(prefix, module.path_of(parameter)), parameter
