@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
+from zsim.cost.flops import flops_convention, hardware_flops_per_token, model_flops_per_token
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.report import StepWork
 from zsim.specs.experiment.job import Job
-
-FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 
 
 def step_work(job: Job) -> StepWork:
@@ -32,7 +30,7 @@ def step_work(job: Job) -> StepWork:
         tokens * model / gpus,
         tokens * hardware / gpus,
         peak,
-        FLOPS_CONVENTION,
+        flops_convention(job.model),
         peak_dtype=training.precision,
         gpus_per_replica=gpus,
     )

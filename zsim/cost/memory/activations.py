@@ -36,6 +36,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
 from zsim.dtypes import DTYPE_BYTES
+from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
@@ -50,6 +51,7 @@ from zsim.specs.model.spec import (
     Norm,
     Residual,
 )
+from zsim.specs.model.traced import Traced
 
 INDEX_BYTES = 8
 
@@ -58,6 +60,8 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes that the module keeps from forward to backward."""
     if isinstance(module.work, Router | GroupedLinear | Rearrange):
         return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
+    if isinstance(module.work, Traced):
+        return sum(kept_by_traced(module.work, shape, options))
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
     count = _SAVED[type(module.work)](module.work, shape, options)
@@ -211,6 +215,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return exchanged_bytes(work, work.forward, tokens, e)
     if isinstance(work, Router | GroupedLinear | Rearrange):
         return sum(made_by_experts(work, shape, options))
+    if isinstance(work, Traced):
+        return sum(made_by_traced(work, shape, options))
     return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
@@ -256,6 +262,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         return exchanged_bytes(work, work.backward, tokens, e)
     if isinstance(work, Router | GroupedLinear | Rearrange):
         return sum(passing_by_experts(work, shape, options))
+    if isinstance(work, Traced):
+        return sum(passing_by_traced(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
@@ -291,6 +299,8 @@ def _keeps_nothing_of_its_own(module: Module) -> bool:
     work = module.work
     if isinstance(work, Rearrange):
         return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
+    if isinstance(work, Traced):
+        return not work.saved
     return isinstance(work, Exchange) or (isinstance(work, Residual) and not work.dropout)
 
 

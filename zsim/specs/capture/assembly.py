@@ -70,7 +70,7 @@ class Assembly:
             name = group.path if is_whole else _function_name(group, work)
             name = _unique(_relative(name, root), names)
             names[group.path] += 1
-            owner = None if is_whole or not parameters else _relative(group.path, root)
+            owner = None if is_whole else _relative(group.path, root)
             made.append(Module(name, work, parameters, shares, owner=owner))
         sums = [one for group, known in zip(groups, knowns, strict=True) if known for one in rest[group.place]]
         if sums:

@@ -14,6 +14,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.capture.capture import captured, require_torch
+from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import ModelSpec
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -22,6 +23,11 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def names_function(text: str) -> bool:
     """Whether `text` has the form package.module:function."""
     return _NAME.fullmatch(text) is not None
+
+
+def load_named_model(text: str) -> ModelSpec:
+    """The model of a preset's name, of a file or folder, or of a function. Raises InputError."""
+    return captured_from(text) if names_function(text) else load_model(text)
 
 
 def captured_from(text: str) -> ModelSpec:

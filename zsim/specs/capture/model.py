@@ -51,7 +51,7 @@ def model_of(recording: Recording, name: str, source: str) -> ModelSpec:
         source=source,
         block_names=names,
         registration=registration,
-        captured=Captured(recording.samples, length, _unpriced(recording), _notes(recording, every, unused)),
+        captured=_captured(recording, length, unused),
     )
 
 
@@ -143,6 +143,14 @@ def _vocabulary(modules: Sequence[Module]) -> int:
     return max([*losses, *tables], default=1)
 
 
+def _captured(recording: Recording, length: int, unused: Sequence[Module]) -> Captured:
+    unpriced = _unpriced(recording)
+    has_convolutions = any("convolution" in one.name for one in recording.forward)
+    return Captured(
+        recording.samples, length, unpriced, bool(unpriced) or has_convolutions, _notes(recording, unused)
+    )
+
+
 def _unpriced(recording: Recording) -> tuple[str, ...]:
     names = Counter(
         one.name for one in (*recording.forward, *recording.backward) if not one.is_priced
@@ -150,7 +158,7 @@ def _unpriced(recording: Recording) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _notes(recording: Recording, every: Sequence[Module], unused: Sequence[Module]) -> tuple[str, ...]:
+def _notes(recording: Recording, unused: Sequence[Module]) -> tuple[str, ...]:
     """What the report says about the capture."""
     found = []
     if not recording.has_loss:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
+from zsim.specs.experiment.captured import captured_length, captured_notes, check_captured
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
@@ -81,7 +82,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     cluster = with_attention(cluster, experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
-    notes = list(experiment.notes)
+    notes = [*experiment.notes, *captured_notes(model)]
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
         model = with_tiled_linears(model, table.tile_numel)
@@ -122,6 +123,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     check_fp8_tokens(training, parallelism.context)
+    check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     strategy: Strategy
     if deepspeed is not None:
@@ -175,7 +177,7 @@ def _training(
         )
     attention = attention_kind(table.attention, cluster, precision)
     longest = model.max_positions
-    length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    length = captured_length(model, table.sequence_length) or table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     if longest and length > longest:
         if model.learned_positions:
             raise InputError(

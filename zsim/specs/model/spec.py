@@ -217,8 +217,8 @@ class Module:
     this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
     GPU before it launches its forward (how many rows each expert has). `owner`: the module that its parameters belong to, where that is
-    not `name`: a container with parameters of its own, whose work is a function between its children ("": the
-    block, or the model).
+    not `name`: the module is a function in a container, between its children ("": in the block, or the
+    model).
     """
 
     name: str
@@ -317,6 +317,13 @@ class ModelSpec:
         if self.block_names is not None:
             return self.block_names[number - self.first_block]
         return f"{self.block_prefix}.{number}"
+
+    @property
+    def block_lists(self) -> tuple[str, ...]:
+        """Complete names of the lists that hold the blocks."""
+        if self.block_names is None:
+            return (self.block_prefix,)
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names if name))
 
     @property
     def learned_positions(self) -> int | None:

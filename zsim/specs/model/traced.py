@@ -97,9 +97,11 @@ def product_flops(kernel: TracedKernel) -> float:
 @dataclass(frozen=True, slots=True)
 class Captured:
     """What is true of a model because it was captured. `samples` and `sequence_length`: of the example;
-    `unpriced`: operators without a price, taken at memory bandwidth; `notes`: sentences for the report."""
+    `unpriced`: operators without a price, taken at memory bandwidth; `is_assumed`: that and convolutions, for
+    which no efficiency was measured; `notes`: sentences for the report."""
 
     samples: int
     sequence_length: int
     unpriced: tuple[str, ...] = ()
+    is_assumed: bool = False
     notes: tuple[str, ...] = ()

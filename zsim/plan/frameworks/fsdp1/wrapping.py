@@ -95,7 +95,7 @@ def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -
     least = whole_number(threshold)
     if kind == "size" and least:
         numels = {call.name: call.numel for call in calls if call.numel}
-        return size_based_paths(numels, least, module_lists=(workload.model.block_prefix,))
+        return size_based_paths(numels, least, module_lists=workload.model.block_lists)
     raise InputError(
         f"strategy.wrapping: unknown preset '{wrapping}'{did_you_mean(wrapping, WRAPPINGS)}; "
         f"fsdp1 knows {', '.join(WRAPPINGS)} (N elements)"

@@ -11,7 +11,7 @@ from zsim.errors import InputError, did_you_mean
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
-from zsim.specs.model.spec import Parameter
+from zsim.specs.model.spec import Loss, Parameter
 from zsim.specs.strategy.frameworks import Fsdp2
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
@@ -101,7 +101,8 @@ def make_param_groups(stage: Stage, strategy: Fsdp2, mesh: MeshInfo) -> list[Par
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
-    tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
+    tied weights make one unit of all three, and so does what a captured model has between its blocks.
+    huggingface: each block resharded; the root holds the rest.
     none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
     (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last). A pipeline's stages are
     resharded after forward only if asked for, torchtitan's norm and head with them ("always"; "default" is
@@ -123,7 +124,9 @@ def _param_groups(
     stage: Stage, strategy: Fsdp2, mesh: MeshInfo, is_pipeline: bool, several: re.Match[str] | None
 ) -> list[ParamGroup]:
     workload = stage.workload
-    before, *blocks, after = workload.segments
+    before, *inner, after = workload.segments
+    blocks = [segment for segment in inner if segment.kind == "block"]
+    between = [segment for segment in inner if segment.kind == "between" and segment.parameters]
     reshard, smaller = strategy.reshard_after_forward, mesh.post_forward
     reshards = not is_pipeline if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
@@ -141,21 +144,26 @@ def _param_groups(
         for part in parts
     ]  # fmt: skip
     is_titan = strategy.wrapping == "torchtitan" or several is not None
-    if is_titan and not workload.model.is_tied:
+    has_loss = workload.model.captured is None or any(
+        isinstance(call.module.work, Loss) for call in after.calls
+    )
+    if is_titan and not workload.model.is_tied and not between:
         embedding = ParamGroup(
             "tok_embeddings", (before.name,), before.parameters, mesh,
             reshards_after_forward=reshards, post_forward=smaller, has_differentiable_input=False,
         )  # fmt: skip
         head = ParamGroup(
             "norm, output", (after.name,), after.parameters, mesh,
-            reshards_after_forward=is_pipeline and reshards, ends_before_loss=True,
+            reshards_after_forward=is_pipeline and reshards, ends_before_loss=has_loss,
         )  # fmt: skip
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1" and units:
         units[-1].reshards_after_forward, units[-1].post_forward = False, None
+    rest = (before, *between, after)
     root = ParamGroup(
-        "root", (before.name, after.name), (*before.parameters, *after.parameters), mesh,
-        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
+        "root", tuple(segment.name for segment in rest),
+        tuple(parameter for segment in rest for parameter in segment.parameters), mesh,
+        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan and has_loss,
     )  # fmt: skip
     return [root, *units]
 

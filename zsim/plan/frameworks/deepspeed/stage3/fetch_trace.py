@@ -73,7 +73,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
         if isinstance(call.module.work, GroupedLinear)
     )
     whole = expert_units(list(experts), workload.model.family, zero)
-    unit_of = unit_names(owning, [workload.model.block_prefix], zero, whole)
+    unit_of = unit_names(owning, workload.model.block_lists, zero, whole)
     by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:
         merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
@@ -106,7 +106,7 @@ def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[i
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:
         for call in segment.calls:
-            used = tuple(numbers[f"{call.name}.{parameter.name}"] for parameter in call.parameters)
+            used = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
             if isinstance(call.module.work, Embedding) and not embedding:
                 embedding = used
             elif isinstance(call.module.work, Linear) and not used and segment.kind == "after":

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, Attention, Exchange, Linear, Loss, Residual
+from zsim.specs.model.traced import Traced
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -118,7 +119,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     """The hooked modules; `unit_of`: the unit of each module with parameters (the module or its leaf
     module)."""
     family = workload.model.family
-    never = {workload.model.block_prefix, *_NOT_CALLED.get(family, ())}
+    never = {*workload.model.block_lists, *_NOT_CALLED.get(family, ())}
     units = set(unit_of.values())
     by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
     names = [name for called in by_segment.values() for name in called]
@@ -162,6 +163,8 @@ def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.work
     if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange):
+        return False
+    if isinstance(work, Traced) and call.module.owner is not None and not call.parameters:
         return False
     if call.name == workload.fused_head:
         return False
