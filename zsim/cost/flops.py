@@ -6,9 +6,8 @@ which is what torch's `FlopCounterMode` counts.
 MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
 with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add the recomputation.
 
-Captured models with products that no formula of zsim's has (convolutions, frozen weights, attention that is not
-causal) count the products themselves, forward and backward: 2 m n k each, attention over all pairs.
-"""
+Captured models with products that no formula of zsim's has (convolutions, frozen weights, attention that is
+not causal) count the products themselves, forward and backward: 2 m n k each, attention over all pairs."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
-from zsim.dtypes import DTYPE_BYTES
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
+from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,

@@ -1,8 +1,8 @@
 """Groups of one stretch -> the modules of a `ModelSpec`, with names, works and parameters.
 
 # [Note: gradients that are added]
-Autograd adds the gradients of a tensor that several modules read. Formulas count such additions where a product
-shares its input and at the residual stream; what remains of a size is added as a module of its own.
+Autograd adds the gradients of a tensor that several modules read. Formulas count such additions where a
+product shares its input and at the residual stream; what remains of a size is added as a module of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zsim.specs.capture.groups import Group
+from zsim.specs.capture.groups import PlaceWork
 from zsim.specs.capture.kernels import kernels, traced
-from zsim.specs.capture.recording import Operator, ParameterRecord, Recording
-from zsim.specs.capture.works import Known, Matcher
+from zsim.specs.capture.recording import ModuleRecording, Operator, ParameterRecord
+from zsim.specs.capture.works import KnownWork, Matcher
 from zsim.specs.model.spec import Attention, Linear, Loss, Module, Parameter, Residual
 from zsim.specs.model.traced import Traced
 
@@ -28,7 +28,7 @@ class Owners:
     taken: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, recording: Recording) -> Owners:
+    def of(cls, recording: ModuleRecording) -> Owners:
         by_path: dict[str, list[ParameterRecord]] = {}
         for one in recording.parameters:
             by_path.setdefault(one.name.rpartition(".")[0], []).append(one)
@@ -51,12 +51,12 @@ def _parameter(record: ParameterRecord) -> Parameter:
 class Assembly:
     """Makes the modules of stretches; `root`: the block's path, "" outside of the blocks."""
 
-    def __init__(self, recording: Recording, matcher: Matcher) -> None:
+    def __init__(self, recording: ModuleRecording, matcher: Matcher) -> None:
         self.recording, self.matcher = recording, matcher
         self.owners = Owners.of(recording)
-        self._called = {group_path for group_path in (place.path for place in recording.places)}
+        self._called = {place.path for place in recording.places}
 
-    def modules(self, groups: Sequence[Group], root: str) -> tuple[Module, ...]:
+    def modules(self, groups: Sequence[PlaceWork], root: str) -> tuple[Module, ...]:
         """The modules of one stretch in the order of forward."""
         names: Counter[str] = Counter()
         made: list[Module] = []
@@ -72,16 +72,18 @@ class Assembly:
             names[group.path] += 1
             owner = None if is_whole else _relative(group.path, root)
             made.append(Module(name, work, parameters, shares, owner=owner))
-        sums = [one for group, known in zip(groups, knowns, strict=True) if known for one in rest[group.place]]
+        sums = [
+            one for group, known in zip(groups, knowns, strict=True) if known for one in rest[group.place]
+        ]
         if sums:
             work = Traced(self.recording.samples, backward=kernels(self.recording, sums))
             made.insert(0, Module(_unique("sum of gradients", names), work))
         return tuple(made)
 
-    def _known(self, groups: Sequence[Group]) -> list[Known | None]:
+    def _known(self, groups: Sequence[PlaceWork]) -> list[KnownWork | None]:
         """The work of each group that has a formula; frozen weights have none."""
         kept: set[int] = set()
-        found: list[Known | None] = []
+        found: list[KnownWork | None] = []
         for group in groups:
             known = None
             if _is_trained(self.owners, group.path):
@@ -91,7 +93,7 @@ class Assembly:
             kept.update(group.saved)
         return found
 
-    def _traced(self, group: Group, rest: Mapping[int, Sequence[Operator]]) -> Traced:
+    def _traced(self, group: PlaceWork, rest: Mapping[int, Sequence[Operator]]) -> Traced:
         return traced(self.recording, group, [*group.own_backward, *rest[group.place]])
 
     def left(self, root: str, blocks: Iterable[str]) -> tuple[Module, ...]:
@@ -105,7 +107,7 @@ class Assembly:
                 found.append(self._without_work(path, root))
         return tuple(found)
 
-    def _borrowed(self, group: Group) -> list[str]:
+    def _borrowed(self, group: PlaceWork) -> list[str]:
         """Modules whose parameters a group reads without calling them."""
         paths = [
             self.owners.storages[use.storage]
@@ -135,7 +137,7 @@ def _relative(path: str, root: str) -> str:
     return "" if path == root else path.removeprefix(root + ".")
 
 
-def _function_name(group: Group, work: object) -> str:
+def _function_name(group: PlaceWork, work: object) -> str:
     """The name of a function between modules: what it does."""
     if isinstance(work, Attention):
         what = "core"
@@ -157,7 +159,7 @@ def _unique(name: str, names: Counter[str]) -> str:
     return name if count == 1 else f"{name}_{count}"
 
 
-def _uncovered(groups: Sequence[Group], knowns: Sequence[Known | None]) -> dict[int, list[Operator]]:
+def _uncovered(groups: Sequence[PlaceWork], knowns: Sequence[KnownWork | None]) -> dict[int, list[Operator]]:
     """By place, the additions that no formula counts, those behind formulas counted first; see
     [Note: gradients that are added]."""
     left = Counter(known.covers for known in knowns if known)

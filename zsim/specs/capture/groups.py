@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from zsim.specs.capture.recording import Operator, Recording, Storage
+from zsim.specs.capture.recording import ModuleRecording, Operator, Storage
 from zsim.specs.model.traced import Extent
 
 
 @dataclass
-class Group:
-    """What ran at one place. `saved`: numbers of the storages that count here for backward; `passing_forward`
-    and `passing_backward`: those of the worst moment, see [Note: what passes]."""
+class PlaceWork:
+    """The operators of one place. `saved`: numbers of the storages that count here for backward;
+    `passing_forward` and `passing_backward`: those of the worst moment, see [Note: what passes]."""
 
     place: int
     path: str
@@ -40,7 +40,7 @@ class Group:
         return [one for one in self.backward if not one.sums_gradients]
 
 
-def extent_of(recording: Recording, numbers: Iterable[int]) -> tuple[Extent, ...]:
+def extent_of(recording: ModuleRecording, numbers: Iterable[int]) -> tuple[Extent, ...]:
     """The storages' sizes."""
     return tuple(_extent(recording.storages[number]) for number in numbers)
 
@@ -55,13 +55,13 @@ def amount(storage: Storage, numel: int, item_bytes: int) -> Extent:
     return Extent(elements, num_bytes) if storage.grows else Extent(0, 0, elements, num_bytes)
 
 
-def groups_of(recording: Recording, segment_of: Mapping[int, int]) -> list[Group]:
+def groups_of(recording: ModuleRecording, segment_of: Mapping[int, int]) -> list[PlaceWork]:
     """The groups in the order of forward; `segment_of`: a number of each place's segment."""
-    found: dict[int, Group] = {}
+    found: dict[int, PlaceWork] = {}
     for is_backward, operators in ((False, recording.forward), (True, recording.backward)):
         for operator in operators:
             place = recording.places[operator.place]
-            group = found.setdefault(operator.place, Group(operator.place, place.path, place.call))
+            group = found.setdefault(operator.place, PlaceWork(operator.place, place.path, place.call))
             (group.backward if is_backward else group.forward).append(operator)
     for group in found.values():
         group.backward = _with_inner_sums(group.backward)
@@ -84,7 +84,9 @@ def _with_inner_sums(operators: list[Operator]) -> list[Operator]:
     return found[::-1]
 
 
-def _count_saved(recording: Recording, found: dict[int, Group], segment_of: Mapping[int, int]) -> None:
+def _count_saved(
+    recording: ModuleRecording, found: dict[int, PlaceWork], segment_of: Mapping[int, int]
+) -> None:
     """Counts every storage that backward needs at one place; see [Note: counted once] in
     `zsim.specs.capture.recorder`. One that several segments need (the positions that all blocks read) counts
     where it was made."""
@@ -100,13 +102,13 @@ def _count_saved(recording: Recording, found: dict[int, Group], segment_of: Mapp
 
 
 def _count_passing(
-    recording: Recording, found: dict[int, Group], operators: list[Operator], start: int
+    recording: ModuleRecording, found: dict[int, PlaceWork], operators: list[Operator], start: int
 ) -> None:
     is_backward = start > 0
     made: dict[int, list[int]] = {}
     counted = {number for group in found.values() for number in group.saved}
     last_read: dict[int, int] = {}
-    for offset, operator in enumerate(operators):
+    for operator in operators:
         for use in operator.reads:
             last_read[use.storage] = operator.place
     end = start + len(operators)
@@ -129,7 +131,7 @@ def _count_passing(
             (group.passing_backward if is_backward else group.passing_forward).extend(worst)
 
 
-def _worst(recording: Recording, numbers: list[int], moments: list[int]) -> list[int]:
+def _worst(recording: ModuleRecording, numbers: list[int], moments: list[int]) -> list[int]:
     """The storages that live at the moment at which they take most."""
     best: list[int] = []
     most = -1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from zsim.specs.capture.groups import Group, amount, extent_of
-from zsim.specs.capture.recording import Operator, Product, Recording
+from zsim.specs.capture.groups import PlaceWork, amount, extent_of
+from zsim.specs.capture.recording import ModuleRecording, Operator, Product
 from zsim.specs.model.traced import Extent, Traced, TracedKernel
 
 _NOTHING = Extent()
 
 
-def traced(recording: Recording, group: Group, backward: Sequence[Operator]) -> Traced:
+def traced(recording: ModuleRecording, group: PlaceWork, backward: Sequence[Operator]) -> Traced:
     """A group as it was seen, with these operators backward."""
     return Traced(
         samples=recording.samples,
@@ -26,12 +26,12 @@ def traced(recording: Recording, group: Group, backward: Sequence[Operator]) -> 
     )
 
 
-def kernels(recording: Recording, operators: Sequence[Operator]) -> tuple[TracedKernel, ...]:
+def kernels(recording: ModuleRecording, operators: Sequence[Operator]) -> tuple[TracedKernel, ...]:
     """The kernels of some operators."""
     return tuple(kernel for operator in operators for kernel in _kernels(recording, operator))
 
 
-def _kernels(recording: Recording, operator: Operator) -> tuple[TracedKernel, ...]:
+def _kernels(recording: ModuleRecording, operator: Operator) -> tuple[TracedKernel, ...]:
     memory = memory_of(recording, operator)
     grows = any(recording.storages[use.storage].grows for use in (*operator.reads, *operator.writes))
     if not operator.products:
@@ -48,7 +48,7 @@ def _kernels(recording: Recording, operator: Operator) -> tuple[TracedKernel, ..
 
 
 def _product(
-    recording: Recording, operator: Operator, product: Product, memory: Extent, grows: bool
+    recording: ModuleRecording, operator: Operator, product: Product, memory: Extent, grows: bool
 ) -> TracedKernel:
     kind: Any = "elementwise" if product.kind == "memory" else product.kind
     layout: Any = product.layout
@@ -65,7 +65,7 @@ def _half(memory: Extent) -> Extent:
     )
 
 
-def memory_of(recording: Recording, operator: Operator) -> Extent:
+def memory_of(recording: ModuleRecording, operator: Operator) -> Extent:
     """Every tensor read once, every result written once."""
     total = _NOTHING
     for use in (*operator.reads, *operator.writes):
@@ -73,14 +73,14 @@ def memory_of(recording: Recording, operator: Operator) -> Extent:
     return total
 
 
-def _changes_low(recording: Recording, operator: Operator) -> bool:
+def _changes_low(recording: ModuleRecording, operator: Operator) -> bool:
     """Whether a copy is between the type that the training computes in and fp32."""
     kinds = {recording.storages[use.storage].is_low for use in (*operator.reads, *operator.writes)}
     sizes = {recording.storages[use.storage].item_bytes for use in (*operator.reads, *operator.writes)}
     return len(kinds) == 2 and max(sizes, default=0) == 4
 
 
-def _fused(recording: Recording, operators: Sequence[Operator], *, is_kept: set[int]) -> Extent | None:
+def _fused(recording: ModuleRecording, operators: Sequence[Operator], *, is_kept: set[int]) -> Extent | None:
     """Bytes that the operators without products move as one kernel: what they read that none of them made,
     and what they make that lives on; None without such operators."""
     plain = [one for one in operators if not one.products]
@@ -99,7 +99,7 @@ def _fused(recording: Recording, operators: Sequence[Operator], *, is_kept: set[
     return total
 
 
-def _outlives(recording: Recording, number: int, operators: Sequence[Operator]) -> bool:
+def _outlives(recording: ModuleRecording, number: int, operators: Sequence[Operator]) -> bool:
     """Whether a storage is read after the last of the operators."""
     storage = recording.storages[number]
     return bool(storage.savers) and not all(

@@ -33,10 +33,9 @@ def load_named_model(text: str) -> ModelSpec:
 def captured_from(text: str) -> ModelSpec:
     """The model of the module that the function `package.module:function` makes.
 
-    The function returns (module, inputs): `inputs` a tensor, a sequence of forward's arguments, or a mapping of
-    its keywords. It is called without arguments, with the meta device as torch's default.
-    Raises InputError for a function that cannot be found, fails, or returns something else.
-    """
+    The function returns (module, inputs): `inputs` a tensor, a sequence of forward's arguments, or a mapping
+    of its keywords. It is called without arguments, with the meta device as torch's default. Raises
+    InputError for a function that cannot be found, fails, or returns something else."""
     torch = require_torch(f"model '{text}'")
     function = _function(text)
     where = f"model '{text}'"
@@ -53,7 +52,8 @@ def captured_from(text: str) -> ModelSpec:
         ) from problem
     if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         raise InputError(
-            f"{where}: the function returned {_described(made)}; expected (module, inputs): a torch.nn.Module, and "
+            f"{where}: the function returned {_described(made)}; expected (module, inputs): a "
+            "torch.nn.Module, and "
             "a tensor, a sequence of its forward's arguments, or a mapping of its keywords"
         )
     module, inputs = made
@@ -82,7 +82,8 @@ def _function(text: str) -> Callable[[], Any]:
     if function is None:
         names = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
         raise InputError(
-            f"model '{text}': '{name}' has no '{attribute}'{did_you_mean(attribute, names)}; expected a function "
+            f"model '{text}': '{name}' has no '{attribute}'{did_you_mean(attribute, names)}; expected "
+            "a function "
             "that returns (module, inputs)"
         )
     if not callable(function):

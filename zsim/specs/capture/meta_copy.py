@@ -1,8 +1,8 @@
-"""Modules and inputs on the meta device, in the type that trainings compute in; the user's own stay as they are.
+"""Modules and inputs on the meta device, in the type that trainings compute in; the user's own stay as they
+are.
 
-Weights in fp32 become bf16, as mixed precision has them, and so do buffers and inputs; a module that has other
-weights (bf16, fp16) stays so. What the code itself casts to fp32 is fp32.
-"""
+Weights in fp32 become bf16, as mixed precision has them, and so do buffers and inputs; a module that has
+other weights (bf16, fp16) stays so. What the code itself casts to fp32 is fp32."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
             if isinstance(value, torch.Tensor) and id(value) not in memo:
                 memo[id(value)] = meta(value)
     try:
-        made = copy.deepcopy(module, memo)
+        copied = copy.deepcopy(module, memo)
     except Exception as problem:
         raise InputError(
             f"the module ({type(module).__name__}) cannot be copied: {problem}; expected one that "
             "copy.deepcopy copies, without open files, locks or tensors that are results of others"
         ) from None
-    assert isinstance(made, torch.nn.Module)
-    return made.train(module.training)
+    assert isinstance(copied, torch.nn.Module)
+    return copied.train(module.training)
 
 
 def _floating(tensors: Any) -> list[Any]:

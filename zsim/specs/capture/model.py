@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from zsim.specs.capture.assembly import Assembly
 from zsim.specs.capture.groups import groups_of
-from zsim.specs.capture.recording import Recording
+from zsim.specs.capture.recording import ModuleRecording
 from zsim.specs.capture.repeats import block_paths
 from zsim.specs.capture.segments import Stretch, stretches_of
 from zsim.specs.capture.works import Matcher
@@ -15,7 +15,7 @@ from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Mod
 from zsim.specs.model.traced import Captured, Extent, Traced
 
 
-def model_of(recording: Recording, name: str, source: str) -> ModelSpec:
+def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
     """The model that was recorded. Raises InputError for a block that runs twice."""
     length = positions_of(recording)
     matcher = Matcher(recording, recording.samples * length)
@@ -55,9 +55,9 @@ def model_of(recording: Recording, name: str, source: str) -> ModelSpec:
     )
 
 
-def positions_of(recording: Recording) -> int:
-    """Positions of a sample: the length of token ids; else rows per sample of the products that do most of the
-    FLOPs, if they are Linear layers; 1 for convolutions."""
+def positions_of(recording: ModuleRecording) -> int:
+    """Positions of a sample: the length of token ids; else rows per sample of the products that do most
+    of the FLOPs, if they are Linear layers; 1 for convolutions."""
     if recording.positions is not None:
         return recording.positions
     flops: Counter[int] = Counter()
@@ -85,7 +85,7 @@ def _split(parts: Parts) -> tuple[tuple[Module, ...], Parts, tuple[Module, ...]]
     return before, parts[first : last + 1], after
 
 
-def _blocks(recording: Recording, middle: Parts) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+def _blocks(recording: ModuleRecording, middle: Parts) -> tuple[tuple[Block, ...], tuple[str, ...]]:
     """The blocks, equal ones the same object, and their names."""
     known: dict[Block, Block] = {}
     blocks = []
@@ -99,13 +99,13 @@ def _blocks(recording: Recording, middle: Parts) -> tuple[tuple[Block, ...], tup
     return tuple(blocks), tuple(stretch.path for stretch, _ in middle)
 
 
-def _held(recording: Recording, input_bytes: int) -> Extent:
+def _held(recording: ModuleRecording, input_bytes: int) -> Extent:
     """The inputs of a block, of the type that the module computes in."""
     low = next((one.item_bytes for one in recording.storages if one.is_low), 2)
     return Extent(input_bytes // low)
 
 
-def _registration(recording: Recording, path: str, modules: Sequence[Module]) -> tuple[str, ...]:
+def _registration(recording: ModuleRecording, path: str, modules: Sequence[Module]) -> tuple[str, ...]:
     """Names of a block's modules with parameters in the order of `named_parameters()`."""
     order = {one.name: number for number, one in enumerate(recording.parameters)}
     owners = [module for module in modules if module.parameters]
@@ -116,7 +116,7 @@ def _registration(recording: Recording, path: str, modules: Sequence[Module]) ->
     return tuple(sorted(first, key=lambda name: first[name]))
 
 
-def _is_tied(recording: Recording, before: Sequence[Module], after: Sequence[Module]) -> bool:
+def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
     """Whether a product behind the blocks uses the weight of an embedding before them."""
     tables = [module.numel for module in before if isinstance(module.work, Embedding)]
     return any(
@@ -127,7 +127,7 @@ def _is_tied(recording: Recording, before: Sequence[Module], after: Sequence[Mod
     )
 
 
-def _hidden_size(recording: Recording, modules: Sequence[Module]) -> int:
+def _hidden_size(recording: ModuleRecording, modules: Sequence[Module]) -> int:
     """The width of most norms, else of the inputs of most products, else the outputs of most weights."""
     widths = Counter(module.work.width for module in modules if isinstance(module.work, Norm))
     inputs = Counter(module.work.in_features for module in modules if isinstance(module.work, Linear))
@@ -143,7 +143,7 @@ def _vocabulary(modules: Sequence[Module]) -> int:
     return max([*losses, *tables], default=1)
 
 
-def _captured(recording: Recording, length: int, unused: Sequence[Module]) -> Captured:
+def _captured(recording: ModuleRecording, length: int, unused: Sequence[Module]) -> Captured:
     unpriced = _unpriced(recording)
     has_convolutions = any("convolution" in one.name for one in recording.forward)
     return Captured(
@@ -151,15 +151,13 @@ def _captured(recording: Recording, length: int, unused: Sequence[Module]) -> Ca
     )
 
 
-def _unpriced(recording: Recording) -> tuple[str, ...]:
-    names = Counter(
-        one.name for one in (*recording.forward, *recording.backward) if not one.is_priced
-    )
+def _unpriced(recording: ModuleRecording) -> tuple[str, ...]:
+    names = Counter(one.name for one in (*recording.forward, *recording.backward) if not one.is_priced)
     return tuple(sorted(names))
 
 
-def _notes(recording: Recording, unused: Sequence[Module]) -> tuple[str, ...]:
-    """What the report says about the capture."""
+def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, ...]:
+    """Sentences of the report about the capture."""
     found = []
     if not recording.has_loss:
         found.append(
@@ -170,7 +168,8 @@ def _notes(recording: Recording, unused: Sequence[Module]) -> tuple[str, ...]:
         found.append("convolutions are priced as the products that they are (implicit GEMM), uncalibrated")
     if recording.assumes_full:
         found.append(
-            "forward asks whether all elements of a tensor fulfil a condition, as of a padding mask: taken as "
+            "forward asks whether all elements of a tensor fulfil a condition, as of a padding mask: "
+            "taken as "
             "true, samples without padding and not packed"
         )
     names = [module.name for module in unused if module.parameters]

@@ -1,4 +1,5 @@
-"""Operators that multiply matrices: their FLOPs and shapes; and those that memory bandwidth is known to bound.
+"""Operators that multiply matrices: their FLOPs and shapes; and those that memory bandwidth is known to
+bound.
 
 Products count 2 m n k, as torch's `FlopCounterMode` does (torch 2.13 utils/flop_counter.py), grouped products
 2 k n per row. A convolution is the product that it is without its own kernel (implicit GEMM): m output
@@ -24,39 +25,41 @@ _LEAST_CHANNELS = 4
 # Not of torch's tag "pointwise", but each element is read and written once or a few times.
 MEMORY_BOUND = frozenset(
     """
-    sum mean var var_mean std amax amin max min argmax argmin prod any all norm linalg_vector_norm logsumexp
-    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data nll_loss_forward
-    nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward smooth_l1_loss
-    smooth_l1_loss_backward huber_loss huber_loss_backward binary_cross_entropy
-    binary_cross_entropy_backward binary_cross_entropy_with_logits
+    sum mean var var_mean std amax amin max min argmax argmin prod any all norm linalg_vector_norm
+    logsumexp _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+    nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss
+    mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
     native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
     _fused_rms_norm _fused_rms_norm_backward native_batch_norm native_batch_norm_backward
     _native_batch_norm_legit cudnn_batch_norm cudnn_batch_norm_backward batch_norm_backward
-    _batch_norm_with_update _batch_norm_with_update_functional
-    native_dropout native_dropout_backward bernoulli bernoulli_ rand randn rand_like randn_like randint
-    uniform_ normal_ random_ exponential_
-    embedding embedding_dense_backward gather index_select select_backward slice_backward index take
-    cat stack split_with_sizes_copy _to_copy clone copy copy_ contiguous fill fill_ zero_ zeros zeros_like
-    ones ones_like full full_like new_zeros new_ones new_full scalar_tensor arange linspace eye tril triu
-    tril_indices constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d roll flip repeat
-    pixel_shuffle pixel_unshuffle expand_copy
-    avg_pool2d avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool1d
-    max_pool3d_with_indices _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool3d
-    adaptive_max_pool2d adaptive_max_pool2d_backward
+    _batch_norm_with_update _batch_norm_with_update_functional native_dropout
+    native_dropout_backward bernoulli bernoulli_ rand randn rand_like randn_like randint uniform_
+    normal_ random_ exponential_ embedding embedding_dense_backward gather index_select
+    select_backward slice_backward index take cat stack split_with_sizes_copy _to_copy clone copy
+    copy_ contiguous fill fill_ zero_ zeros zeros_like ones ones_like full full_like new_zeros
+    new_ones new_full scalar_tensor arange linspace eye tril triu tril_indices constant_pad_nd
+    reflection_pad1d reflection_pad2d replication_pad2d roll flip repeat pixel_shuffle
+    pixel_unshuffle expand_copy avg_pool2d avg_pool2d_backward max_pool2d_with_indices
+    max_pool2d_with_indices_backward avg_pool1d max_pool3d_with_indices _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward avg_pool3d adaptive_max_pool2d adaptive_max_pool2d_backward
     upsample_nearest1d upsample_nearest2d upsample_nearest2d_backward upsample_nearest1d_backward
     upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa glu glu_backward glu_jvp bucketize one_hot mv dot
-    masked_fill masked_fill_ where where_self cumsum cumsum_ pow fill_diagonal_
-    gelu_backward silu_backward threshold_backward sigmoid_backward tanh_backward hardswish_backward
-    hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward mish_backward hardtanh_backward
-    _prelu_kernel _prelu_kernel_backward floor_divide remainder fmod lerp addcmul addcdiv slice_scatter
-    select_scatter masked_scatter
-    """.split()
+    masked_fill masked_fill_ where where_self cumsum cumsum_ pow fill_diagonal_ gelu_backward
+    silu_backward threshold_backward sigmoid_backward tanh_backward hardswish_backward
+    hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward mish_backward
+    hardtanh_backward _prelu_kernel _prelu_kernel_backward floor_divide remainder fmod lerp addcmul
+    addcdiv slice_scatter select_scatter masked_scatter
+    """.split()  # noqa: SIM905 - words, not a hundred lines
 )
 
 # Operators that only make room, or look at memory in another way.
 ALLOCATIONS = frozenset(
-    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize_ set_ as_strided_".split()
+    """
+    empty empty_like new_empty empty_strided new_empty_strided empty_permuted resize_ set_
+    as_strided_
+    """.split()  # noqa: SIM905 - words, not a hundred lines
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.errors import InputError
 from zsim.specs.capture.meta_copy import low_type, meta_copy, meta_inputs
 from zsim.specs.capture.recorder import Recorder
-from zsim.specs.capture.recording import ModuleRecord, ParameterRecord, Recording
+from zsim.specs.capture.recording import ModuleRecord, ModuleRecording, ParameterRecord
 from zsim.specs.capture.run import run
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DATA = ("meta tensors", "_local_scalar_dense", "data-dependent", "aten::nonzero", "aten::item", "to meta")
 
 
-def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> Recording:
+def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> ModuleRecording:
     """Run a copy of `module` on the meta device; `where` begins error messages.
 
     Raises InputError for a module or inputs that cannot be recorded.
@@ -31,11 +31,12 @@ def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], wh
     example = _inputs(inputs, named)
     if not example:
         raise InputError(
-            f"{where}: no tensor among the example's inputs; expected the inputs of {type(module).__name__}'s "
+            f"{where}: no tensor among the example's inputs; expected the inputs of "
+            f"{type(module).__name__}'s "
             "forward, of which the first dimension of the first counts the samples"
         )
     samples = max(1, example[0].shape[0])
-    recording = Recording(samples, _positions(example), False, _tree(made), [])
+    recording = ModuleRecording(samples, _positions(example), False, _tree(made), [])
     config = getattr(module, "config", None)
     recording.hidden_size = _whole(getattr(config, "hidden_size", None))
     recording.vocab_size = _whole(getattr(config, "vocab_size", None))
@@ -67,7 +68,8 @@ def _why(where: str, module: nn.Module, recorder: Recorder, problem: Exception) 
     if any(word in said for word in _DATA) or "GuardOnDataDependent" in type(problem).__name__:
         return (
             f"{begin}: the code depends on the values of tensors, and a module without weights has none; "
-            "expected control flow and shapes that depend on shapes alone (experts by a grouped product instead "
+            "expected control flow and shapes that depend on shapes alone (experts by a grouped "
+            "product instead "
             "of a loop over those that were hit)"
         )
     if "device" in said:

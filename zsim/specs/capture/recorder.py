@@ -2,9 +2,9 @@
 
 # [Note: whose backward]
 Autograd numbers its nodes as forward makes them, just before the operator is dispatched
-(`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). The number's place
-in forward is so the place of whatever runs while that node runs backward. Gradients of one tensor that several
-nodes give are added behind a node that has run, and belong to its place.
+(`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). The number's
+place in forward is so the place of whatever runs while that node runs backward. Gradients of one tensor that
+several nodes give are added behind a node that has run, and belong to its place.
 
 # [Note: counted once]
 A storage that several places keep for backward counts at the first that did not make it; one that only its
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
 from zsim.specs.capture.products import ALLOCATIONS, MEMORY_BOUND, products_of
-from zsim.specs.capture.recording import Call, Operator, Place, Product, Recording, Storage, Use
+from zsim.specs.capture.recording import ModuleRecording, ModuleRun, Operator, Product, RunPlace, Storage, Use
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ _ACCUMULATES = "AccumulateGrad"
 class Recorder:
     """Fills a recording while torch runs; `low`: the type that the module computes in."""
 
-    def __init__(self, recording: Recording, low: torch.dtype) -> None:
+    def __init__(self, recording: ModuleRecording, low: torch.dtype) -> None:
         self.recording, self.low = recording, low
         self.is_backward = self.is_paused = False
         self._numbers: dict[int, int] = {}  # of a storage that lives, by its identity in torch
@@ -82,10 +82,12 @@ class Recorder:
                 "training.activation_checkpointing instead"
             )
         kept = {self.know(one): one for one in inputs}
-        size = sum(self.recording.storages[number].num_bytes for number in kept if self._is_activation(number))
+        size = sum(
+            self.recording.storages[number].num_bytes for number in kept if self._is_activation(number)
+        )
         parent = self._stack[-1] if self._stack else -1
         self._stack.append(len(self.recording.calls))
-        self.recording.calls.append(Call(path, parent, size))
+        self.recording.calls.append(ModuleRun(path, parent, size))
         self._place = None
 
     def _is_activation(self, number: int) -> bool:
@@ -109,12 +111,12 @@ class Recorder:
         if self._place is None:
             call = self._stack[-1] if self._stack else 0
             self._place = len(self.recording.places)
-            self.recording.places.append(Place(self.recording.calls[call].path, call))
+            self.recording.places.append(RunPlace(self.recording.calls[call].path, call))
         return self._place
 
     def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
-        """What the host reads from a tensor without values: that all elements fulfil a condition, which full
-        and unpacked samples do (a mask without padding); None for anything else."""
+        """The answer where the host reads from a tensor without values: that all elements fulfil a
+        condition, which full and unpacked samples do (a mask without padding); None for anything else."""
         if func._overloadpacket.__name__ != "_local_scalar_dense":
             return None
         made = self._names.get(self.know(args[0]))
@@ -197,9 +199,7 @@ class Recorder:
 
         return finished
 
-    def attention(
-        self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product
-    ) -> None:
+    def attention(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product) -> None:
         """Fused attention has run, which no operator of the meta device is."""
         place, _ = self._where()
         assert place is not None
@@ -245,4 +245,3 @@ def _is_known(func: Any, name: str) -> bool:
     import torch
 
     return torch.Tag.pointwise in func.tags or name in MEMORY_BOUND
-

@@ -1,4 +1,4 @@
-"""What one forward and backward of a module did: operators, the tensors they read and wrote, where they ran.
+"""One forward and backward of a module: operators, the tensors they read and wrote, where they ran.
 
 Torch-free: `zsim.specs.capture.recorder` fills it, everything behind reads it.
 """
@@ -74,7 +74,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """A stretch of operators in one call of one module, with no child called in between. `path`: the module's
     name ("" the root); `call`: which call of all it belongs to."""
 
@@ -83,7 +83,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Call:
+class ModuleRun:
     """One call of a module: `parent` is the number of the call around it (-1 for the root's)."""
 
     path: str
@@ -114,10 +114,10 @@ class ModuleRecord:
 
 
 @dataclass
-class Recording:
+class ModuleRecording:
     """Everything recorded, in order. `samples`: of the example; `positions`: of one sample, where the example
-    itself says (token ids), else None. `assumes_full`: forward asked whether all elements of a tensor fulfil a
-    condition, and was told so. `forward` and `backward`: operators."""
+    itself says (token ids), else None. `assumes_full`: forward asked whether all elements of a tensor fulfil
+    a condition, and was told so. `forward` and `backward`: operators."""
 
     samples: int
     positions: int | None
@@ -125,8 +125,8 @@ class Recording:
     modules: dict[str, ModuleRecord]
     parameters: list[ParameterRecord]
     storages: list[Storage] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    places: list[RunPlace] = field(default_factory=list)
+    calls: list[ModuleRun] = field(default_factory=list)
     forward: list[Operator] = field(default_factory=list)
     backward: list[Operator] = field(default_factory=list)
     assumes_full: bool = False

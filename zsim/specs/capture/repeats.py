@@ -2,22 +2,21 @@
 
 A module that names the classes itself (`_no_split_modules`, transformers' and accelerate's) is believed; of
 classes inside one another the innermost are taken. Else: children of the same class in a ModuleList or a
-Sequential, if they have children of their own and are not plain containers; a list is looked for inside a child
-(a stage of a vision model) that keeps nearly all its parameters in such lists of its own.
-"""
+Sequential, if they have children of their own and are not plain containers; a list is looked for inside a
+child (a stage of a vision model) that keeps nearly all its parameters in such lists of its own."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from zsim.specs.capture.recording import ModuleRecord, Recording
+from zsim.specs.capture.recording import ModuleRecord, ModuleRecording
 
 # The part of a child's parameters from which on the lists in it are the ones that repeat.
 _MOSTLY = 0.75
 _CONTAINERS = {"Sequential", "ModuleList", "ModuleDict"}
 
 
-def block_paths(recording: Recording) -> list[str]:
+def block_paths(recording: ModuleRecording) -> list[str]:
     """Paths of the blocks in the order of the module tree, none inside another."""
     named = _named_blocks(recording)
     if named:
@@ -28,7 +27,7 @@ def block_paths(recording: Recording) -> list[str]:
     return found
 
 
-def _named_blocks(recording: Recording) -> list[str]:
+def _named_blocks(recording: ModuleRecording) -> list[str]:
     kinds = {kind for module in recording.modules.values() for kind in module.no_split}
     called = {call.path for call in recording.calls}
     paths = [path for path, one in recording.modules.items() if one.kind in kinds and path in called and path]
@@ -61,7 +60,7 @@ def _is_composite(module: ModuleRecord) -> bool:
     return bool(module.children) and module.kind not in _CONTAINERS
 
 
-def _numels(recording: Recording) -> dict[str, int]:
+def _numels(recording: ModuleRecording) -> dict[str, int]:
     """Elements of the parameters at and below every module."""
     total = dict.fromkeys(recording.modules, 0)
     for parameter in recording.parameters:

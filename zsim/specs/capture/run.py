@@ -1,9 +1,8 @@
 """Runs a module on the meta device under torch's modes, forward and backward.
 
 Where torch chooses another code on the meta device than on a GPU, the GPU's is taken: fused attention (torch
-2.13 `scaled_dot_product_attention`: q, k, v, output and log-sum-exp are kept), dropout with a mask of one byte
-(`native_dropout`), RMSNorm as one kernel (`_fused_rms_norm`).
-"""
+2.13 `scaled_dot_product_attention`: q, k, v, output and log-sum-exp are kept), dropout with a mask of one
+byte (`native_dropout`), RMSNorm as one kernel (`_fused_rms_norm`)."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recor
 
     handles = _hooked(module, recorder)
     try:
-        with torch.device("meta"), Functions(), Dispatch():
+        with torch.device("meta"), Functions(), Dispatch():  # type: ignore[no-untyped-call]
             with torch.enable_grad(), saved_tensors_hooks(recorder.saved, lambda kept: kept):
                 out = module(*args, **kwargs)
             ends = loss_of(out)
@@ -140,7 +139,9 @@ def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
 
-    def functional_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def functional_dropout(
+        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         return dropout(input, p, training)
 
     def rms_norm(
@@ -161,7 +162,9 @@ def _fused_attention(recorder: Recorder) -> Any:
     """Fused attention as a node of autograd, which keeps what FlashAttention keeps."""
     import torch
 
-    def product(q: Tensor, k: Tensor, v: Tensor, *, is_backward: bool, is_causal: bool, mask: bool, p: float) -> Product:
+    def product(
+        q: Tensor, k: Tensor, v: Tensor, *, is_backward: bool, is_causal: bool, mask: bool, p: float
+    ) -> Product:
         batch, heads, queries, width = q.shape
         keys, v_width = k.shape[2], v.shape[3]
         pairs = queries * keys - (queries * queries / 2 if is_causal else 0.0)
@@ -191,9 +194,7 @@ def _fused_attention(recorder: Recorder) -> Any:
             q, k, v, out, lse, *masks = ctx.saved_tensors
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             of_mask = torch.empty_like(masks[0]) if masks and ctx.needs_input_grad[3] else None
-            made = product(
-                q, k, v, is_backward=True, is_causal=ctx.is_causal, mask=bool(masks), p=ctx.p
-            )
+            made = product(q, k, v, is_backward=True, is_causal=ctx.is_causal, mask=bool(masks), p=ctx.p)
             written = [dq, dk, dv] + ([of_mask] if of_mask is not None else [])
             recorder.attention("fused attention backward", [q, k, v, out, lse, grad, *masks], written, made)
             return dq, dk, dv, of_mask, None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.errors import InputError
-from zsim.specs.capture.recording import Recording
+from zsim.specs.capture.recording import ModuleRecording
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Stretch:
 
 
 def stretches_of(
-    recording: Recording, blocks: list[str], where: str
+    recording: ModuleRecording, blocks: list[str], where: str
 ) -> tuple[list[Stretch], dict[int, int]]:
     """The stretches in the order of forward, and the number of each place's.
 
@@ -32,7 +32,8 @@ def stretches_of(
         if not found or (found[-1].path, found[-1].call) != (path, call):
             if path and seen.setdefault(path, call) != call:
                 raise InputError(
-                    f"{where}: block '{path}' runs more than once in a forward, which zsim does not simulate; "
+                    f"{where}: block '{path}' runs more than once in a forward, which zsim does not "
+                    "simulate; "
                     "expected blocks that run once each"
                 )
             found.append(Stretch(path, call))
@@ -40,7 +41,7 @@ def stretches_of(
     return found, number_of
 
 
-def _block_of(recording: Recording, call: int, wanted: set[str]) -> tuple[str, int]:
+def _block_of(recording: ModuleRecording, call: int, wanted: set[str]) -> tuple[str, int]:
     """(the block around a call, the block's call); ("", -1) outside of all."""
     while call >= 0:
         if recording.calls[call].path in wanted:

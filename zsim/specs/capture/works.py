@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.specs.capture.groups import Group
-from zsim.specs.capture.recording import Operator, Recording, Use
+from zsim.specs.capture.groups import PlaceWork
+from zsim.specs.capture.recording import ModuleRecording, Operator, Use
 from zsim.specs.model.spec import (
     Activation,
     Attention,
@@ -38,7 +38,7 @@ _LABELS = {"constant_pad_nd", "clone", "slice", "fill", "full", "_to_copy", "cop
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownWork:
     """A work with a formula; `shares_input`: as of `Module`; `covers`: elements of the gradient whose
     addition its formula counts, 0 without."""
 
@@ -50,13 +50,13 @@ class Known:
 class Matcher:
     """Finds works with formulas; `tokens`: positions of all samples of the example."""
 
-    def __init__(self, recording: Recording, tokens: int) -> None:
+    def __init__(self, recording: ModuleRecording, tokens: int) -> None:
         self.recording, self.tokens = recording, tokens
 
-    def known(self, group: Group, kept_before: set[int], is_leaf: bool) -> Known | None:
+    def known(self, group: PlaceWork, kept_before: set[int], is_leaf: bool) -> KnownWork | None:
         """The work of a group, None if it is none with a formula; `kept_before`: storages that groups before
         it in its segment keep; `is_leaf`: the group is a module without children."""
-        rules: list[Callable[[Group, set[int]], Known | None]]
+        rules: list[Callable[[PlaceWork, set[int]], KnownWork | None]]
         rules = [self._linear, self._norm, self._embedding, self._activation] if is_leaf else []
         for rule in [*rules, self._attention, self._residual, self._loss]:
             found = rule(group, kept_before)
@@ -67,7 +67,7 @@ class Matcher:
     def _storage(self, use: Use) -> Any:
         return self.recording.storages[use.storage]
 
-    def _linear(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _linear(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         if _names(group.forward) not in (("mm",), ("addmm",)):
             return None
         (operator,) = group.forward
@@ -87,7 +87,7 @@ class Matcher:
         shares = not group.saved and given[0] in kept_before
         if len(group.saved) > 1 or (not group.saved and not shares):
             return None
-        return Known(Linear(in_features, out_features), shares, rows * in_features if shares else 0)
+        return KnownWork(Linear(in_features, out_features), shares, rows * in_features if shares else 0)
 
     def _weight(self, operator: Operator) -> bool:
         return any(self._storage(use).parameter for use in operator.reads)
@@ -97,7 +97,7 @@ class Matcher:
         numel = max((use.numel for use in uses if self._storage(use).grows), default=0)
         return numel // self.tokens if numel and numel % self.tokens == 0 else None
 
-    def _norm(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _norm(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         names = _names(group.forward)
         kind = {("native_layer_norm",): "layer", _RMS_NORM: "rms"}.get(names)
         if kind is None or not group.own_backward or not self._all_low_inputs(group):
@@ -109,12 +109,12 @@ class Matcher:
             return None
         low = [n for n in group.saved if self.recording.storages[n].is_low]
         shares = kind == "layer" and not low
-        return Known(Norm(width, kind), shares and bool(kept_before))
+        return KnownWork(Norm(width, kind), shares and bool(kept_before))
 
-    def _all_low_inputs(self, group: Group) -> bool:
+    def _all_low_inputs(self, group: PlaceWork) -> bool:
         return any(self._storage(use).is_low for use in group.forward[0].reads)
 
-    def _embedding(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _embedding(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         if _names(group.forward) != ("embedding",) or _names(group.own_backward) != (
             "embedding_dense_backward",
         ):
@@ -125,17 +125,17 @@ class Matcher:
         if table is None or width is None or not self._storage(operator.writes[0]).grows:
             return None
         rows = self._storage(table).num_bytes // table.item_bytes // width
-        return Known(Embedding(rows, width))
+        return KnownWork(Embedding(rows, width))
 
-    def _activation(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _activation(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         name = _ACTIVATIONS.get(_names(group.forward))
         width = self._rows(group.forward[-1].writes) if group.forward else None
         if name is None or width is None or not group.own_backward:
             return None
         most = 4 if name == "gelu_new" else 0 if name == "relu" else 1
-        return Known(Activation(width, False, name)) if len(group.saved) == most else None
+        return KnownWork(Activation(width, False, name)) if len(group.saved) == most else None
 
-    def _attention(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _attention(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         backward = _names(group.own_backward)
         if _names(group.forward) != ("fused attention",) or backward != ("fused attention backward",):
             return None
@@ -145,14 +145,14 @@ class Matcher:
         is_whole = queries == keys == length and batch_heads == samples * product.heads
         if not (product.is_causal and is_whole) or product.has_mask:
             return None
-        return Known(
+        return KnownWork(
             Attention(
                 product.heads, product.kv_heads, width, product.v_head_dim,
                 rotary=False, dropout=product.dropout,
             )
         )  # fmt: skip
 
-    def _residual(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _residual(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         """An addition of two tensors of the stream's width."""
         if _names(group.forward) not in (("add",), ("add_",)) or group.own_backward or group.saved:
             return None
@@ -162,18 +162,22 @@ class Matcher:
         width = self._rows(operator.reads)
         if len(operator.reads) != 2 or len(sizes) != 1 or not is_low or width is None:
             return None
-        return Known(Residual(width), covers=sizes.pop())
+        return KnownWork(Residual(width), covers=sizes.pop())
 
-    def _loss(self, group: Group, kept_before: set[int]) -> Known | None:
+    def _loss(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         names = _names(group.forward)
         is_cast = "_to_copy" in names[:-2]
-        if names[-2:] != ("_log_softmax", "nll_loss_forward") or not is_cast or not set(names[:-2]) <= _LABELS:
+        if (
+            names[-2:] != ("_log_softmax", "nll_loss_forward")
+            or not is_cast
+            or not set(names[:-2]) <= _LABELS
+        ):
             return None
         rest = [one.name for one in group.own_backward if one.name != "_to_copy"]
         if rest != ["nll_loss_backward", "_log_softmax_backward_data"]:
             return None
         width = self._rows(group.forward[-2].writes)
-        return None if width is None else Known(Loss(width))
+        return None if width is None else KnownWork(Loss(width))
 
 
 def _names(operators: Sequence[Operator]) -> tuple[str, ...]:

@@ -53,7 +53,11 @@ def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
 def _model(asked: Any) -> ModelSpec:
     if isinstance(asked, ModelSpec):
         return asked
-    return model_from_config(asked, "model", "experiment") if isinstance(asked, dict) else load_named_model(asked)
+    return (
+        model_from_config(asked, "model", "experiment")
+        if isinstance(asked, dict)
+        else load_named_model(asked)
+    )
 
 
 def _name(model: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.capture.settings import captured_length, captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
-from zsim.specs.experiment.captured import captured_length, captured_notes, check_captured
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.jitter import resolve_jitter
@@ -177,7 +177,11 @@ def _training(
         )
     attention = attention_kind(table.attention, cluster, precision)
     longest = model.max_positions
-    length = captured_length(model, table.sequence_length) or table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    length = (
+        captured_length(model, table.sequence_length)
+        or table.sequence_length
+        or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    )
     if longest and length > longest:
         if model.learned_positions:
             raise InputError(

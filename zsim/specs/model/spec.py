@@ -216,10 +216,9 @@ class Module:
     (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
     this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
-    GPU before it launches its forward (how many rows each expert has). `owner`: the module that its parameters belong to, where that is
-    not `name`: the module is a function in a container, between its children ("": in the block, or the
-    model).
-    """
+    GPU before it launches its forward (how many rows each expert has). `owner`: the module that its
+    parameters belong to, where that is not `name`: the module is a function in a container, between its
+    children ("": in the block, or the model)."""
 
     name: str
     work: Work
@@ -248,10 +247,9 @@ class Block:
     """One transformer block: its modules in the order in which they run forward.
 
     `registration`: names of its modules in the order of `named_parameters()` if they run in another order
-    (Llama registers `input_layernorm` after the MLP), else None. `held`: what it takes as input, where that is
-    not the residual stream. `is_wrapped`: whether frameworks that wrap blocks wrap it; modules that run between
-    two blocks are a block that they leave to the root.
-    """
+    (Llama registers `input_layernorm` after the MLP), else None. `held`: what it takes as input, where that
+    is not the residual stream. `is_wrapped`: whether frameworks that wrap blocks wrap it; modules that run
+    between two blocks are a block that they leave to the root."""
 
     kind: str
     modules: tuple[Module, ...]
@@ -287,11 +285,10 @@ class ModelSpec:
     `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
     final norm there), else None. `not_simulated`: why zsim only counts this family. Of a pipeline stage:
     `first_block`, the number of its first block. `token_shards`: the fraction of the tokens that the residual
-    stream has on a rank. `block_names`: complete names of the blocks, where they are not numbered in one list;
-    "" of a block that is not wrapped. `registration`: complete names of all parameters in order, where the
-    order is not that of modules before, blocks, modules after. `captured`: of a model that was captured from a
-    torch module.
-    """
+    stream has on a rank. `block_names`: complete names of the blocks, where they are not numbered in one
+    list; "" of a block that is not wrapped. `registration`: complete names of all parameters in order, where
+    the order is not that of modules before, blocks, modules after. `captured`: of a model that was captured
+    from a torch module."""
 
     name: str
     family: str

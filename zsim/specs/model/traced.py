@@ -58,7 +58,7 @@ class TracedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a module does forward and backward. `saved`: the tensors that it keeps for backward;
+    """The work of a module forward and backward. `saved`: the tensors that it keeps for backward;
     `passing_forward`, `passing_backward`: those that live at the worst moment of one direction only.
     `forward_fused`, `backward_fused`: bytes of all kernels without products in one direction if a compiler
     makes one of them: what they read from and write to the outside."""
@@ -96,7 +96,7 @@ def product_flops(kernel: TracedKernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What is true of a model because it was captured. `samples` and `sequence_length`: of the example;
+    """Facts of a model that was captured. `samples` and `sequence_length`: of the example;
     `unpriced`: operators without a price, taken at memory bandwidth; `is_assumed`: that and convolutions, for
     which no efficiency was measured; `notes`: sentences for the report."""
 

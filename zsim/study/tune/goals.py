@@ -241,7 +241,8 @@ def _layers(base: Base) -> tuple[str, int]:
     model = base.job.experiment.model
     if base.job.model.captured is not None:
         raise InputError(
-            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers zsim cannot "
+            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers "
+            "zsim cannot "
             "change; expected a preset or config.json"
         )
     assert not isinstance(model, ModelSpec), "one that is no file was captured"

@@ -23,7 +23,8 @@ def captured_length(model: ModelSpec, asked: int | None) -> int | None:
     if asked is not None and asked != length:
         raise InputError(
             f"training.sequence_length: found {asked:,}, but '{model.name}' was captured with samples of "
-            f"{length:,} {'position' if length == 1 else 'positions'}, and a length is part of what was seen; "
+            f"{length:,} {'position' if length == 1 else 'positions'}, and a length is part of what "
+            "was seen; "
             f"expected {length:,}, or an example of that length (training.micro_batch_size is free)"
         )
     return length
@@ -37,7 +38,8 @@ def check_captured(model: ModelSpec, kind: str, training: Training, parallelism:
     where = f"model '{model.name}' was captured from a torch module"
     if kind == "megatron":
         raise InputError(
-            f"strategy.kind: found 'megatron', but {where}, and Megatron trains layers of its own; expected ddp, "
+            f"strategy.kind: found 'megatron', but {where}, and Megatron trains layers of its own; "
+            "expected ddp, "
             "fsdp1, fsdp2 or deepspeed"
         )
     if not parallelism.is_trivial:
@@ -47,7 +49,8 @@ def check_captured(model: ModelSpec, kind: str, training: Training, parallelism:
         )
     if training.autocast:
         raise NotSimulatedError(
-            f"training.autocast: {where} in the type that its weights are gathered in; expected autocast = false "
+            f"training.autocast: {where} in the type that its weights are gathered in; expected "
+            "autocast = false "
             "(param_dtype instead), or a preset or config.json"
         )
     policies = {training.activation_checkpointing, *training.block_checkpointing}
@@ -57,13 +60,14 @@ def check_captured(model: ModelSpec, kind: str, training: Training, parallelism:
             any(isinstance(module.work, Attention) for module in block.modules) for block in blocks
         ):
             raise InputError(
-                f"training.activation_checkpointing: found '{policy}', which runs causal attention of every block "
+                f"training.activation_checkpointing: found '{policy}', which runs causal attention of "
+                "every block "
                 f"again, but {where} and not all its blocks have one; expected 'full' or 'none'"
             )
 
 
 def captured_notes(model: ModelSpec) -> list[str]:
-    """What the report says about a captured model."""
+    """Sentences of the report about a captured model."""
     captured = model.captured
     if captured is None:
         return []
