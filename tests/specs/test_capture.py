@@ -8,17 +8,17 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
 
-import torch  # noqa: E402
+import torch
 
-import zsim  # noqa: E402
-from validation.llama import Llama, LlamaShape  # noqa: E402
-from zsim.cost.flops import forward_flops  # noqa: E402
-from zsim.errors import InputError, NotSimulatedError  # noqa: E402
-from zsim.plan.workload.workload import make_workload  # noqa: E402
-from zsim.specs.capture.load import captured_from  # noqa: E402
-from zsim.specs.experiment.resolve import resolve  # noqa: E402
-from zsim.specs.model.huggingface import model_from_config  # noqa: E402
-from zsim.specs.model.spec import ModelSpec  # noqa: E402
+import zsim
+from validation.llama import Llama, LlamaShape
+from zsim.cost.flops import forward_flops
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.capture.load import captured_from
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.spec import ModelSpec
 
 SHAPE = LlamaShape(256, 512, 3, 8, 2, 1000)
 CONFIG = {
