@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
     from zsim.goodput.goodput import simulate_run
+    from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
     from zsim.study.advice import simulate
@@ -43,6 +44,7 @@ _HOMES = {
     "Experiment": "zsim.specs.experiment.tables",
     "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",
+    "capture": "zsim.specs.capture.capture",
     "replay": "zsim.study.replay.replay",
     "read_trace": "zsim.trace.readers.read",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "StuckError",
     "ZsimError",
     "__version__",
+    "capture",
     "compare",
     "load_experiment",
     "make_plan",

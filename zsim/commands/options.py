@@ -47,7 +47,11 @@ class ExperimentOptions:
         ),
     ] = None
     model: Annotated[
-        str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")
+        str | None,
+        typer.Option(
+            help="Model preset, path to a Hugging Face config.json, or package.module:function: a function "
+            "of yours that returns (torch module, inputs), which is imported and called."
+        ),
     ] = None
     cluster: Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")] = None
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None

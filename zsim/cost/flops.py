@@ -5,7 +5,9 @@ which is what torch's `FlopCounterMode` counts.
 
 MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
 with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add the recomputation.
-"""
+
+Captured models with products that no formula of zsim's has (convolutions, frozen weights, attention that is
+not causal) count the products themselves, forward and backward: 2 m n k each, attention over all pairs."""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
+from zsim.specs.model.traced import Traced
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 _WITH_FROZEN = "6N + 12LdS per token, N with embeddings, 4N of frozen ones"
+TRACED_CONVENTION = "2mnk of every product, forward and backward, attention over all pairs"
 
 
 def flops_convention(model: ModelSpec) -> str:
     """The convention by which `model_flops_per_token` counts."""
+    if _counts_products(model):
+        return TRACED_CONVENTION
     return FLOPS_CONVENTION if model.trainable_numel == model.numel else _WITH_FROZEN
 
 
@@ -36,7 +42,25 @@ def forward_flops(module: Module, sequence_length: int) -> float:
     if isinstance(work, Experts):
         products = 3 if work.is_gated else 2
         return 2.0 * work.top_k * products * work.in_features * work.expert_features
+    if isinstance(work, Traced):
+        return work.forward_flops / work.samples / sequence_length
     return 0.0
+
+
+def _both_ways(module: Module, sequence_length: int) -> float:
+    """Matrix-product FLOPs of one module forward and backward, per token."""
+    if isinstance(module.work, Traced):
+        return module.work.flops / module.work.samples / sequence_length
+    return 3.0 * forward_flops(module, sequence_length)
+
+
+def _counts_products(model: ModelSpec) -> bool:
+    """Whether the model was captured, and has products without a formula."""
+    if model.captured is None:
+        return False
+    blocks = [block for block, _ in _distinct(model.blocks)]
+    modules = [*model.before, *(module for block in blocks for module in block.modules), *model.after]
+    return any(isinstance(module.work, Traced) and module.work.flops for module in modules)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
@@ -50,7 +74,13 @@ def active_numel(model: ModelSpec) -> int:
 
 
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N."""
+    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N; or the products of a
+    captured model."""
+    if _counts_products(model):
+        around = sum(_both_ways(module, sequence_length) for module in (*model.before, *model.after))
+        return around + _sum_over_blocks(
+            model, lambda block: sum(_both_ways(module, sequence_length) for module in block.modules)
+        )
     frozen = 1 - model.trainable_numel / model.numel if model.numel else 0.0
     return (6.0 - 2.0 * frozen) * active_numel(model) + 3.0 * attention_flops_per_token(
         model, sequence_length
@@ -67,12 +97,16 @@ def hardware_flops_per_token(
     blocks, although torch stops before a last product whose result is not needed.
     """
     flops = model_flops_per_token(model, sequence_length)
+    counts_products = _counts_products(model)
     for policy in sorted({*checkpointing} - {"none"}):
         blocks = [block for block, own in zip(model.blocks, checkpointing, strict=True) if own == policy]
-        flops += sum(
-            count * _recomputed_flops(block, sequence_length, policy) for block, count in _distinct(blocks)
-        )
+        again = _forward_products if counts_products and policy == "full" else _recomputed_flops
+        flops += sum(count * again(block, sequence_length, policy) for block, count in _distinct(blocks))
     return flops
+
+
+def _forward_products(block: Block, sequence_length: int, policy: Checkpointing) -> float:
+    return sum(forward_flops(module, sequence_length) for module in block.modules if block.is_wrapped)
 
 
 def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing) -> float:

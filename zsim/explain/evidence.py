@@ -33,6 +33,8 @@ def evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
     if is_offloaded(job):
         nvme = [cluster.nvme.evidence] if cluster.nvme else []
         parts = {**parts, "offload": [cluster.pcie.evidence, cluster.offload.evidence, *nvme]}
+    if job.model.captured is not None and job.model.captured.is_assumed:
+        parts = {**parts, "compute": [*parts["compute"], "assumed"]}
     for part in extrapolations(plan, cluster):
         parts = {**parts, part: [*parts[part], "assumed"]}
     return {part: max(grades, key=EVIDENCE_ORDER.index) for part, grades in parts.items()}

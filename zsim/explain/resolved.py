@@ -31,7 +31,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
             "name": model.name,
             "family": model.family,
             "parameters": model.numel,
-            "layers": len(model.blocks),
+            "layers": sum(block.is_wrapped for block in model.blocks),
             "hidden_size": model.hidden_size,
             "vocab_size": model.vocab_size,
             "source": _model_source(job),
@@ -105,4 +105,6 @@ def _model_source(job: Job) -> str:
     asked = job.experiment.model
     if not isinstance(asked, str):
         return "the experiment itself"
+    if job.model.captured is not None:
+        return f"torch module of {asked}"
     return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zsim.specs.capture.load import load_named_model
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster, read_toml
-from zsim.specs.model.huggingface import load_model, model_from_config
+from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 
 
@@ -21,12 +22,14 @@ class Library:
         self._clusters: dict[str, Cluster] = {}
         self._tables: dict[Path, dict[str, Any]] = {}
 
-    def model(self, asked: str | Mapping[str, Any]) -> ModelSpec:
-        """The model of a preset's name, of a file, or of a config.json's content. Raises InputError."""
+    def model(self, asked: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
+        """The model of a preset's name, of a file, of a config.json's content, of a function
+        (`package.module:function`), or a model itself. Raises InputError."""
+        if isinstance(asked, ModelSpec):
+            return asked
         key = _key(asked)
         if key not in self._models:
-            is_named = isinstance(asked, str)
-            self._models[key] = load_model(asked) if is_named else model_of_config(asked)  # type: ignore[arg-type]
+            self._models[key] = _model(asked)
         return self._models[key]
 
     def cluster(self, asked: str | Mapping[str, Any]) -> Cluster:
@@ -40,6 +43,12 @@ class Library:
         if path not in self._tables:
             self._tables[path] = read_toml(path)
         return self._tables[path]
+
+
+def _model(asked: str | Mapping[str, Any]) -> ModelSpec:
+    if not isinstance(asked, str):
+        return model_of_config(asked)
+    return load_named_model(asked)
 
 
 def model_of_config(config: Mapping[str, Any]) -> ModelSpec:

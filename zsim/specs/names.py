@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, ZsimError
+from zsim.specs.capture.load import load_named_model
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.messages import listed
-from zsim.specs.model.huggingface import load_model
 
 
 def unreadable(data: Mapping[str, Any]) -> list[str]:
     """One sentence each for the model and the cluster named in file-shaped `data` that cannot be read."""
     found = []
-    for key, load in (("model", load_model), ("cluster", load_cluster)):
+    for key, load in (("model", load_named_model), ("cluster", load_cluster)):
         if isinstance(data.get(key), str):
             try:
                 load(data[key])

@@ -31,6 +31,7 @@ from zsim.cost.kernels.experts import (
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.losses import loss_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.traced import traced_backward, traced_forward
 from zsim.cost.kernels.update import (
     accumulate_kernels,
     cast_kernels,
@@ -55,6 +56,7 @@ from zsim.specs.model.spec import (
     Norm,
     Residual,
 )
+from zsim.specs.model.traced import Traced
 
 __all__ = [
     "BatchShape",
@@ -353,6 +355,7 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     Router: router_forward,
     GroupedLinear: grouped_forward,
     Rearrange: rearrange_forward,
+    Traced: traced_forward,
 }
 _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
     Linear: _linear_backward,
@@ -368,4 +371,5 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     Router: router_backward,
     GroupedLinear: grouped_backward,
     Rearrange: rearrange_backward,
+    Traced: traced_backward,
 }

@@ -38,6 +38,7 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.adapters import adapter_saved, adapter_temporaries, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import (
@@ -55,6 +56,7 @@ from zsim.specs.model.spec import (
     Norm,
     Residual,
 )
+from zsim.specs.model.traced import Traced
 
 INDEX_BYTES = 8
 
@@ -63,6 +65,8 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes that the module keeps from forward to backward."""
     if isinstance(module.work, Router | GroupedLinear | Rearrange):
         return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
+    if isinstance(module.work, Traced):
+        return sum(kept_by_traced(module.work, shape, options))
     if module.shares_input and _keeps_only_its_input(module, options):
         return 0
     if (kept := saved_when_frozen(module, shape, options)) is not None:
@@ -223,6 +227,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return exchanged_bytes(work, work.forward, tokens, e)
     if isinstance(work, Router | GroupedLinear | Rearrange):
         return sum(made_by_experts(work, shape, options))
+    if isinstance(work, Traced):
+        return sum(made_by_traced(work, shape, options))
     return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
@@ -275,6 +281,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         return exchanged_bytes(work, work.backward, tokens, e)
     if isinstance(work, Router | GroupedLinear | Rearrange):
         return sum(passing_by_experts(work, shape, options))
+    if isinstance(work, Traced):
+        return sum(passing_by_traced(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
@@ -310,6 +318,8 @@ def _keeps_nothing_of_its_own(module: Module) -> bool:
     work = module.work
     if isinstance(work, Rearrange):
         return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
+    if isinstance(work, Traced):
+        return not work.saved
     return isinstance(work, Exchange | AdapterSum) or (isinstance(work, Residual) and not work.dropout)
 
 

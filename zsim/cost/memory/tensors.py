@@ -28,8 +28,10 @@ from zsim.cost.memory.activations import (
 )
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
+from zsim.specs.model.traced import Traced
 
 Sizes = tuple[int, ...]
 
@@ -45,6 +47,12 @@ class ModuleTensors:
 
 def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
     """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count."""
+    if isinstance(module.work, Traced):
+        return ModuleTensors(
+            kept_by_traced(module.work, shape, options),
+            made_by_traced(module.work, shape, options),
+            passing_by_traced(module.work, shape, options),
+        )
     saved, forward, backward = _rules(module, shape, options)
     return ModuleTensors(
         cut(saved_bytes(module, shape, options), saved),

@@ -24,7 +24,8 @@ from zsim.plan.workload.modules import (
     module_work,
     on_residual_stream,
 )
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, joined
+from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, Training
 
 
@@ -36,6 +37,11 @@ class ModuleCall:
     segment: str
     module: Module
     work: ModuleWork
+    prefix: str = ""
+
+    def parameter_name(self, parameter: Parameter) -> str:
+        """The complete name of one of its parameters."""
+        return joined(self.prefix, self.module.path_of(parameter))
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -69,7 +75,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Segment:
-    """Modules that run back to back: `kind` is "before", "block" or "after".
+    """Modules that run back to back: `kind` is "before", "block", "between" (of two blocks) or "after".
 
     In a checkpointed block `recomputed` run again before backward. `input_bytes`: of the input that the
     checkpoint holds; `output_bytes`: of the block's recomputed output, which a reentrant checkpoint holds
@@ -144,10 +150,14 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
     segments = [deriver.segment("before", "before", "", model.before)]
     checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
     for number, block in enumerate(model.blocks, model.first_block):
+        if not block.is_wrapped:
+            segments.append(deriver.segment(f"between {number}", "between", "", block.modules))
+            continue
+        held = checkpoint if block.held is None else deriver.held(model, block.held)
         name = model.block_name(number)
         is_reached = any(module.has_backward for module in block.modules)
         policy = training.checkpointing_of(number) if is_reached else "none"
-        segments.append(deriver.block(name, block, policy, checkpoint))
+        segments.append(deriver.block(name, block, policy, held))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
     return Workload(model, training, tuple(segments), checkpoint, head, logs)
@@ -186,13 +196,19 @@ class _Deriver:
         works = tuple(self._work(module) for module in modules)
         return Segment(name, kind, _calls(name, prefix, modules, works), False, 0)
 
+    def held(self, model: ModelSpec, extent: Extent) -> int:
+        """Bytes of a captured block's inputs."""
+        assert model.captured is not None
+        part = self._shape.sequences / model.captured.samples
+        return extent.of(part, self._options.activation_bytes)
+
     def block(self, name: str, block: Block, policy: Checkpointing, held: int) -> Segment:
         """A block; `held`: bytes of its input, and of its output."""
         derived, modules = self._block(block, policy), block.modules
-        calls = _calls(name, name + ".", modules, derived.works)
+        calls = _calls(name, name, modules, derived.works)
         if policy not in ("full", "selective-op"):
             return Segment(name, "block", calls, False, 0, registration=block.registration)
-        recomputed = _calls(name, name + ".", modules[: len(derived.recomputed)], derived.recomputed)
+        recomputed = _calls(name, name, modules[: len(derived.recomputed)], derived.recomputed)
         rest = calls[len(recomputed) :]
         return Segment(
             name,
@@ -236,6 +252,6 @@ class _Deriver:
 
 def _calls(name: str, prefix: str, modules: Sequence[Module], works: Works) -> tuple[ModuleCall, ...]:
     return tuple(
-        ModuleCall(prefix + module.name, name, module, one)
+        ModuleCall(joined(prefix, module.name), name, module, one, prefix)
         for module, one in zip(modules, works, strict=True)
     )

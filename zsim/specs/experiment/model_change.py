@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.specs.model.huggingface import load_model, model_from_config
+from zsim.specs.capture.load import load_named_model
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.model.spec import ModelSpec
 
 _LENGTH = "sequence_length"
 
@@ -31,16 +33,14 @@ def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     notes = []
     length = kept.get(_LENGTH)
     if isinstance(length, int):
-        model = (
-            model_from_config(after, "model", "experiment") if isinstance(after, dict) else load_model(after)
-        )
-        longest = model.learned_positions
-        if longest is not None and length > longest:
+        model = _model(after)
+        longest = model.captured.sequence_length if model.captured else model.learned_positions
+        is_wrong = longest is not None and (length > longest or (model.captured and length != longest))
+        if is_wrong:
             training = {**training, _LENGTH: longest}
             kept.pop(_LENGTH)
-            notes.append(
-                f"sequence_length {length} becomes {longest}: '{model.name}' has no more learned positions"
-            )
+            why = "was captured with that" if model.captured else "has no more learned positions"
+            notes.append(f"sequence_length {length} becomes {longest}: '{model.name}' {why}")
     if kept:
         said = ", ".join(f"{key} {_word(value)}" for key, value in kept.items())
         notes.insert(
@@ -48,6 +48,16 @@ def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             f"the model is changed from {_name(before)} to {_name(after)}; what training says stays: {said}",
         )
     return {**data, "training": training, "notes": [*data.get("notes", ()), *notes]}
+
+
+def _model(asked: Any) -> ModelSpec:
+    if isinstance(asked, ModelSpec):
+        return asked
+    return (
+        model_from_config(asked, "model", "experiment")
+        if isinstance(asked, dict)
+        else load_named_model(asked)
+    )
 
 
 def _name(model: Any) -> str:

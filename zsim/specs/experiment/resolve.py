@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.capture.settings import captured_length, captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import (
     micro_batch_sizes_of,
@@ -98,7 +99,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     cluster = with_attention(cluster, experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
-    notes = list(experiment.notes)
+    notes = [*experiment.notes, *captured_notes(model)]
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
         model = with_tiled_linears(model, table.tile_numel)
@@ -172,6 +173,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         table.replicate or 1 if isinstance(table, Fsdp2Table) else 1,
     )
     parallelism = replace(parallelism, experts=split)
+    check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     strategy: Strategy
     cluster = whole
@@ -260,7 +262,11 @@ def _training(
         )
     attention = attention_kind(table.attention, cluster, precision)
     longest = model.max_positions
-    length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    length = (
+        captured_length(model, table.sequence_length)
+        or table.sequence_length
+        or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    )
     if longest and length > longest:
         if model.learned_positions:
             raise InputError(

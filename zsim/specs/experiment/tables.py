@@ -14,6 +14,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    InstanceOf,
+    PlainSerializer,
     StrictBool,
     ValidationError,
     field_validator,
@@ -31,6 +33,7 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.messages import listed, problems_of
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.megatron import MegatronTable
@@ -47,6 +50,9 @@ from zsim.specs.strategy.training import (
 Count = Annotated[int, Field(gt=0, strict=True)]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
+
+
+_Model = Annotated[ModelSpec, InstanceOf(), PlainSerializer(lambda model: model)]
 
 
 class _Table(BaseModel):
@@ -256,7 +262,9 @@ def is_strategy(kind: object) -> bool:
 class _ExperimentFile(_Table):
     """An experiment in the shape of its file."""
 
-    model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
+    model: str | dict[str, Any] | _Model = Field(
+        description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
+    )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = None
     gpus: Count | None = None

@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
+from zsim.specs.model.traced import Captured, Extent, Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,7 @@ Work = (
     | Rearrange
     | AdapterInput
     | AdapterSum
+    | Traced
 )
 
 
@@ -269,7 +271,9 @@ class Module:
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
     GPU before it launches its forward (how many rows each expert has).
     `input_gradient`: its input needs a gradient, because something before it is trained. `borrows_frozen`: it
-    multiplies by another module's weight (a tied head), which is frozen.
+    multiplies by another module's weight (a tied head), which is frozen. `owner`: the module that its
+    parameters belong to, where that is not `name`: the module is a function in a container, between its
+    children ("": in the block, or the model).
     """
 
     name: str
@@ -281,10 +285,15 @@ class Module:
     host_waits: bool = False
     input_gradient: bool = True
     borrows_frozen: bool = False
+    owner: str | None = None
 
     @cached_property
     def numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
+
+    def path_of(self, parameter: Parameter) -> str:
+        """A parameter's name, relative to the block."""
+        return joined(self.name if self.owner is None else self.owner, parameter.name)
 
     @cached_property
     def trainable_numel(self) -> int:
@@ -308,12 +317,15 @@ class Block:
     """One transformer block: its modules in the order in which they run forward.
 
     `registration`: names of its modules in the order of `named_parameters()` if they run in another order
-    (Llama registers `input_layernorm` after the MLP), else None.
-    """
+    (Llama registers `input_layernorm` after the MLP), else None. `held`: what it takes as input, where that
+    is not the residual stream. `is_wrapped`: whether frameworks that wrap blocks wrap it; modules that run
+    between two blocks are a block that they leave to the root."""
 
     kind: str
     modules: tuple[Module, ...]
     registration: tuple[str, ...] | None = None
+    held: Extent | None = None
+    is_wrapped: bool = True
 
     @cached_property
     def numel(self) -> int:
@@ -347,8 +359,10 @@ class ModelSpec:
     head that it shares. `has_encoder`: the first blocks are those of an encoder, and the decoder sees as many
     tokens; `block_names`: full names of all blocks where one prefix is not enough. Of a pipeline stage:
     `first_block`, the number of its first block. `token_shards`: the fraction of the tokens that the residual
-    stream has on a rank.
-    """
+    stream has on a rank. `block_names`: complete names of the blocks, where they are not numbered in one
+    list; "" of a block that is not wrapped. `registration`: complete names of all parameters in order, where
+    the order is not that of modules before, blocks, modules after. `captured`: of a model that was captured
+    from a torch module."""
 
     name: str
     family: str
@@ -369,6 +383,8 @@ class ModelSpec:
     mtp_parameters: int = 0
     has_encoder: bool = False
     block_names: tuple[str, ...] = ()
+    registration: tuple[str, ...] | None = None
+    captured: Captured | None = None
 
     def block_name(self, number: int) -> str:
         """The full name of a block, by its number in the whole model."""
@@ -379,7 +395,7 @@ class ModelSpec:
         """Names of the module lists that hold the blocks."""
         if not self.block_names:
             return (self.block_prefix,)
-        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names))
+        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.block_names if name))
 
     @property
     def learned_positions(self) -> int | None:
@@ -405,28 +421,40 @@ class ModelSpec:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
+        if self.registration is None:
+            yield from self._by_module()
+            return
+        by_name = dict(self._by_module())
+        yield from ((name, by_name[name]) for name in self.registration)
+
+    def _by_module(self) -> Iterator[tuple[str, Parameter]]:
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}
             early = [by_name[name] for name in self.registered_before_blocks if name in by_name]
         for module in early:
-            yield from _named(module.name, module)
+            yield from _named("", module)
         for index, block in enumerate(self.blocks, self.first_block):
             for module in block.registered_modules:
-                yield from _named(f"{self.block_name(index)}.{module.name}", module)
+                yield from _named(self.block_name(index), module)
         listed = {module.name for module in early}
         late = list(self.after)
         if self.registered_after_blocks is not None:
             late.sort(key=lambda module: _place(module.name, self.registered_after_blocks or ()))
         for module in late:
             if module.name not in listed:
-                yield from _named(module.name, module)
+                yield from _named("", module)
 
 
 def _place(name: str, order: tuple[str, ...]) -> int:
     return order.index(name) if name in order else len(order)
 
 
-def _named(name: str, module: Module) -> Iterator[tuple[str, Parameter]]:
+def joined(prefix: str, name: str) -> str:
+    """`prefix.name`, or the one of the two that is not empty."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _named(prefix: str, module: Module) -> Iterator[tuple[str, Parameter]]:
     for parameter in module.parameters:
-        yield f"{name}.{parameter.name}", parameter
+        yield joined(prefix, module.path_of(parameter)), parameter

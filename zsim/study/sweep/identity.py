@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.resources import PACKAGE
+from zsim.specs.capture.load import captured_from, names_function
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.specs.model.huggingface import read_model_config
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.version import __version__
 
@@ -34,9 +36,15 @@ class Identities:
         }
         return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
-    def _model(self, model: str | Mapping[str, Any]) -> Any:
+    def _model(self, model: str | Mapping[str, Any] | ModelSpec) -> Any:
+        if isinstance(model, ModelSpec):
+            return repr(model)
         if not isinstance(model, str):
             return model
+        if names_function(model):
+            if model not in self._models:
+                self._models[model] = repr(captured_from(model))
+            return self._models[model]
         if model not in self._models:
             config, name, _ = read_model_config(model)
             self._models[model] = [name, config]

@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, ZsimError
 from zsim.specs.model.huggingface import read_model_config
+from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, AxisChoice, TunedAxis, divisors
 from zsim.study.tune.base import Base, base_of, of_kind, on_gpus
 from zsim.study.tune.candidates import Candidate, candidates
@@ -238,6 +239,13 @@ def _safely(fits: Callable[[int], bool], count: int) -> bool:
 
 def _layers(base: Base) -> tuple[str, int]:
     model = base.job.experiment.model
+    if base.job.model.captured is not None:
+        raise InputError(
+            f"model '{base.job.model.name}': was captured from a torch module, whose number of layers "
+            "zsim cannot "
+            "change; expected a preset or config.json"
+        )
+    assert not isinstance(model, ModelSpec), "one that is no file was captured"
     config = model if isinstance(model, Mapping) else read_model_config(model)[0]
     for key in _LAYER_KEYS:
         if isinstance(config.get(key), int):

@@ -14,7 +14,7 @@ from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
 from zsim.specs.model.experts import GroupedLinear, Rearrange
-from zsim.specs.model.spec import Exchange, Module, Parameter
+from zsim.specs.model.spec import Exchange, Loss, Module, Parameter
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.mesh import EXPERT
 
@@ -169,7 +169,8 @@ def make_param_groups(
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
-    tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
+    tied weights make one unit of all three, and so does what a captured model has between its blocks.
+    huggingface: each block resharded; the root holds the rest.
     none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
     (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last). A pipeline's stages are
     resharded after forward only if asked for, torchtitan's norm and head with them ("always"; "default" is
@@ -206,7 +207,9 @@ def _param_groups(
     experts_mesh: MeshInfo | None,
 ) -> list[ParamGroup]:
     workload = stage.workload
-    before, *blocks, after = workload.segments
+    before, *inner, after = workload.segments
+    blocks = [segment for segment in inner if segment.kind == "block"]
+    between = [segment for segment in inner if segment.kind == "between" and segment.parameters]
     reshard, smaller = strategy.reshard_after_forward, mesh.post_forward
     reshards = not is_pipeline if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
@@ -224,23 +227,28 @@ def _param_groups(
         for part in parts
     ]  # fmt: skip
     is_titan = strategy.wrapping == "torchtitan" or several is not None
-    if is_titan and not workload.model.is_tied:
+    has_loss = workload.model.captured is None or any(
+        isinstance(call.module.work, Loss) for call in after.calls
+    )
+    if is_titan and not workload.model.is_tied and not between:
         embedding = ParamGroup(
             "tok_embeddings", (before.name,), before.parameters, mesh,
             reshards_after_forward=reshards, post_forward=smaller, has_differentiable_input=False,
         )  # fmt: skip
         head = ParamGroup(
             "norm, output", (after.name,), after.parameters, mesh,
-            reshards_after_forward=is_pipeline and reshards, ends_before_loss=True,
+            reshards_after_forward=is_pipeline and reshards, ends_before_loss=has_loss,
         )  # fmt: skip
         if experts_mesh is not None:
             return _with_experts(stage, embedding, units, head, experts_mesh)
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1" and units:
         units[-1].reshards_after_forward, units[-1].post_forward = False, None
+    rest = (before, *between, after)
     root = ParamGroup(
-        "root", (before.name, after.name), (*before.parameters, *after.parameters), mesh,
-        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
+        "root", tuple(segment.name for segment in rest),
+        tuple(parameter for segment in rest for parameter in segment.parameters), mesh,
+        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan and has_loss,
     )  # fmt: skip
     return [root, *units]
 

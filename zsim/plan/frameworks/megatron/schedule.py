@@ -386,4 +386,4 @@ class MegatronSchedule(Hooks):
 
 
 def _name(call: ModuleCall, parameter: Parameter) -> str:
-    return f"{call.name}.{parameter.name}"
+    return call.parameter_name(parameter)

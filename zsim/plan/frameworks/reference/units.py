@@ -26,7 +26,9 @@ class EngineUnit:
 def make_engine_units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
     """The units: the root, then the blocks in forward order."""
     before, *blocks, after = workload.segments
-    parts = [("root", (before, after)), *((block.name, (block,)) for block in blocks)]
+    between = [segment for segment in blocks if segment.kind == "between"]
+    wrapped = [segment for segment in blocks if segment.kind == "block"]
+    parts = [("root", (before, *between, after)), *((block.name, (block,)) for block in wrapped)]
     units = []
     for name, segments in parts:
         parameters = [parameter for segment in segments for parameter in segment.parameters]

@@ -150,7 +150,7 @@ class Zero12Schedule(DeepSpeedEngine):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
                 self.builder.allocate(self._gradient_category, size)
-                self._add_gradient(f"{call.name}.{parameter.name}", size)
+                self._add_gradient(call.parameter_name(parameter), size)
             else:
                 self._keep_gradient(call.name, parameter, size)
 

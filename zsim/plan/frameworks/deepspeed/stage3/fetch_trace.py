@@ -115,7 +115,7 @@ def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[i
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:
         for call in segment.calls:
-            used = tuple(numbers[f"{call.name}.{parameter.name}"] for parameter in call.parameters)
+            used = tuple(numbers[call.parameter_name(parameter)] for parameter in call.parameters)
             if isinstance(call.module.work, Embedding) and not embedding:
                 embedding = used
             elif isinstance(call.module.work, Linear) and not used and segment.kind == "after":

@@ -96,7 +96,7 @@ class Zero3Gradients(DeepSpeedEngine):
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
         for parameter in reversed(call.trainable_parameters):
-            self._add_gradient(self._numbers[f"{call.name}.{parameter.name}"], call.name)
+            self._add_gradient(self._numbers[call.parameter_name(parameter)], call.name)
 
     def _add_gradient(self, number: int, name: str) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads and __add_grad_to_ipg_bucket."""

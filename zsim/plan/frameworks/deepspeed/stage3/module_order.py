@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Activation, AdapterSum, Attention, Exchange, Linear, Loss, Residual
+from zsim.specs.model.traced import Traced
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
@@ -169,6 +170,8 @@ def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.work
     if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange | AdapterSum):
+        return False
+    if isinstance(work, Traced) and call.module.owner is not None and not call.parameters:
         return False
     if call.name == workload.fused_head:
         return False

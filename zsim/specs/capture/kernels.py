@@ -1,0 +1,107 @@
+"""Operators -> the kernels of a `Traced` work, and what a compiler would leave of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zsim.specs.capture.groups import PlaceWork, amount, extent_of
+from zsim.specs.capture.recording import ModuleRecording, Operator, Product
+from zsim.specs.model.traced import Extent, Traced, TracedKernel
+
+_NOTHING = Extent()
+
+
+def traced(recording: ModuleRecording, group: PlaceWork, backward: Sequence[Operator]) -> Traced:
+    """A group as it was seen, with these operators backward."""
+    return Traced(
+        samples=recording.samples,
+        forward=kernels(recording, group.forward),
+        backward=kernels(recording, backward),
+        saved=extent_of(recording, group.saved),
+        passing_forward=extent_of(recording, group.passing_forward),
+        passing_backward=extent_of(recording, group.passing_backward),
+        forward_fused=_fused(recording, group.forward, is_kept=set(group.saved)),
+        backward_fused=_fused(recording, backward, is_kept=set()),
+    )
+
+
+def kernels(recording: ModuleRecording, operators: Sequence[Operator]) -> tuple[TracedKernel, ...]:
+    """The kernels of some operators."""
+    return tuple(kernel for operator in operators for kernel in _kernels(recording, operator))
+
+
+def _kernels(recording: ModuleRecording, operator: Operator) -> tuple[TracedKernel, ...]:
+    memory = memory_of(recording, operator)
+    grows = any(recording.storages[use.storage].grows for use in (*operator.reads, *operator.writes))
+    if not operator.products:
+        kind: Any = "embedding" if operator.name.startswith("embedding") else "elementwise"
+        casts = operator.name == "_to_copy" and _changes_low(recording, operator)
+        return (TracedKernel(operator.name, kind, memory, grows=grows, casts=casts),)
+    found = []
+    for number, product in enumerate(operator.products):
+        part = memory if number == 0 else _NOTHING  # both gradients of a convolution are one call
+        if len(operator.products) == 2:
+            part = _half(memory)
+        found.append(_product(recording, operator, product, part, grows))
+    return tuple(found)
+
+
+def _product(
+    recording: ModuleRecording, operator: Operator, product: Product, memory: Extent, grows: bool
+) -> TracedKernel:
+    kind: Any = "elementwise" if product.kind == "memory" else product.kind
+    layout: Any = product.layout
+    floats = [recording.storages[use.storage] for use in operator.reads]
+    return TracedKernel(
+        operator.name, kind, memory, product.flops, product.shape, product.scaled, layout,
+        product.is_causal, grows, in_fp32=not any(one.is_low for one in floats),
+    )  # fmt: skip
+
+
+def _half(memory: Extent) -> Extent:
+    return Extent(
+        memory.elements // 2, memory.num_bytes // 2, memory.fixed_elements // 2, memory.fixed_bytes // 2
+    )
+
+
+def memory_of(recording: ModuleRecording, operator: Operator) -> Extent:
+    """Every tensor read once, every result written once."""
+    total = _NOTHING
+    for use in (*operator.reads, *operator.writes):
+        total = total.plus(amount(recording.storages[use.storage], use.numel, use.item_bytes))
+    return total
+
+
+def _changes_low(recording: ModuleRecording, operator: Operator) -> bool:
+    """Whether a copy is between the type that the training computes in and fp32."""
+    kinds = {recording.storages[use.storage].is_low for use in (*operator.reads, *operator.writes)}
+    sizes = {recording.storages[use.storage].item_bytes for use in (*operator.reads, *operator.writes)}
+    return len(kinds) == 2 and max(sizes, default=0) == 4
+
+
+def _fused(recording: ModuleRecording, operators: Sequence[Operator], *, is_kept: set[int]) -> Extent | None:
+    """Bytes that the operators without products move as one kernel: what they read that none of them made,
+    and what they make that lives on; None without such operators."""
+    plain = [one for one in operators if not one.products]
+    if not plain:
+        return None
+    made = {use.storage for one in plain for use in one.writes}
+    within = {use.storage for one in plain for use in one.reads}
+    inside = {n for n in made & within if recording.storages[n].born is not None and n not in is_kept}
+    inside = {n for n in inside if not _outlives(recording, n, operators)}
+    total, seen = _NOTHING, set(inside)
+    for operator in plain:
+        for use in (*operator.reads, *operator.writes):
+            if use.storage not in seen:
+                seen.add(use.storage)
+                total = total.plus(amount(recording.storages[use.storage], use.numel, use.item_bytes))
+    return total
+
+
+def _outlives(recording: ModuleRecording, number: int, operators: Sequence[Operator]) -> bool:
+    """Whether a storage is read after the last of the operators."""
+    storage = recording.storages[number]
+    return bool(storage.savers) and not all(
+        recording.places[place].path == recording.places[operators[0].place].path for place in storage.savers
+    )

@@ -1,0 +1,79 @@
+"""Modules and inputs on the meta device, in the type that trainings compute in; the user's own stay as they
+are.
+
+Weights in fp32 become bf16, as mixed precision has them, and so do buffers and inputs; a module that has
+other weights (bf16, fp16) stays so. What the code itself casts to fp32 is fp32."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+def low_type(module: nn.Module) -> torch.dtype:
+    """The type that the module computes in: of most of its weights, bf16 where that is fp32 or fp64."""
+    import torch
+
+    count: dict[torch.dtype, int] = {}
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            count[parameter.dtype] = count.get(parameter.dtype, 0) + parameter.numel()
+    most = max(count, key=lambda dtype: count[dtype], default=torch.float32)
+    return torch.bfloat16 if most in (torch.float32, torch.float64) else most
+
+
+def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
+    """A copy of the module without weights, shared ones shared; raises InputError for a module that cannot be
+    copied."""
+    import torch
+
+    memo: dict[int, Any] = {}
+    converts = all(one.dtype in (torch.float32, torch.float64) for one in _floating(module.parameters()))
+
+    def meta(tensor: Tensor) -> Tensor:
+        dtype = low if converts and tensor.is_floating_point() else tensor.dtype
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+
+    for parameter in module.parameters():
+        made = torch.nn.Parameter(meta(parameter), requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = made
+    for one in module.modules():
+        for value in [*one._buffers.values(), *vars(one).values()]:
+            if isinstance(value, torch.Tensor) and id(value) not in memo:
+                memo[id(value)] = meta(value)
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as problem:
+        raise InputError(
+            f"the module ({type(module).__name__}) cannot be copied: {problem}; expected one that "
+            "copy.deepcopy copies, without open files, locks or tensors that are results of others"
+        ) from None
+    assert isinstance(copied, torch.nn.Module)
+    return copied.train(module.training)
+
+
+def _floating(tensors: Any) -> list[Any]:
+    return [one for one in tensors if one.is_floating_point()]
+
+
+def meta_inputs(
+    args: Sequence[Any], kwargs: Mapping[str, Any], low: torch.dtype
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The example's inputs on the meta device; floating-point ones as `low`."""
+    import torch
+    from torch.utils import _pytree
+
+    def meta(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        is_wide = leaf.dtype in (torch.float32, torch.float64)
+        return torch.empty(leaf.shape, dtype=low if is_wide else leaf.dtype, device="meta")
+
+    return _pytree.tree_map(meta, (tuple(args), dict(kwargs)))  # type: ignore[no-any-return]

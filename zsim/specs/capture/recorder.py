@@ -1,0 +1,247 @@
+"""Books what torch dispatches while a module runs on the meta device, below autograd.
+
+# [Note: whose backward]
+Autograd numbers its nodes as forward makes them, just before the operator is dispatched
+(`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). The number's
+place in forward is so the place of whatever runs while that node runs backward. Gradients of one tensor that
+several nodes give are added behind a node that has run, and belong to its place.
+
+# [Note: counted once]
+A storage that several places keep for backward counts at the first that did not make it; one that only its
+maker keeps (the output of a relu) counts there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.errors import InputError
+from zsim.specs.capture.products import ALLOCATIONS, MEMORY_BOUND, products_of
+from zsim.specs.capture.recording import ModuleRecording, ModuleRun, Operator, Product, RunPlace, Storage, Use
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_ACCUMULATES = "AccumulateGrad"
+
+
+class Recorder:
+    """Fills a recording while torch runs; `low`: the type that the module computes in."""
+
+    def __init__(self, recording: ModuleRecording, low: torch.dtype) -> None:
+        self.recording, self.low = recording, low
+        self.is_backward = self.is_paused = False
+        self._numbers: dict[int, int] = {}  # of a storage that lives, by its identity in torch
+        self._place: int | None = None
+        self._stack: list[int] = []
+        self._place_of_node: dict[int, int] = {}
+        self._last, self._finished = 0, -1
+        self._operators = 0
+        self._names: dict[int, str] = {}  # of the operator that made a storage
+
+    # ---- storages ------------------------------------------------------------------------------------------
+
+    def know(self, tensor: Tensor, **facts: Any) -> int:
+        """The number of a tensor's storage; `facts` of one that is new."""
+        storage = tensor.untyped_storage()
+        key: int = storage._cdata
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.recording.storages)
+            low = tensor.dtype == self.low
+            found = Storage(storage.nbytes(), tensor.element_size(), low, facts.pop("grows", False), **facts)
+            self.recording.storages.append(found)
+            weakref.finalize(storage, self._freed, key, number).atexit = False
+        return number
+
+    def _freed(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+        self.recording.storages[number].died = self._operators
+
+    def _grows(self, tensor: Any) -> bool:
+        return self.recording.storages[self.know(tensor)].grows
+
+    def _use(self, tensor: Tensor) -> Use:
+        numel = 1
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            numel *= size if stride else 1
+        return Use(self.know(tensor), numel, tensor.element_size())
+
+    # ---- modules -------------------------------------------------------------------------------------------
+
+    def enter(self, path: str, inputs: Iterable[Tensor]) -> None:
+        """A module's forward begins; raises InputError in backward, where only a checkpoint calls modules."""
+        if self.is_backward:
+            raise InputError(
+                f"module '{path}' runs again in backward: it checkpoints its activations itself; expected a "
+                "module that does not (transformers: gradient_checkpointing_disable()), and "
+                "training.activation_checkpointing instead"
+            )
+        kept = {self.know(one): one for one in inputs}
+        size = sum(
+            self.recording.storages[number].num_bytes for number in kept if self._is_activation(number)
+        )
+        parent = self._stack[-1] if self._stack else -1
+        self._stack.append(len(self.recording.calls))
+        self.recording.calls.append(ModuleRun(path, parent, size))
+        self._place = None
+
+    def _is_activation(self, number: int) -> bool:
+        storage = self.recording.storages[number]
+        return storage.grows and not storage.parameter and storage.is_low
+
+    def leave(self) -> None:
+        """The innermost module's forward has ended."""
+        self._stack.pop()
+        self._place = None
+
+    def innermost(self) -> str:
+        """The path of the module that runs."""
+        return self.recording.calls[self._stack[-1]].path if self._stack else ""
+
+    def split(self) -> None:
+        """The operators that follow are a place of their own."""
+        self._place = None
+
+    def _here(self) -> int:
+        if self._place is None:
+            call = self._stack[-1] if self._stack else 0
+            self._place = len(self.recording.places)
+            self.recording.places.append(RunPlace(self.recording.calls[call].path, call))
+        return self._place
+
+    def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
+        """The answer where the host reads from a tensor without values: that all elements fulfil a
+        condition, which full and unpacked samples do (a mask without padding); None for anything else."""
+        if func._overloadpacket.__name__ != "_local_scalar_dense":
+            return None
+        made = self._names.get(self.know(args[0]))
+        if made in ("all", "any"):
+            self.recording.assumes_full = True
+            return made == "all"
+        return None
+
+    # ---- operators -----------------------------------------------------------------------------------------
+
+    def dispatched(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """An operator has run."""
+        if self.is_paused:
+            return
+        name = func._overloadpacket.__name__
+        place, sums = self._where()
+        if place is None:
+            return
+        given, made = list(_tensors((args, kwargs))), list(_tensors(out))
+        known = {self.know(one) for one in given}
+        grows = any(self.recording.storages[number].grows for number in known)
+        changed = _changed(func, args, kwargs)
+        fresh = [one for one in made if one.untyped_storage()._cdata not in self._numbers]
+        written = {self.know(one, grows=grows, born=self._operators, creator=place): one for one in fresh}
+        self._names.update(dict.fromkeys(written, name))
+        if grows:
+            for one in changed:
+                self.recording.storages[self.know(one)].grows = True
+        if name in ALLOCATIONS or (not written and not changed):
+            return
+        products = products_of(name, args, out, self._grows)
+        self._book(name, place, given, [*written.values(), *changed], products, _is_known(func, name), sums)
+
+    def _book(
+        self, name: str, place: int, given: Iterable[Tensor], made: Iterable[Tensor],
+        products: tuple[Product, ...], is_priced: bool, sums: bool = False,
+    ) -> None:  # fmt: skip
+        reads = {use.storage: use for use in map(self._use, given)}
+        writes = {use.storage: use for use in map(self._use, made)}
+        operator = Operator(
+            name, place, tuple(reads.values()), tuple(writes.values()), products,
+            is_priced or bool(products), sums,
+        )  # fmt: skip
+        (self.recording.backward if self.is_backward else self.recording.forward).append(operator)
+        self._operators += 1
+
+    def _where(self) -> tuple[int | None, bool]:
+        """The place of what is dispatched now (None: not the module's work), and whether autograd adds
+        gradients; see [Note: whose backward]."""
+        import torch
+
+        if not self.is_backward:
+            place = self._here()
+            self._place_of_node.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # type: ignore[attr-defined]
+            return place, False
+        node = torch._C._current_autograd_node()
+        if node is None or _ACCUMULATES in node.name():
+            return None, False
+        number = node._sequence_nr()
+        self._last = self._place_of_node.get(number, self._last)
+        return self._last, number == self._finished
+
+    def begin_backward(self, roots: Iterable[Tensor]) -> None:
+        """Backward begins at `roots`; every node tells when it has run."""
+        waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            if _ACCUMULATES not in node.name():
+                node.register_hook(self._told(node._sequence_nr()))
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+        self.is_backward = True
+
+    def _told(self, number: int) -> Callable[[Any, Any], None]:
+        def finished(_: Any, __: Any) -> None:
+            self._finished = number
+
+        return finished
+
+    def attention(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product) -> None:
+        """Fused attention has run, which no operator of the meta device is."""
+        place, _ = self._where()
+        assert place is not None
+        for one in made:
+            self.recording.storages[self.know(one)].grows = True
+        self._book(name, place, given, made, (product,), True)
+
+    # ---- what autograd keeps -------------------------------------------------------------------------------
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        """Autograd keeps a tensor for backward."""
+        if not self.is_backward:
+            self.recording.storages[self.know(tensor)].savers.append(self._here())
+        return tensor.detach()
+
+    def gradients(self, tensors: Iterable[Tensor]) -> None:
+        """The gradients that backward has left in parameters."""
+        for one in tensors:
+            self.recording.storages[self.know(one)].is_gradient = True
+
+
+def _tensors(tree: Any) -> Iterable[Tensor]:
+    import torch
+    from torch.utils import _pytree
+
+    return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The arguments that an operator writes to."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            found += _tensors(value)
+    return found
+
+
+def _is_known(func: Any, name: str) -> bool:
+    """Whether memory bandwidth bounds an operator."""
+    import torch
+
+    return torch.Tag.pointwise in func.tags or name in MEMORY_BOUND

@@ -1,0 +1,76 @@
+"""Which modules are blocks: those that frameworks wrap one by one.
+
+A module that names the classes itself (`_no_split_modules`, transformers' and accelerate's) is believed; of
+classes inside one another the innermost are taken. Else: children of the same class in a ModuleList or a
+Sequential, if they have children of their own and are not plain containers; a list is looked for inside a
+child (a stage of a vision model) that keeps nearly all its parameters in such lists of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from zsim.specs.capture.recording import ModuleRecord, ModuleRecording
+
+# The part of a child's parameters from which on the lists in it are the ones that repeat.
+_MOSTLY = 0.75
+_CONTAINERS = {"Sequential", "ModuleList", "ModuleDict"}
+
+
+def block_paths(recording: ModuleRecording) -> list[str]:
+    """Paths of the blocks in the order of the module tree, none inside another."""
+    named = _named_blocks(recording)
+    if named:
+        return named
+    numels = _numels(recording)
+    found: list[str] = []
+    _search(recording.modules, "", numels, found)
+    return found
+
+
+def _named_blocks(recording: ModuleRecording) -> list[str]:
+    kinds = {kind for module in recording.modules.values() for kind in module.no_split}
+    called = {call.path for call in recording.calls}
+    paths = [path for path, one in recording.modules.items() if one.kind in kinds and path in called and path]
+    return [path for path in paths if not any(other.startswith(path + ".") for other in paths)]
+
+
+def _search(modules: dict[str, ModuleRecord], path: str, numels: dict[str, int], found: list[str]) -> None:
+    """Adds the blocks below `path`."""
+    for child in modules[path].children:
+        repeated = _repeated(modules, modules[path]) if modules[path].is_list else set()
+        if child not in repeated:
+            _search(modules, child, numels, found)
+            continue
+        inner: list[str] = []
+        _search(modules, child, numels, inner)
+        if inner and sum(numels[one] for one in inner) >= _MOSTLY * max(1, numels[child]):
+            found.extend(inner)
+        else:
+            found.append(child)
+
+
+def _repeated(modules: dict[str, ModuleRecord], owner: ModuleRecord) -> set[str]:
+    """Children of a class that occurs at least twice in a list, with children of their own."""
+    fitting = [child for child in owner.children if _is_composite(modules[child])]
+    count = Counter(modules[child].kind for child in fitting)
+    return {child for child in fitting if count[modules[child].kind] > 1}
+
+
+def _is_composite(module: ModuleRecord) -> bool:
+    return bool(module.children) and module.kind not in _CONTAINERS
+
+
+def _numels(recording: ModuleRecording) -> dict[str, int]:
+    """Elements of the parameters at and below every module."""
+    total = dict.fromkeys(recording.modules, 0)
+    for parameter in recording.parameters:
+        numel = 1
+        for size in parameter.shape:
+            numel *= size
+        path = parameter.name.rpartition(".")[0]
+        while True:
+            total[path] = total.get(path, 0) + numel
+            if not path:
+                break
+            path = path.rpartition(".")[0]
+    return total

@@ -1,0 +1,202 @@
+"""Runs a module on the meta device under torch's modes, forward and backward.
+
+Where torch chooses another code on the meta device than on a GPU, the GPU's is taken: fused attention (torch
+2.13 `scaled_dot_product_attention`: q, k, v, output and log-sum-exp are kept), dropout with a mask of one
+byte (`native_dropout`), RMSNorm as one kernel (`_fused_rms_norm`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.errors import InputError
+from zsim.specs.capture.recorder import Recorder
+from zsim.specs.capture.recording import Product
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: Recorder) -> Any:
+    """Forward and backward of `module`; returns what forward returned. Errors of torch pass through."""
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            known = recorder.answer(func, args)
+            if known is not None:
+                return known
+            out = func(*args, **(kwargs or {}))
+            recorder.dispatched(func, args, kwargs or {}, out)
+            return out
+
+    as_on_a_gpu = _replacements(recorder)
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            return as_on_a_gpu.get(func, func)(*args, **(kwargs or {}))
+
+    handles = _hooked(module, recorder)
+    try:
+        with torch.device("meta"), Functions(), Dispatch():  # type: ignore[no-untyped-call]
+            with torch.enable_grad(), saved_tensors_hooks(recorder.saved, lambda kept: kept):
+                out = module(*args, **kwargs)
+            ends = loss_of(out)
+            recorder.recording.has_loss = len(ends) == 1 and ends[0].dim() == 0
+            roots = [one for one in (ends or outputs_of(out)) if one.requires_grad]
+            if not roots:
+                raise InputError(
+                    "no output of the module depends on a trainable parameter, so there is no backward; "
+                    "expected parameters with requires_grad = True, and an output that uses them"
+                )
+            recorder.is_paused = True
+            gradients = [torch.ones_like(one, memory_format=torch.contiguous_format) for one in roots]
+            for one in gradients:
+                recorder.know(one, grows=True)
+            recorder.is_paused = False
+            recorder.begin_backward(roots)
+            torch.autograd.backward(roots, gradients)
+            recorder.gradients(p.grad for p in module.parameters() if p.grad is not None)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return out
+
+
+def loss_of(out: Any) -> list[Tensor]:
+    """The loss among what a module returned: a scalar, `loss` of an object or a mapping, or the first scalar
+    of a sequence; [] without."""
+    import torch
+
+    found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", out)
+    if isinstance(found, tuple | list):
+        found = next((one for one in found if isinstance(one, torch.Tensor) and one.dim() == 0), None)
+    is_scalar = isinstance(found, torch.Tensor) and found.dim() == 0 and found.is_floating_point()
+    return [found] if is_scalar and isinstance(found, torch.Tensor) else []
+
+
+def outputs_of(out: Any) -> list[Tensor]:
+    """All floating-point tensors that a module returned."""
+    import torch
+    from torch.utils import _pytree
+
+    tree = dict(out) if isinstance(out, Mapping) else getattr(out, "__dict__", out)
+    leaves = _pytree.tree_leaves(out) if not isinstance(out, Mapping) else _pytree.tree_leaves(tree)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        leaves = _pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def _hooked(module: nn.Module, recorder: Recorder) -> list[Any]:
+    """Hooks that tell the recorder which module runs."""
+    import torch
+    from torch.utils import _pytree
+
+    handles: list[Any] = []
+    for path, one in module.named_modules():
+
+        def before(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
+            leaves = _pytree.tree_leaves((args, kwargs))
+            recorder.enter(path, [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+
+        def after(_: Any, args: Any, out: Any) -> None:
+            recorder.leave()
+
+        handles.append(one.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        handles.append(one.register_forward_hook(after))
+    return handles
+
+
+def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
+    """Functions of torch that run other code on the meta device than on a GPU -> what a GPU runs."""
+    import torch
+    import torch.nn.functional as F
+
+    fused = _fused_attention(recorder)
+
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if query.dim() < 4:  # one head, or one sample
+            missing = 4 - query.dim()
+            query, key, value = (one[(None,) * missing] for one in (query, key, value))
+            out = fused.apply(query, key, value, attn_mask, dropout_p, is_causal)
+            return out[(0,) * missing]
+        batch = query.shape[:-3]
+        if query.dim() > 4:
+            query, key, value = (one.flatten(0, -4) for one in (query, key, value))
+        out = fused.apply(query, key, value, attn_mask, dropout_p, is_causal)
+        return out.unflatten(0, batch) if len(batch) > 1 else out
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(x, p, True)[0] if training and p > 0 else x
+
+    def functional_dropout(
+        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
+        return dropout(input, p, training)
+
+    def rms_norm(
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Any:
+        return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+    return {
+        F.scaled_dot_product_attention: attention,
+        F.dropout: functional_dropout,
+        torch.dropout: dropout,
+        F.rms_norm: rms_norm,
+        torch.rms_norm: rms_norm,
+    }
+
+
+def _fused_attention(recorder: Recorder) -> Any:
+    """Fused attention as a node of autograd, which keeps what FlashAttention keeps."""
+    import torch
+
+    def product(
+        q: Tensor, k: Tensor, v: Tensor, *, is_backward: bool, is_causal: bool, mask: bool, p: float
+    ) -> Product:
+        batch, heads, queries, width = q.shape
+        keys, v_width = k.shape[2], v.shape[3]
+        pairs = queries * keys - (queries * queries / 2 if is_causal else 0.0)
+        flops = 2.0 * batch * heads * pairs * (width + v_width) * (2.5 if is_backward else 1.0)
+        kind = "attention_backward" if is_backward else "attention_forward"
+        return Product(
+            kind, flops, (batch * heads, queries, keys, width), 0, is_causal=is_causal, dropout=p,
+            heads=heads, kv_heads=k.shape[1], v_head_dim=v_width, has_mask=mask,
+        )  # fmt: skip
+
+    class FusedAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, p: float, causal: bool) -> Tensor:
+            recorder.split()
+            batch, heads, queries, _ = q.shape
+            out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
+            lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+            masks = [mask] if mask is not None else []
+            made = product(q, k, v, is_backward=False, is_causal=causal, mask=mask is not None, p=p)
+            recorder.attention("fused attention", [q, k, v, *masks], [out, lse], made)
+            ctx.save_for_backward(q, k, v, out, lse, *masks)
+            ctx.is_causal, ctx.p = causal, p
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            q, k, v, out, lse, *masks = ctx.saved_tensors
+            dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            of_mask = torch.empty_like(masks[0]) if masks and ctx.needs_input_grad[3] else None
+            made = product(q, k, v, is_backward=True, is_causal=ctx.is_causal, mask=bool(masks), p=ctx.p)
+            written = [dq, dk, dv] + ([of_mask] if of_mask is not None else [])
+            recorder.attention("fused attention backward", [q, k, v, out, lse, grad, *masks], written, made)
+            return dq, dk, dv, of_mask, None, None
+
+    return FusedAttention

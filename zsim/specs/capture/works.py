@@ -1,0 +1,184 @@
+"""A group's work: one that zsim has formulas for, where it is exactly that, else what was traced.
+
+Formulas know more than a trace: other kernels of norms and losses, fp8 products, attention that is written
+out. They hold only if the rows of a product are the tokens of the sample, its input and its weight both get a
+gradient, and attention is causal over the whole sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.specs.capture.groups import PlaceWork
+from zsim.specs.capture.recording import ModuleRecording, Operator, Use
+from zsim.specs.model.spec import (
+    Activation,
+    Attention,
+    Embedding,
+    Linear,
+    Loss,
+    Norm,
+    Residual,
+    Work,
+)
+
+# transformers' `LlamaRMSNorm`: what `zsim.cost.kernels.elementwise` counts as an RMSNorm in eager mode.
+_RMS_NORM = ("_to_copy", "pow", "mean", "add", "rsqrt", "mul", "_to_copy", "mul")
+_ACTIVATIONS = {
+    ("silu",): "silu",
+    ("gelu",): "gelu",
+    ("relu",): "relu",
+    ("tanh",): "tanh",
+    ("mul", "pow", "mul", "add", "mul", "tanh", "add", "mul"): "gelu_new",
+    ("pow", "mul", "add", "mul", "tanh", "add", "mul", "mul"): "gelu_new",
+}
+_LABELS = {"constant_pad_nd", "clone", "slice", "fill", "full", "_to_copy", "copy", "ne", "sum", "new_full"}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWork:
+    """A work with a formula; `shares_input`: as of `Module`; `covers`: elements of the gradient whose
+    addition its formula counts, 0 without."""
+
+    work: Work
+    shares_input: bool = False
+    covers: int = 0
+
+
+class Matcher:
+    """Finds works with formulas; `tokens`: positions of all samples of the example."""
+
+    def __init__(self, recording: ModuleRecording, tokens: int) -> None:
+        self.recording, self.tokens = recording, tokens
+
+    def known(self, group: PlaceWork, kept_before: set[int], is_leaf: bool) -> KnownWork | None:
+        """The work of a group, None if it is none with a formula; `kept_before`: storages that groups before
+        it in its segment keep; `is_leaf`: the group is a module without children."""
+        rules: list[Callable[[PlaceWork, set[int]], KnownWork | None]]
+        rules = [self._linear, self._norm, self._embedding, self._activation] if is_leaf else []
+        for rule in [*rules, self._attention, self._residual, self._loss]:
+            found = rule(group, kept_before)
+            if found is not None:
+                return found
+        return None
+
+    def _storage(self, use: Use) -> Any:
+        return self.recording.storages[use.storage]
+
+    def _linear(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        if _names(group.forward) not in (("mm",), ("addmm",)):
+            return None
+        (operator,) = group.forward
+        (product,) = operator.products
+        rows, out_features, in_features = product.shape
+        backward = group.own_backward
+        shapes = sorted(one.products[0].shape for one in backward if one.products)
+        wanted = sorted([(rows, in_features, out_features), (out_features, in_features, rows)])
+        transposed = sorted([(rows, in_features, out_features), (in_features, out_features, rows)])
+        if rows != self.tokens or product.scaled != 0 or shapes not in (wanted, transposed):
+            return None
+        has_bias = operator.name == "addmm"
+        rest = [one.name for one in backward if not one.products]
+        if rest != (["sum"] if has_bias else []) or not self._weight(operator):
+            return None
+        given = [use.storage for use in operator.reads if self._storage(use).grows]
+        shares = not group.saved and given[0] in kept_before
+        if len(group.saved) > 1 or (not group.saved and not shares):
+            return None
+        return KnownWork(Linear(in_features, out_features), shares, rows * in_features if shares else 0)
+
+    def _weight(self, operator: Operator) -> bool:
+        return any(self._storage(use).parameter for use in operator.reads)
+
+    def _rows(self, uses: Sequence[Use]) -> int | None:
+        """Elements per token of the largest tensor that grows; None if they are not whole."""
+        numel = max((use.numel for use in uses if self._storage(use).grows), default=0)
+        return numel // self.tokens if numel and numel % self.tokens == 0 else None
+
+    def _norm(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        names = _names(group.forward)
+        kind = {("native_layer_norm",): "layer", _RMS_NORM: "rms"}.get(names)
+        if kind is None or not group.own_backward or not self._all_low_inputs(group):
+            return None
+        width = self._rows(group.forward[0].reads)
+        if kind == "layer" and _names(group.own_backward) != ("native_layer_norm_backward",):
+            return None
+        if width is None:
+            return None
+        low = [n for n in group.saved if self.recording.storages[n].is_low]
+        shares = kind == "layer" and not low
+        return KnownWork(Norm(width, kind), shares and bool(kept_before))
+
+    def _all_low_inputs(self, group: PlaceWork) -> bool:
+        return any(self._storage(use).is_low for use in group.forward[0].reads)
+
+    def _embedding(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        if _names(group.forward) != ("embedding",) or _names(group.own_backward) != (
+            "embedding_dense_backward",
+        ):
+            return None
+        (operator,) = group.forward
+        table = next((one for one in operator.reads if self._storage(one).parameter), None)
+        width = self._rows(operator.writes)
+        if table is None or width is None or not self._storage(operator.writes[0]).grows:
+            return None
+        rows = self._storage(table).num_bytes // table.item_bytes // width
+        return KnownWork(Embedding(rows, width))
+
+    def _activation(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        name = _ACTIVATIONS.get(_names(group.forward))
+        width = self._rows(group.forward[-1].writes) if group.forward else None
+        if name is None or width is None or not group.own_backward:
+            return None
+        most = 4 if name == "gelu_new" else 0 if name == "relu" else 1
+        return KnownWork(Activation(width, False, name)) if len(group.saved) == most else None
+
+    def _attention(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        backward = _names(group.own_backward)
+        if _names(group.forward) != ("fused attention",) or backward != ("fused attention backward",):
+            return None
+        (product,) = group.forward[0].products
+        batch_heads, queries, keys, width = product.shape
+        samples, length = self.recording.samples, self.tokens // self.recording.samples
+        is_whole = queries == keys == length and batch_heads == samples * product.heads
+        if not (product.is_causal and is_whole) or product.has_mask:
+            return None
+        return KnownWork(
+            Attention(
+                product.heads, product.kv_heads, width, product.v_head_dim,
+                rotary=False, dropout=product.dropout,
+            )
+        )  # fmt: skip
+
+    def _residual(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        """An addition of two tensors of the stream's width."""
+        if _names(group.forward) not in (("add",), ("add_",)) or group.own_backward or group.saved:
+            return None
+        (operator,) = group.forward
+        sizes = {use.numel for use in operator.reads}
+        is_low = all(self._storage(use).is_low and self._storage(use).grows for use in operator.reads)
+        width = self._rows(operator.reads)
+        if len(operator.reads) != 2 or len(sizes) != 1 or not is_low or width is None:
+            return None
+        return KnownWork(Residual(width), covers=sizes.pop())
+
+    def _loss(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
+        names = _names(group.forward)
+        is_cast = "_to_copy" in names[:-2]
+        if (
+            names[-2:] != ("_log_softmax", "nll_loss_forward")
+            or not is_cast
+            or not set(names[:-2]) <= _LABELS
+        ):
+            return None
+        rest = [one.name for one in group.own_backward if one.name != "_to_copy"]
+        if rest != ["nll_loss_backward", "_log_softmax_backward_data"]:
+            return None
+        width = self._rows(group.forward[-2].writes)
+        return None if width is None else KnownWork(Loss(width))
+
+
+def _names(operators: Sequence[Operator]) -> tuple[str, ...]:
+    return tuple(one.name for one in operators)
