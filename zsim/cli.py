@@ -34,6 +34,8 @@ _COMMANDS = {
     "plan": "plan",
     "presets": "presets",
     "topology": "topology",
+    "explain": "explain",
+    "schema": "schema",
 }
 
 

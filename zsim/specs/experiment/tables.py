@@ -217,7 +217,7 @@ def is_strategy(kind: object) -> bool:
     return isinstance(kind, str) and kind in STRATEGIES
 
 
-class _ExperimentFile(_Table):
+class ExperimentFile(_Table):
     """An experiment in the shape of its file."""
 
     model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
@@ -243,7 +243,7 @@ class _ExperimentFile(_Table):
     )
 
 
-class Experiment(_ExperimentFile):
+class Experiment(ExperimentFile):
     """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
