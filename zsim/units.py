@@ -103,7 +103,7 @@ def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
 def _in_files(what: str, example: str) -> WithJsonSchema:
     """The JSON Schema of a quantity: a string with a unit, or 0."""
     return WithJsonSchema(
-        {"type": ["string", "number"], "format": f"{what}, as in \"{example}\"", "examples": [example]}
+        {"type": ["string", "number"], "format": f'{what}, as in "{example}"', "examples": [example]}
     )
 
 

@@ -13,8 +13,12 @@ from zsim.commands.options import answer, json_option
 
 
 def explain(
-    key: Annotated[str | None, typer.Argument(help="A key, a table, or a kind of file; none: the tables.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="A whole file's reference as Markdown.")] = False,
+    key: Annotated[
+        str | None, typer.Argument(help="A key, a table, or a kind of file; none: the tables.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="A whole file's reference as Markdown.")
+    ] = False,
     json_: Annotated[Path | None, json_option("the entries")] = None,
 ) -> None:
     """What a key of an experiment, a study, a topology or a GPU file means, and what it may be."""

@@ -36,10 +36,15 @@ def _experiment() -> Schema:
 
 def _topology() -> Schema:
     """A file that extends another needs none of its keys; a file that stands alone needs `required`."""
-    schema = _extendable(_of(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there")
+    schema = _extendable(
+        _of(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
+    )
     own = schema["properties"]["gpu"]
     named = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
-    schema["properties"]["gpu"] = {"anyOf": [named, own], "description": "the GPU of every node, or a file's name"}
+    schema["properties"]["gpu"] = {
+        "anyOf": [named, own],
+        "description": "the GPU of every node, or a file's name",
+    }
     return schema
 
 
@@ -49,7 +54,9 @@ def _gpu() -> Schema:
 
 FILES: Mapping[str, FileKind] = {
     "experiment": FileKind(
-        "Experiment file", "What `zsim run` simulates: a model, a cluster, and how it is trained.", _experiment
+        "Experiment file",
+        "What `zsim run` simulates: a model, a cluster, and how it is trained.",
+        _experiment,
     ),
     "study": FileKind("Study file", "What `zsim sweep` varies.", study_schema),
     "topology": FileKind(
@@ -66,7 +73,9 @@ def schema_of(name: str) -> Schema:
     """
     kind = FILES.get(name)
     if kind is None:
-        raise InputError(f"no file is called '{name}'{did_you_mean(name, FILES)}; expected one of {', '.join(FILES)}")
+        raise InputError(
+            f"no file is called '{name}'{did_you_mean(name, FILES)}; expected one of {', '.join(FILES)}"
+        )
     schema = kind.schema()
     _tidy(schema)
     return {"$schema": _DRAFT, "title": f"zsim: {kind.title.lower()}", "description": kind.purpose} | {

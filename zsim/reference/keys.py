@@ -113,7 +113,9 @@ def _merged(one: Key, other: Key) -> Key:
         sentence = f"{one.sentence}; {other.of[-1]}: {other.sentence}" if other.of else one.sentence
     default = one.default
     if other.default != one.default and other.of:
-        default = f"{one.default or 'as the rest says'}; {other.of[-1]}: {other.default or 'as the rest says'}"
+        default = (
+            f"{one.default or 'as the rest says'}; {other.of[-1]}: {other.default or 'as the rest says'}"
+        )
     return replace(one, of=(*one.of, *other.of), allowed=allowed, sentence=sentence, default=default)
 
 
@@ -159,7 +161,13 @@ def _key(file: str, path: str, value: Schema, root: Schema, is_required: bool, o
     )
 
 
-_WORDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "object": "table", "array": "list"}
+_WORDS = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "object": "table",
+    "array": "list",
+}
 
 
 def _type(value: Schema, root: Schema) -> str:
@@ -180,7 +188,12 @@ def _type(value: Schema, root: Schema) -> str:
     return _WORDS.get(kind, "text")
 
 
-_LIMITS = {"exclusiveMinimum": "above", "minimum": "at least", "maximum": "at most", "exclusiveMaximum": "below"}
+_LIMITS = {
+    "exclusiveMinimum": "above",
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
 
 
 def _allowed(value: Schema, root: Schema) -> tuple[str, ...]:

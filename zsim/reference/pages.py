@@ -17,7 +17,10 @@ def page_of(file: str) -> str:
     kind = FILES[file]
     lines = [f"# {kind.title}", "", kind.purpose, ""]
     lines += [f"Made from the code by `zsim explain {file} --markdown`; the same as JSON Schema:", ""]
-    lines += [f"`zsim schema {file}`. Keys without a default must be given, or follow from the rest of the file.", ""]
+    lines += [
+        f"`zsim schema {file}`. Keys without a default must be given, or follow from the rest of the file.",
+        "",
+    ]
     for table, keys in groupby(keys_of(file), key=lambda key: key.table):
         lines += [f"## `[{table}]`" if table else "## Before the first table", ""]
         lines += ["| key | value | default | |", "|---|---|---|---|"]
@@ -67,7 +70,11 @@ def _value(key: Key, quote: str = "") -> str:
     """Type and allowed values in one phrase."""
     if not key.allowed:
         return key.type
-    is_limit = key.type in ("whole number", "number") or key.allowed[0].split(" ")[0] in ("above", "at", "below")
+    is_limit = key.type in ("whole number", "number") or key.allowed[0].split(" ")[0] in (
+        "above",
+        "at",
+        "below",
+    )
     if is_limit:
         return f"{key.type}, {' and '.join(key.allowed)}"
     values = ", ".join(f"{quote}{value}{quote}" for value in key.allowed)

@@ -12,37 +12,37 @@ from zsim.units import Seconds
 
 
 class ProtocolCosts(BaseModel):
-    """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
-    fraction of a link's bandwidth that it reaches.
-
-    `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
-    proxy thread posts for every round).
-    `ramp`: cost of sending a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave links
-    idle while the first piece travels, more pieces cost more handling; the sum of a/p and b p has its
-    minimum, 2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms,
-    2009). `network_ramp`: the same, only once a group spans nodes: pieces that wait for a network card.
-    """
+    """One NCCL protocol. Of `ramp`: fewer pieces leave links idle while the first one travels, more pieces cost more
+    handling; the sum of a/p and b p has its minimum, 2 sqrt(a b), at the best piece, and a grows with S
+    (Sanders, Speck, Traff, Two-tree algorithms, 2009). `network_overhead`: the proxy thread posts for every
+    round; `network_ramp`: pieces wait for a network card."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    base: Seconds
-    intra_round: Seconds
-    inter_round: Seconds
-    intra_fraction: Fraction
-    inter_fraction: Fraction
-    network_overhead: Seconds = 0.0
-    ramp: Seconds = 0.0
-    network_ramp: Seconds = 0.0
+    base: Seconds = Field(description="time to start a collective")
+    intra_round: Seconds = Field(description="time of a round inside a node, besides its bytes")
+    inter_round: Seconds = Field(description="time of a round between nodes, besides its bytes")
+    intra_fraction: Fraction = Field(
+        description="what the protocol reaches of a link's bandwidth inside a node"
+    )
+    inter_fraction: Fraction = Field(description="what the protocol reaches of a card's bandwidth")
+    network_overhead: Seconds = Field(
+        default=0.0, description="the least time of a round inside a node, once the group spans nodes"
+    )
+    ramp: Seconds = Field(
+        default=0.0, description="cost of cutting a tensor of S bytes into pieces, times sqrt(S / 1 MiB)"
+    )
+    network_ramp: Seconds = Field(default=0.0, description="the same, once the group spans nodes")
 
 
 class LinkLatencies(BaseModel):
-    """Latencies of the links that rounds were measured on: NVLink, and card and network between nodes."""
+    """Latencies of the links that rounds were measured on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    node_link: Seconds = 0.0
-    nic: Seconds = 0.0
-    network: Seconds = 0.0
+    node_link: Seconds = Field(default=0.0, description="latency of a link between GPUs")
+    nic: Seconds = Field(default=0.0, description="latency of a card")
+    network: Seconds = Field(default=0.0, description="latency of the network between cards")
 
 
 AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
@@ -51,29 +51,42 @@ AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"
 class CollectiveCosts(Table):
     """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
 
-    `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
-    `protocols`: the costs of the ring, and of every algorithm that `algorithms` does not name: "ring" (there:
-    an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
-    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
-    only where their costs are given.
-    `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
-    `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the
-    rounds. It belongs to the file that states the rounds: a file that extends it and changes only links need
-    not state it.
-    `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
+    Algorithms: "ring" (in `algorithms`: an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the
+    switches of one NVLink domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all".
+    NVLS and PAT exist only where their costs are given. `measured_on` belongs to the file that states the
+    rounds: a file that extends it and changes only links need not state it.
     """
 
-    backend: Literal["nccl", "rccl", "gloo"]
-    algorithm: Literal["ring", "hierarchical"] = "ring"
-    reduce_scatter: Literal["native", "all_reduce"] = "native"
-    protocols: dict[str, ProtocolCosts]
-    algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(default_factory=dict)
-    force_algorithm: AlgorithmName | None = None
-    force_protocol: str | None = None
-    choice: Literal["fastest", "tuning-model"] = "fastest"
-    generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = None
+    backend: Literal["nccl", "rccl", "gloo"] = Field(description="the library of collectives")
+    algorithm: Literal["ring", "hierarchical"] = Field(
+        default="ring", description="rings through all ranks, or inside nodes first and between them after"
+    )
+    reduce_scatter: Literal["native", "all_reduce"] = Field(
+        default="native", description="as such, or sent as a whole all-reduce (gloo)"
+    )
+    protocols: dict[str, ProtocolCosts] = Field(
+        description='costs by protocol ("simple", "ll", "ll128"), of all algorithms that have none '
+        "of their own"
+    )
+    algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(
+        default_factory=dict, description="costs by protocol, of single algorithms"
+    )
+    force_algorithm: AlgorithmName | None = Field(
+        default=None, description="the algorithm that is used wherever a collective has it (NCCL_ALGO)"
+    )
+    force_protocol: str | None = Field(
+        default=None, description="the protocol that is used wherever it exists (NCCL_PROTO)"
+    )
+    choice: Literal["fastest", "tuning-model"] = Field(
+        default="fastest", description="the fastest on idle links, or NCCL's own choice by its tuning model"
+    )
+    generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = Field(
+        default=None, description="the GPUs that the tuning model is of"
+    )
     channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
-    measured_on: LinkLatencies | None = None
+    measured_on: LinkLatencies | None = Field(
+        default=None, description="link latencies that the rounds contain; longer links lengthen them"
+    )
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

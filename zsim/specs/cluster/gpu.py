@@ -22,36 +22,38 @@ PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
 class PeakRates(Table):
     """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
 
-    bf16: PositiveFlops | None = None
-    fp16: PositiveFlops | None = None
-    tf32: PositiveFlops | None = None
-    fp32: PositiveFlops
-    fp8: PositiveFlops | None = None
+    bf16: PositiveFlops | None = Field(
+        default=None, description="dense products of bf16; left out: the GPU has none"
+    )
+    fp16: PositiveFlops | None = Field(default=None, description="dense products of fp16")
+    tf32: PositiveFlops | None = Field(default=None, description="dense products of tf32")
+    fp32: PositiveFlops = Field(description="dense products of fp32")
+    fp8: PositiveFlops | None = Field(default=None, description="dense products of fp8")
 
 
 class DeviceMemory(Table):
-    """`capacity`: the total that the driver reports."""
+    """The GPU's memory."""
 
-    capacity: PositiveBytes
-    bandwidth: PositiveRate
+    capacity: PositiveBytes = Field(description="in all, as the driver reports it")
+    bandwidth: PositiveRate = Field(description="by the data sheet")
 
 
 class GemmEfficiency(Table):
-    """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
+    """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation."""
 
-    `max_fraction`: what large products sustain on random data within the board's power; `by_dtype` replaces
-    it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
-    `unaligned_fraction` where the rows of a matrix, as laid out in memory, do not begin on multiples of 16
-    bytes.
-    """
-
-    max_fraction: Fraction
+    max_fraction: Fraction = Field(
+        description="what large products sustain of the peak, on random data and within the board's power"
+    )
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
-    tile_m: int = Field(gt=0)
-    tile_n: int = Field(gt=0)
-    half_tile_fraction: Fraction = 0.9
-    unaligned_fraction: Fraction = 1.0
-    by_dtype: dict[str, Fraction] = Field(default_factory=dict)
+    tile_m: int = Field(gt=0, description="rows of the output that one block of threads computes")
+    tile_n: int = Field(gt=0, description="columns of the output that one block of threads computes")
+    half_tile_fraction: Fraction = Field(
+        default=0.9, description="of the rate, left each time the tile is halved"
+    )
+    unaligned_fraction: Fraction = Field(
+        default=1.0, description="of the rate, left where rows do not begin on multiples of 16 bytes"
+    )
+    by_dtype: dict[str, Fraction] = Field(default_factory=dict, description="`max_fraction` of single types")
 
 
 class NarrowKernel(BaseModel):
@@ -59,24 +61,25 @@ class NarrowKernel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    forward_ratio: float = Field(gt=0)
-    backward_ratio: float = Field(gt=0)
+    forward_ratio: float = Field(gt=0, description="forward rate over that of the kernel for wide heads")
+    backward_ratio: float = Field(gt=0, description="backward rate over that of the kernel for wide heads")
 
 
 class AttentionCurve(BaseModel):
-    """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
-    sequence length and head width at which half of it is reached.
-
-    `by_head_dim`: kernels built for narrower heads, by the maximum head width that each takes.
-    """
+    """Rate of fused attention, by sequence length and head width."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    forward_fraction: Fraction
-    backward_fraction: Fraction
-    sequence_half: float = Field(ge=0)
-    head_dim_half: float = Field(default=0.0, ge=0)
-    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(default_factory=dict)
+    forward_fraction: Fraction = Field(description="of the peak, forward, on long sequences of wide heads")
+    backward_fraction: Fraction = Field(description="of the peak, backward, on long sequences of wide heads")
+    sequence_half: float = Field(ge=0, description="sequence length at which half of the fraction is reached")
+    head_dim_half: float = Field(
+        default=0.0, ge=0, description="head width at which half of the fraction is reached"
+    )
+    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(
+        default_factory=dict,
+        description="kernels built for narrower heads, by the widest head that each takes",
+    )
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
         """The fraction of the narrowest kernel that takes heads of width `head_dim`."""
@@ -89,77 +92,77 @@ class AttentionCurve(BaseModel):
 
 
 class AttentionEfficiency(Table, AttentionCurve):
-    """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation.
+    """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation."""
 
-    `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
-    `with_attention_variant`.
-    """
-
-    variants: dict[str, AttentionCurve] = Field(default_factory=dict)
+    variants: dict[str, AttentionCurve] = Field(
+        default_factory=dict,
+        description="other generations of the kernel, by the name that `training.attention` asks for",
+    )
 
 
 class MemoryEfficiency(Table):
-    """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
-    reached (launch and ramp-up)."""
+    """Kernels bound by memory: fractions of the data sheet's bandwidth; small ones reach less (launch and ramp-up)."""
 
-    elementwise_fraction: Fraction
-    optimizer_fraction: Fraction
-    copy_fraction: Fraction
-    bytes_half: Bytes
+    elementwise_fraction: Fraction = Field(
+        description="what elementwise kernels reach of the memory's bandwidth"
+    )
+    optimizer_fraction: Fraction = Field(description="what the optimizer's update reaches of it")
+    copy_fraction: Fraction = Field(description="what copies and casts reach of it")
+    bytes_half: Bytes = Field(description="bytes at which half of the fraction is reached")
 
 
 class KernelLaunch(Table):
-    """Costs of a kernel to the GPU besides its work. `seconds_per_kernel`: ramp-up, tail and the gap to the
-    next kernel. `seconds_per_load`: a load from memory whose latency nothing overlaps.
-    `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
-    (0: it does not, or was not timed)."""
+    """Costs of a kernel to the GPU besides its work."""
 
-    seconds_per_kernel: Seconds
-    seconds_per_load: Seconds = 0.0
-    seconds_per_indexed_element: Seconds = 0.0
+    seconds_per_kernel: Seconds = Field(description="ramp-up, tail, and the gap to the next kernel")
+    seconds_per_load: Seconds = Field(default=0.0, description="a load whose latency nothing overlaps")
+    seconds_per_indexed_element: Seconds = Field(
+        default=0.0, description="a lookup by index, if it takes longer than moving the element"
+    )
 
 
 class Interference(Table):
-    """Mutual slowdown of kernels and collectives on one GPU (1.0: none): of kernels while a collective is
-    under way, and of a collective's transfers inside its node while kernels run on one of its GPUs. Transfers
-    through network cards, which need few multiprocessors, are not slowed."""
+    """Mutual slowdown of kernels and collectives on one GPU (1.0: none). Transfers through network cards, which need
+    few multiprocessors, are not slowed."""
 
-    compute_slowdown: float = Field(ge=1)
-    communication_slowdown: float = Field(default=1.0, ge=1)
+    compute_slowdown: float = Field(ge=1, description="factor on kernels while a collective runs")
+    communication_slowdown: float = Field(
+        default=1.0, ge=1, description="factor on a collective inside its node while kernels run"
+    )
 
 
 class Power(Table):
-    """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
-    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run; `communication`
-    while only collectives run (default: `memory_bound`)."""
+    """Board power by what the GPU does. Idle: memory is held, and clocks are up."""
 
-    idle: Watts
-    maximum: Watts
-    memory_bound: Watts | None = None
-    communication: Watts | None = None
+    idle: Watts = Field(description="while a job waits")
+    maximum: Watts = Field(description="the board's limit, which large products reach")
+    memory_bound: Watts | None = Field(default=None, description="under kernels that are bound by memory")
+    communication: Watts | None = Field(
+        default=None, description="while only collectives run; left out: as `memory_bound`"
+    )
 
 
 class Gpu(BaseModel):
-    """One GPU type (a file in `topologies/gpus/`). `compute_capability`: NVIDIA's, as in the CUDA C++
-    Programming Guide's table of them (9.0 for Hopper); None for other vendors."""
+    """One GPU type (a file in `topologies/gpus/`). Compute capability: the CUDA C++ Programming Guide's table of
+    them; other vendors have none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
-    description: str
-    vendor: Literal["nvidia", "amd", "cpu"]
-    sm_count: int = Field(gt=0, le=10**6)
-    compute_capability: float | None = Field(default=None, gt=0)
-    supports_flash_attention: bool
-    peak: PeakRates
-    memory: DeviceMemory
-    gemm: GemmEfficiency
-    attention: AttentionEfficiency
-    memory_bound: MemoryEfficiency
-    launch: KernelLaunch
-    interference: Interference
-    power: Power | None = None
+    schema_version: Literal[1] = Field(alias="schema", description="the version of the file's format")
+    name: str = Field(description="the GPU's name in reports")
+    description: str = Field(description="one line about it")
+    vendor: Literal["nvidia", "amd", "cpu"] = Field(description="who made it")
+    sm_count: int = Field(gt=0, le=10**6, description="streaming multiprocessors, or compute units")
+    compute_capability: float | None = Field(default=None, gt=0, description="NVIDIA's, as 9.0 for Hopper")
+    supports_flash_attention: bool = Field(description="whether fused attention runs on it")
+    peak: PeakRates = Field(description="dense arithmetic rates of the data sheet")
+    memory: DeviceMemory = Field(description="capacity and bandwidth")
+    gemm: GemmEfficiency = Field(description="what matrix products reach")
+    attention: AttentionEfficiency = Field(description="what fused attention reaches")
+    memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
+    launch: KernelLaunch = Field(description="what a kernel costs besides its work")
+    interference: Interference = Field(description="how kernels and collectives slow one another")
+    power: Power | None = Field(default=None, description="what the board draws")
 
 
 def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:

@@ -45,28 +45,53 @@ class _Table(BaseModel):
 
 
 class TrainingTable(_Table):
-    """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
-    GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
-    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
-    `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
-    linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
-    "megatron" under Megatron, "fused" with `compile`, else "eager"."""
+    """`[training]`. `attention` left out: FlashAttention-2 on NVIDIA's GPUs, whose files are calibrated for it;
+    "flash3" on Hopper and "flash4" on Blackwell are asked for by name. `cross_entropy` left out:
+    "fused_linear" with Liger, "megatron" under Megatron, "fused" with `compile`, else "eager"."""
 
-    sequence_length: Count | None = None
-    micro_batch_size: Count | None = None
-    gradient_accumulation_steps: Count | None = None
+    sequence_length: Count | None = Field(
+        default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
+    )
+    micro_batch_size: Count | None = Field(
+        default=None, description="sequences that a data-parallel rank computes at a time"
+    )
+    gradient_accumulation_steps: Count | None = Field(
+        default=None, description="micro-batches of a step; of a pipeline, its micro-batches"
+    )
     global_batch_size: Count | None = Field(
         default=None,
         description="sequences in a step of all ranks: how many micro-batches, and how small the last one is",
     )
-    precision: Precision | None = None
-    activation_checkpointing: Checkpointing = "none"
-    attention: AttentionChoice | None = None
-    compile: bool = False
-    liger: bool = False
-    cross_entropy: CrossEntropy | None = None
-    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
-    gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    precision: Precision | None = Field(
+        default=None, description="the type of products; left out: bf16 where the GPU has it"
+    )
+    activation_checkpointing: Checkpointing = Field(
+        default="none",
+        description="what backward computes again: nothing, the core of attention, every second "
+        "product, or whole blocks",
+    )
+    attention: AttentionChoice | None = Field(
+        default=None,
+        description="fused attention, of a generation by name, or written out; left out: the best "
+        "that the GPU's file knows",
+    )
+    compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
+    liger: bool = Field(
+        default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
+    )
+    cross_entropy: CrossEntropy | None = Field(
+        default=None, description="whose kernels compute the loss; left out: those of the framework"
+    )
+    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = Field(
+        default="adamw", description="the optimizer by name"
+    )
+    gradient_clipping: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="norm that gradients are clipped to, 0 for none; left out: off, 1.0 under "
+        "Megatron, as DeepSpeed's release has it",
+    )
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
         default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
@@ -107,26 +132,30 @@ class TrainingTable(_Table):
 class DdpTable(_Table):
     """`kind = "ddp"`: torch DistributedDataParallel."""
 
-    kind: Literal["ddp"]
-    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9)
-    gradient_as_bucket_view: bool = False
-    no_sync: bool = True
+    kind: Literal["ddp"] = Field(
+        description="whose data parallelism: torch's DDP, FSDP1 or FSDP2, DeepSpeed's ZeRO, "
+        "Megatron's, or ZeRO as in its paper"
+    )
+    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9, description="MiB of gradients in a bucket")
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="gradients live in the buckets, not beside them"
+    )
+    no_sync: bool = Field(default=True, description="gradients are reduced after the last micro-batch only")
 
 
 class DeepSpeedTable(_Table):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file. `config_name`: name of a
-    `config` that is a table, in messages and reports. `tile_numel`: linear layers with more weights are
-    `deepspeed.zero.TiledLinear` with tiles of at most this many. `zero_init`: a stage-3 model is built
-    sharded (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds the whole
-    model. `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late,
-    during the next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release
-    has it."""
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file."""
 
-    kind: Literal["deepspeed"]
-    stage: Literal[0, 1, 2, 3] | None = None
-    config: str | dict[str, Any] | None = None
-    config_name: str | None = None
-    version: str = "0.19.8"
+    kind: Literal["deepspeed"] = Field(description="whose data parallelism")
+    stage: Literal[0, 1, 2, 3] | None = Field(
+        default=None,
+        description="the ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters",
+    )
+    config: str | dict[str, Any] | None = Field(
+        default=None, description="DeepSpeed's JSON file, or its content as a table"
+    )
+    config_name: str | None = Field(default=None, description="what messages call a `config` that is a table")
+    version: str = Field(default="0.19.8", description="the release whose behaviour and defaults apply")
     fetches_one_by_one: bool = Field(
         default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
     )
@@ -138,41 +167,86 @@ class DeepSpeedTable(_Table):
             raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
         return value
 
-    tile_numel: Count | None = None
-    zero_init: bool = True
-    delayed_parameter_update: bool = False
+    tile_numel: Count | None = Field(
+        default=None,
+        description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles "
+        "of at most this many",
+    )
+    zero_init: bool = Field(
+        default=True,
+        description="a stage-3 model is built sharded, as transformers' Trainer does; false: every "
+        "GPU first holds all of it",
+    )
+    delayed_parameter_update: bool = Field(
+        default=False,
+        description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
+        "section 5.2); in no release",
+    )
 
 
 class _FsdpTable(_Table):
-    wrapping: str = "torchtitan"
-    param_dtype: Dtype | None = None
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    replicate: Count | None = None
-    no_sync: bool = False
-    cpu_offload: bool = False
+    wrapping: str = Field(
+        default="torchtitan",
+        description='what is a unit: "torchtitan" or "huggingface" (a block, and the rest), or '
+        '"size:N" elements',
+    )
+    param_dtype: Dtype | None = Field(
+        default=None,
+        description="the type in which parameters are gathered; left out: that of training.precision",
+    )
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="the type in which gradients are reduced; left out: the framework's own"
+    )
+    replicate: Count | None = Field(
+        default=None, description="replicas of the sharded group (hybrid sharding, HSDP)"
+    )
+    no_sync: bool = Field(
+        default=False, description="gradients are kept whole until the last micro-batch, and reduced then"
+    )
+    cpu_offload: bool = Field(
+        default=False, description="shards live in host memory, where the optimizer updates them"
+    )
 
 
 class Fsdp1Table(_FsdpTable):
     """`kind = "fsdp1"`: torch FullyShardedDataParallel."""
 
-    kind: Literal["fsdp1"]
-    wrapping: str = "huggingface"
+    kind: Literal["fsdp1"] = Field(description="whose data parallelism")
+    wrapping: str = Field(
+        default="huggingface",
+        description='what is a unit: "huggingface" (a block, and the rest), or "size:N" elements',
+    )
     sharding_strategy: Literal[
         "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
-    ] = "FULL_SHARD"
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
-    forward_prefetch: bool = False
-    limit_all_gathers: bool = True
+    ] = Field(
+        default="FULL_SHARD",
+        description="torch's name of what is sharded, and whether it is gathered again for backward",
+    )
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = Field(
+        default="BACKWARD_PRE",
+        description="when the next unit is gathered in backward: before or after the current "
+        "unit's, or when it is needed",
+    )
+    forward_prefetch: bool = Field(
+        default=False, description="the next unit is gathered before the current one is computed"
+    )
+    limit_all_gathers: bool = Field(
+        default=True, description="the host waits so that at most two gathered units exist"
+    )
     before_torch_2: bool = Field(
         default=False, description="as in torch 1.12 and 1.13: pads and splits every flat gradient"
     )
 
 
 class Fsdp2Table(_FsdpTable):
-    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
+    """`kind = "fsdp2"`: torch `fully_shard`."""
 
-    kind: Literal["fsdp2"]
-    reshard_after_forward: StrictBool | Count | None = None
+    kind: Literal["fsdp2"] = Field(description="whose data parallelism")
+    reshard_after_forward: StrictBool | Count | None = Field(
+        default=None,
+        description="whether a unit is freed between forward and backward; a number: kept sharded "
+        "over so many ranks; left out: all but the last",
+    )
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
@@ -184,21 +258,36 @@ class Fsdp2Table(_FsdpTable):
 
 
 class ReferenceTable(_Table):
-    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat
-    partition per block, fp32 master weights, none of a framework's additions. `keep_gathered`: stage 3 keeps
-    the root and the last block from forward to backward. `optimizer_place`: where states and reduced
-    gradients are; `parameter_place`: where stage 3's shards are."""
+    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat partition per
+    block, fp32 master weights, none of a framework's additions."""
 
-    kind: Literal["reference"]
-    stage: Literal[0, 1, 2, 3] = 3
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    bucket_bytes: int = Field(default=0, ge=0)
-    prefetch: int = Field(default=1, ge=0)
-    max_reductions_in_flight: Count = 2
-    keep_gathered: bool = True
-    optimizer_place: Literal["device", "host", "nvme"] = "device"
-    parameter_place: Literal["device", "host", "nvme"] = "device"
+    kind: Literal["reference"] = Field(description="whose data parallelism")
+    stage: Literal[0, 1, 2, 3] = Field(default=3, description="the ZeRO stage")
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None,
+        description="the type of parameters in forward and backward; left out: that of training.precision",
+    )
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="the type in which gradients are reduced"
+    )
+    bucket_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="gradients are reduced once so many bytes are there; 0: a block's at a time",
+    )
+    prefetch: int = Field(default=1, ge=0, description="how many units are gathered ahead")
+    max_reductions_in_flight: Count = Field(
+        default=2, description="reductions that have not ended before the host waits"
+    )
+    keep_gathered: bool = Field(
+        default=True, description="stage 3 keeps the root and the last block from forward to backward"
+    )
+    optimizer_place: Literal["device", "host", "nvme"] = Field(
+        default="device", description="where optimizer states and reduced gradients are kept"
+    )
+    parameter_place: Literal["device", "host", "nvme"] = Field(
+        default="device", description="where stage 3 keeps its shards"
+    )
 
 
 STRATEGIES: dict[str, type[BaseModel]] = {
@@ -222,18 +311,27 @@ class ExperimentFile(_Table):
 
     model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
-    nodes: Count | None = None
-    gpus: Count | None = None
-    placement: PlacementTable = PlacementTable()
-    faults: FaultsTable = FaultsTable()
-    jitter: JitterTable = JitterTable()
+    nodes: Count | None = Field(default=None, description="nodes of the job; their GPUs are all used")
+    gpus: Count | None = Field(default=None, description="GPUs of the job, if not whole nodes")
+    placement: PlacementTable = Field(
+        default=PlacementTable(), description="which nodes, and how many GPUs on each"
+    )
+    faults: FaultsTable = Field(default=FaultsTable(), description="what is slow or broken")
+    jitter: JitterTable = Field(default=JitterTable(), description="what varies from step to step")
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
-    training: TrainingTable = TrainingTable()
-    parallelism: ParallelismTable = ParallelismTable()
-    trainer: TrainerTable = TrainerTable()
-    simulation: SimulationTable = SimulationTable()
+    training: TrainingTable = Field(
+        default=TrainingTable(), description="batch, precision, what is recomputed, the optimizer"
+    )
+    parallelism: ParallelismTable = Field(
+        default=ParallelismTable(),
+        description="tensor, pipeline and context parallelism; data parallelism is what remains",
+    )
+    trainer: TrainerTable = Field(
+        default=TrainerTable(), description="what the training loop does around the model"
+    )
+    simulation: SimulationTable = Field(default=SimulationTable(), description="how much is simulated")
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
-    cost: CostTable | None = None
+    cost: CostTable | None = Field(default=None, description="prices and power, for money and energy")
     run: TrainingRunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
     )

@@ -57,11 +57,9 @@ _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping ha
 
 
 class ParallelismTable(BaseModel):
-    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs.
-    `virtual_stages`: stages of the model on each pipeline rank. `passes`: whole pipelines per step; each has
-    gradient_accumulation_steps / passes micro-batches. `context`: micro-batches are of a group of its ranks;
-    sequences that ranks of DeepSpeed's Ulysses load one each are micro-batches one by one. `order`: the axes
-    of the mesh from the fastest on, as in "tp-cp-dp-pp"."""
+    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs. With `context`,
+    micro-batches are of a group of its ranks; sequences that ranks of DeepSpeed's Ulysses load one each are
+    micro-batches one by one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -73,20 +71,38 @@ class ParallelismTable(BaseModel):
         default=False, description="products and their collectives cut into pieces that overlap"
     )
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
-    schedule: ScheduleName | None = None
+    schedule: ScheduleName | None = Field(
+        default=None,
+        description="the order in which pipeline ranks run micro-batches; left out: the framework's own",
+    )
     schedule_csv: str | None = Field(default=None, description="a schedule in torch's CSV format")
-    virtual_stages: Count | None = None
-    first_stage_less_layers: Number | None = None
-    last_stage_less_layers: Number | None = None
+    virtual_stages: Count | None = Field(
+        default=None, description="stages of the model on each pipeline rank"
+    )
+    first_stage_less_layers: Number | None = Field(
+        default=None, description="layers that the first stage has less, for the embedding"
+    )
+    last_stage_less_layers: Number | None = Field(
+        default=None, description="layers that the last stage has less, for head and loss"
+    )
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
         description="layers of every stage, one number per virtual stage, in model order; 0: embedding, head "
         "or nothing alone",
     )
-    passes: Count = 1
+    passes: Count = Field(
+        default=1,
+        description="whole pipelines per step; each has gradient_accumulation_steps / passes micro-batches",
+    )
     context: Count = Field(default=1, description="ranks that share every sequence")
-    context_method: ContextMethod | None = None
-    order: str | None = None
+    context_method: ContextMethod | None = Field(
+        default=None, description="how attention sees whole sequences; left out: the framework's own"
+    )
+    order: str | None = Field(
+        default=None,
+        description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"; left out: the '
+        "framework's own",
+    )
 
 
 @dataclass(frozen=True, slots=True)
