@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +22,13 @@ def explain(
     ] = False,
     json_: Annotated[Path | None, json_option("the entries")] = None,
 ) -> None:
-    """What a key of an experiment, a study, a topology or a GPU file means, and what it may be."""
+    """Meaning, type, values and default of a key of an experiment, a study, a topology or a GPU file."""
     from zsim.errors import InputError
     from zsim.reference import FILES, find_keys, keys_of, page_of
     from zsim.reference.pages import entry_lines, table_lines
 
     if markdown:
-        if key not in FILES:
+        if key is None or key not in FILES:
             raise InputError(f"--markdown: found {key!r}, expected one of {', '.join(FILES)}")
         answer([page_of(key).rstrip("\n")], lambda: [asdict(one) for one in keys_of(key)], json_)
         return
@@ -45,7 +46,11 @@ def _tables() -> Iterator[str]:
     from zsim.reference import FILES, keys_of
 
     for file, kind in FILES.items():
-        yield f"{kind.title} ({file}): {kind.purpose}"
+        yield from textwrap.wrap(f"{kind.title} ({file}): {kind.purpose}", 80, break_on_hyphens=False)
         tables = dict.fromkeys(key.table for key in keys_of(file))
-        yield "  " + ", ".join(f"[{table}]" if table else "keys before the first table" for table in tables)
+        text = ", ".join(f"[{table}]" for table in tables if table and (file == "gpu" or "gpu." not in table))
+        if text:
+            yield from textwrap.wrap(
+                text, 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+            )
     yield "`zsim explain TABLE` lists its keys, `zsim explain KEY` says what one means."

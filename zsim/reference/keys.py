@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.reference.files import FILES, Schema, schema_of
@@ -16,7 +15,7 @@ _FREE = ("config",)  # tables of another program's file
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class FileKey:
     """One key of a file.
 
     `path`: as `--set` takes it, "NAME" for a name of one's own. `of`: the values of `kind` that it belongs
@@ -44,20 +43,20 @@ class Key:
         return self.path.rpartition(".")[0]
 
 
-def keys_of(file: str) -> tuple[Key, ...]:
+def keys_of(file: str) -> tuple[FileKey, ...]:
     """The keys of a kind of file, in the order of its tables.
 
     Raises InputError for a kind of file that there is not.
     """
     schema = schema_of(file)
-    found: dict[str, Key] = {}
+    found: dict[str, FileKey] = {}
     for key in _walk(schema, schema, file, ""):
         before = found.get(key.path)
         found[key.path] = key if before is None else _merged(before, key)
     return tuple(replace(key, elsewhere=_elsewhere(key)) for key in found.values())
 
 
-def find_keys(asked: str) -> tuple[Key, ...]:
+def find_keys(asked: str) -> tuple[FileKey, ...]:
     """The keys that are meant by a whole path, by its end, or by the name of a table.
 
     Raises InputError, with the nearest keys, if there are none.
@@ -72,13 +71,12 @@ def find_keys(asked: str) -> tuple[Key, ...]:
         if matches:
             return tuple(matches)
     paths = [key.path for key in every]
-    hint = did_you_mean(wanted, paths) or did_you_mean(wanted.rsplit(".", 1)[-1], [key.name for key in every])
-    raise InputError(
-        f"no key is called '{asked}'{hint}; `zsim explain` lists the tables, `zsim explain training` the keys of one"
-    )
+    names = [key.name for key in every]
+    hint = did_you_mean(wanted, paths) or did_you_mean(wanted.rsplit(".", 1)[-1], names)
+    raise InputError(f"no key is called '{asked}'{hint or '; `zsim explain` lists all tables'}")
 
 
-def _walk(node: Schema, root: Schema, file: str, prefix: str, of: tuple[str, ...] = ()) -> Iterator[Key]:
+def _walk(node: Schema, root: Schema, file: str, prefix: str, of: tuple[str, ...] = ()) -> Iterator[FileKey]:
     """The keys of a table, and of the tables in it."""
     required = node.get("required", ())
     for name, given in node.get("properties", {}).items():
@@ -97,7 +95,7 @@ def _walk(node: Schema, root: Schema, file: str, prefix: str, of: tuple[str, ...
         yield from _walk(inner, root, file, f"{path}{suffix}.", of)
 
 
-def _kinds(choices: Sequence[Schema], value: Schema, root: Schema, file: str, path: str) -> Iterator[Key]:
+def _kinds(choices: Sequence[Schema], value: Schema, root: Schema, file: str, path: str) -> Iterator[FileKey]:
     """The keys of a table whose `kind` says which keys it has."""
     for choice in choices:
         table = _resolved(choice, root)
@@ -105,7 +103,7 @@ def _kinds(choices: Sequence[Schema], value: Schema, root: Schema, file: str, pa
         yield from _walk(table, root, file, f"{path}.", (kind,))
 
 
-def _merged(one: Key, other: Key) -> Key:
+def _merged(one: FileKey, other: FileKey) -> FileKey:
     """One entry for a key of several kinds; sentences and defaults that differ are told with their kind."""
     allowed = tuple(dict.fromkeys((*one.allowed, *other.allowed)))
     sentence = one.sentence
@@ -148,8 +146,10 @@ def _table_in(value: Schema, root: Schema) -> tuple[Schema | None, str]:
     return None, ""
 
 
-def _key(file: str, path: str, value: Schema, root: Schema, is_required: bool, of: tuple[str, ...]) -> Key:
-    return Key(
+def _key(
+    file: str, path: str, value: Schema, root: Schema, is_required: bool, of: tuple[str, ...]
+) -> FileKey:
+    return FileKey(
         file=file,
         path=path,
         type=_type(value, root),
@@ -171,7 +171,7 @@ _WORDS = {
 
 
 def _type(value: Schema, root: Schema) -> str:
-    """What a value is, in words; of a quantity, its unit."""
+    """A value's type in words; of a quantity, its unit."""
     if "anyOf" in value:
         options = (_type(_resolved(option, root), root) for option in value["anyOf"])
         return " or ".join(dict.fromkeys(options))
@@ -218,7 +218,7 @@ def _as_toml(value: object) -> str:
     return json.dumps(value)
 
 
-def _elsewhere(key: Key) -> tuple[tuple[str, str], ...]:
+def _elsewhere(key: FileKey) -> tuple[tuple[str, str], ...]:
     """How other programs are told the same, in their own words."""
     if key.file != "experiment":
         return ()

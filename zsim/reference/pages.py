@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from zsim.reference.files import FILES
-from zsim.reference.keys import Key, keys_of
+from zsim.reference.keys import FileKey, keys_of
 
 _WIDTH = 80
 
@@ -29,7 +29,7 @@ def page_of(file: str) -> str:
     return "\n".join(lines)
 
 
-def entry_lines(key: Key) -> Iterator[str]:
+def entry_lines(key: FileKey) -> Iterator[str]:
     """One key for a terminal of 80 columns."""
     yield f"{key.path}   ({key.file} file)"
     for title, text in (
@@ -41,14 +41,14 @@ def entry_lines(key: Key) -> Iterator[str]:
     ):
         if text:
             label = f"{title}: " if title else ""
-            yield textwrap.fill(
+            yield from textwrap.wrap(
                 label + text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
             )
     if key.is_required:
         yield "  must be given"
 
 
-def table_lines(keys: Sequence[Key]) -> Iterator[str]:
+def table_lines(keys: Sequence[FileKey]) -> Iterator[str]:
     """The keys of a table for a terminal of 80 columns: a line each, the sentence cut short."""
     width = min(max(len(key.path) for key in keys), 44)
     for key in keys:
@@ -56,7 +56,7 @@ def table_lines(keys: Sequence[Key]) -> Iterator[str]:
         yield f"{key.path:<{width}}  {sentence}"
 
 
-def _row(key: Key) -> str:
+def _row(key: FileKey) -> str:
     notes = [key.sentence[:1].upper() + key.sentence[1:]] if key.sentence else []
     if key.of:
         notes.append(f"Of kind {', '.join(f'`{kind}`' for kind in key.of)}")
@@ -66,7 +66,7 @@ def _row(key: Key) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _value(key: Key, quote: str = "") -> str:
+def _value(key: FileKey, quote: str = "") -> str:
     """Type and allowed values in one phrase."""
     if not key.allowed:
         return key.type

@@ -20,9 +20,9 @@ from zsim.units import Bytes, BytesPerSecond, Seconds
 
 
 class NodeLink(Table):
-    """The links between the GPUs of a node: `switch` is a non-blocking crossbar (NVSwitch), `mesh` spreads a GPU's
-    bandwidth evenly over direct links to the others, `none` is PCIe. An NVL72 is 18 trays of 4 GPUs in one
-    domain."""
+    """The links between the GPUs of a node: `switch` is a non-blocking crossbar (NVSwitch), `mesh` spreads a
+    GPU's bandwidth evenly over direct links to the others, `none` is PCIe. An NVL72 is 18 trays of 4 GPUs in
+    one domain."""
 
     kind: Literal["switch", "mesh", "none"] = Field(
         description="a switch between all GPUs, direct links to each, or none (PCIe)"

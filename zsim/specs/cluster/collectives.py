@@ -12,10 +12,10 @@ from zsim.units import Seconds
 
 
 class ProtocolCosts(BaseModel):
-    """One NCCL protocol. Of `ramp`: fewer pieces leave links idle while the first one travels, more pieces cost more
-    handling; the sum of a/p and b p has its minimum, 2 sqrt(a b), at the best piece, and a grows with S
-    (Sanders, Speck, Traff, Two-tree algorithms, 2009). `network_overhead`: the proxy thread posts for every
-    round; `network_ramp`: pieces wait for a network card."""
+    """One NCCL protocol. Of `ramp`: fewer pieces leave links idle while the first one travels, more pieces
+    cost more handling; the sum of a/p and b p has its minimum, 2 sqrt(a b), at the best piece, and a grows
+    with S (Sanders, Speck, Traff, Two-tree algorithms, 2009). `network_overhead`: the proxy thread posts for
+    every round; `network_ramp`: pieces wait for a network card."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -51,10 +51,10 @@ AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"
 class CollectiveCosts(Table):
     """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
 
-    Algorithms: "ring" (in `algorithms`: an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the
-    switches of one NVLink domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all".
-    NVLS and PAT exist only where their costs are given. `measured_on` belongs to the file that states the
-    rounds: a file that extends it and changes only links need not state it.
+    Algorithms: "ring" (in `algorithms`: an all-reduce's ring, if it differs), "tree", "nvls" (reduction in
+    the switches of one NVLink domain), "nvls_tree" (the same joined by trees across domains), "pat",
+    "all_to_all". NVLS and PAT exist only where their costs are given. `measured_on` belongs to the file that
+    states the rounds: a file that extends it and changes only links need not state it.
     """
 
     backend: Literal["nccl", "rccl", "gloo"] = Field(description="the library of collectives")

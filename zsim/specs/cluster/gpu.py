@@ -101,7 +101,8 @@ class AttentionEfficiency(Table, AttentionCurve):
 
 
 class MemoryEfficiency(Table):
-    """Kernels bound by memory: fractions of the data sheet's bandwidth; small ones reach less (launch and ramp-up)."""
+    """Kernels bound by memory: fractions of the data sheet's bandwidth; small ones reach less (launch and
+    ramp-up)."""
 
     elementwise_fraction: Fraction = Field(
         description="what elementwise kernels reach of the memory's bandwidth"
@@ -122,8 +123,8 @@ class KernelLaunch(Table):
 
 
 class Interference(Table):
-    """Mutual slowdown of kernels and collectives on one GPU (1.0: none). Transfers through network cards, which need
-    few multiprocessors, are not slowed."""
+    """Mutual slowdown of kernels and collectives on one GPU (1.0: none). Transfers through network cards,
+    which need few multiprocessors, are not slowed."""
 
     compute_slowdown: float = Field(ge=1, description="factor on kernels while a collective runs")
     communication_slowdown: float = Field(
@@ -143,8 +144,8 @@ class Power(Table):
 
 
 class Gpu(BaseModel):
-    """One GPU type (a file in `topologies/gpus/`). Compute capability: the CUDA C++ Programming Guide's table of
-    them; other vendors have none."""
+    """One GPU type (a file in `topologies/gpus/`). Compute capability: the CUDA C++ Programming Guide's table
+    of them; other vendors have none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 

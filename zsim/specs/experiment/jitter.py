@@ -29,8 +29,8 @@ Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class JitterTable(BaseModel):
-    """`[jitter]`. Factors are of mean 1 and log-normal: one drawn anew for every kernel, rank and step, one drawn
-    once per rank. Published values: `zsim/presets/jitter.toml`."""
+    """`[jitter]`. Factors are of mean 1 and log-normal: one drawn anew for every kernel, rank and step, one
+    drawn once per rank. Published values: `zsim/presets/jitter.toml`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

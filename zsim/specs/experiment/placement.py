@@ -29,8 +29,8 @@ MAX_GPUS = 2**20
 
 
 class PlacementTable(BaseModel):
-    """`[placement]`: which nodes of its fabric a job runs on. All three policies number ranks by node; "spread"
-    takes nodes at even intervals where the fabric has neither pods nor leaves."""
+    """`[placement]`: which nodes of its fabric a job runs on. All three policies number ranks by node;
+    "spread" takes nodes at even intervals where the fabric has neither pods nor leaves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -31,7 +31,7 @@ from zsim.specs.experiment.strategies import (
     resolve_experts,
     resolve_strategy,
 )
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, TrainingTable
+from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
@@ -42,6 +42,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
 
 _DEFAULT_SEQUENCE = 4096

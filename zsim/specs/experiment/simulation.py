@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SimulationTable(BaseModel):
-    """`[simulation]`. Where not every micro-batch is simulated and torch's allocator runs short, eight are, and the
-    others are taken to be like their mean. A job that is not known to fit needs
+    """`[simulation]`. Where not every micro-batch is simulated and torch's allocator runs short, eight are,
+    and the others are taken to be like their mean. A job that is not known to fit needs
     `framework_memory.allocator_margin` free as well before the allocator is simulated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

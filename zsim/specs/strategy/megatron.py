@@ -34,8 +34,8 @@ _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
 
 class MegatronTable(BaseModel):
     """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, keys named as on its
-    command line. Engine "nanotron" has torch's DDP, whose hook reduces fp32 sums; "internevo" sums gradients on
-    all ranks, and whole tensors belong to ranks, which broadcast them."""
+    command line. Engine "nanotron" has torch's DDP, whose hook reduces fp32 sums; "internevo" sums gradients
+    on all ranks, and whole tensors belong to ranks, which broadcast them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

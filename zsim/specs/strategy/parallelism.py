@@ -57,51 +57,43 @@ _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping ha
 
 
 class ParallelismTable(BaseModel):
-    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs. With `context`,
-    micro-batches are of a group of its ranks; sequences that ranks of DeepSpeed's Ulysses load one each are
-    micro-batches one by one."""
+    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs. With
+    `context`, micro-batches are of a group of its ranks; sequences that ranks of DeepSpeed's Ulysses load one
+    each are micro-batches one by one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     tensor: Count = Field(default=1, description="ranks that share every layer's products")
     sequence_parallel: StrictBool | None = Field(
-        default=None, description="norms and residuals on a part of the sequence each"
+        default=None, description="norms and residuals on a part of the tokens each"
     )
     async_tensor: StrictBool = Field(
         default=False, description="products and their collectives cut into pieces that overlap"
     )
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
     schedule: ScheduleName | None = Field(
-        default=None,
-        description="the order in which pipeline ranks run micro-batches; left out: the framework's own",
+        default=None, description="order of a pipeline's work; left out: the framework's"
     )
     schedule_csv: str | None = Field(default=None, description="a schedule in torch's CSV format")
-    virtual_stages: Count | None = Field(
-        default=None, description="stages of the model on each pipeline rank"
-    )
+    virtual_stages: Count | None = Field(default=None, description="stages on each pipeline rank")
     first_stage_less_layers: Number | None = Field(
-        default=None, description="layers that the first stage has less, for the embedding"
+        default=None, description="fewer layers, for the embedding"
     )
-    last_stage_less_layers: Number | None = Field(
-        default=None, description="layers that the last stage has less, for head and loss"
-    )
+    last_stage_less_layers: Number | None = Field(default=None, description="fewer layers, for head and loss")
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
         description="layers of every stage, one number per virtual stage, in model order; 0: embedding, head "
         "or nothing alone",
     )
     passes: Count = Field(
-        default=1,
-        description="whole pipelines per step; each has gradient_accumulation_steps / passes micro-batches",
+        default=1, description="whole pipelines per step, which share its micro-batches evenly"
     )
     context: Count = Field(default=1, description="ranks that share every sequence")
     context_method: ContextMethod | None = Field(
-        default=None, description="how attention sees whole sequences; left out: the framework's own"
+        default=None, description="how attention sees whole sequences"
     )
     order: str | None = Field(
-        default=None,
-        description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"; left out: the '
-        "framework's own",
+        default=None, description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"'
     )
 
 

@@ -48,8 +48,8 @@ _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     "axes": {
         "type": "object",
         "additionalProperties": _VALUES,
-        "description": "values by key, as a list or as a range {from, to, step or factor}; every combination is "
-        "a point",
+        "description": "values by key, as a list or as a range {from, to, step or factor}; every "
+        "combination is a point",
     },
     "zip": {
         "type": "array",
@@ -59,8 +59,8 @@ _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
     "set": {
         "type": "array",
         "items": {"type": "object", "additionalProperties": _VALUES},
-        "description": 'keys that follow from others: values, or {value = "an expression"}, `when` a condition '
-        "holds",
+        "description": 'keys that follow from others: values, or {value = "an expression"}, `when` a '
+        "condition holds",
     },
     "where": {
         "type": ["string", "array"],
