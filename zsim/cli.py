@@ -35,6 +35,8 @@ _COMMANDS = {
     "plan": "plan",
     "presets": "presets",
     "topology": "topology",
+    "explain": "explain",
+    "schema": "schema",
 }
 
 

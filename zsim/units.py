@@ -11,7 +11,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -100,12 +100,19 @@ def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
     return BeforeValidator(parse)
 
 
-Bytes = Annotated[int, _parser(BYTES, whole=True)]
-BytesPerSecond = Annotated[float, _parser(BYTES_PER_SECOND)]
-Seconds = Annotated[float, _parser(SECONDS)]
-Duration = Annotated[float, _parser(DURATION)]
-FlopsPerSecond = Annotated[float, _parser(FLOPS_PER_SECOND)]
-Watts = Annotated[float, _parser(WATTS)]
+def _in_files(what: str, example: str) -> WithJsonSchema:
+    """The JSON Schema of a quantity: a string with a unit, or 0."""
+    return WithJsonSchema(
+        {"type": ["string", "number"], "format": f'{what}, as in "{example}"', "examples": [example]}
+    )
+
+
+Bytes = Annotated[int, _parser(BYTES, whole=True), _in_files("bytes", "80 GiB")]
+BytesPerSecond = Annotated[float, _parser(BYTES_PER_SECOND), _in_files("bytes per second", "400 Gb/s")]
+Seconds = Annotated[float, _parser(SECONDS), _in_files("time", "2 us")]
+FlopsPerSecond = Annotated[float, _parser(FLOPS_PER_SECOND), _in_files("FLOP per second", "989 TFLOP/s")]
+Duration = Annotated[float, _parser(DURATION), _in_files("time", "30 min")]
+Watts = Annotated[float, _parser(WATTS), _in_files("power", "700 W")]
 
 
 def _count(value: Any) -> Any:
@@ -113,7 +120,13 @@ def _count(value: Any) -> Any:
     return parse_quantity(value, COUNTS) if isinstance(value, str) else value
 
 
-Tokens = Annotated[float, BeforeValidator(_count)]
+Tokens = Annotated[
+    float,
+    BeforeValidator(_count),
+    WithJsonSchema(
+        {"type": ["string", "number"], "format": 'number, as in 1e12 or "15T"', "examples": ["15T"]}
+    ),
+]
 
 
 def format_bytes(count: float) -> str:

@@ -17,7 +17,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, Plan
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable
+from zsim.specs.strategy.tables import DeepSpeedTable
 
 TOTAL = 1_235_814_400
 NORMS = 33 * 2_048

@@ -7,8 +7,8 @@ import pytest
 from zsim.report.job_features import job_features, network_fabric, node_fabric
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import STRATEGIES as KINDS
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.tables import STRATEGIES as KINDS
 from zsim.validated.features import Features
 from zsim.validated.regimes import STRATEGIES
 

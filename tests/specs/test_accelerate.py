@@ -10,8 +10,9 @@ from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table
 
 FSDP = """
 compute_environment: LOCAL_MACHINE

@@ -12,11 +12,11 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Fsdp2Table
 from zsim.specs.formats.export import export_files
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.tables import Fsdp2Table
 
 FSDP = """
 distributed_type: FSDP

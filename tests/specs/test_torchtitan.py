@@ -12,8 +12,9 @@ from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DdpTable, Experiment, Fsdp2Table
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.torchtitan.read import read_torchtitan
+from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
 
 NEW = """
 [job]

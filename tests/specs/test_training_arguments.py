@@ -11,8 +11,9 @@ from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table
 
 ARGUMENTS = """
 output_dir: out

@@ -12,8 +12,9 @@ from tests.expect import of_kind, there
 from zsim.errors import InputError
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DdpTable, Experiment, Fsdp2Table
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
 from zsim.ui.form import Form, form_of, resolved
 
 ZERO3: dict[str, Any] = {

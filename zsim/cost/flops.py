@@ -74,8 +74,8 @@ def active_numel(model: ModelSpec) -> int:
 
 
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N; or the products of a
-    captured model."""
+    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N; or the products of
+    a captured model."""
     if _counts_products(model):
         around = sum(_both_ways(module, sequence_length) for module in (*model.before, *model.after))
         return around + _sum_over_blocks(

@@ -138,8 +138,8 @@ class SimulatedRun:
     @cached_property
     def bill(self) -> RunBill:
         """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t: seconds
-        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run again,
-        of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
+        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run
+        again, of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
         experiment, first = self.prepared.experiment, self.prepared.first
         cost, job, report = experiment.cost, first.result.job, first.result.report
         seconds = self.runs.mean_of(lambda ledger: ledger.elapsed) + self.prepared.startup_seconds

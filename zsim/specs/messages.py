@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from zsim.errors import InputError, did_you_mean, nearest
 
-_FEW_KEYS = 16
+_FEW_KEYS = 40
 _MAX_LISTED = 20
 # How pydantic names members of a union in a path, in place of a key.
 _UNION_TAG = re.compile(

@@ -32,11 +32,15 @@ class NodeLink(Table):
     `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
     """
 
-    kind: Literal["switch", "mesh", "none"]
-    bandwidth: BytesPerSecond = 0.0
-    efficiency: Fraction = 1.0
-    latency: Seconds = 0.0
-    nodes_per_domain: int = Field(default=1, gt=0, strict=True)
+    kind: Literal["switch", "mesh", "none"] = Field(
+        description="a switch between all GPUs, direct links to each, or none (PCIe)"
+    )
+    bandwidth: BytesPerSecond = Field(default=0.0, description="of one GPU, out of it and into it")
+    efficiency: Fraction = Field(default=1.0, description="what a large collective reaches of the bandwidth")
+    latency: Seconds = Field(default=0.0, description="of a message between two GPUs")
+    nodes_per_domain: int = Field(
+        default=1, gt=0, strict=True, description="nodes that one switched domain spans"
+    )
 
     @model_validator(mode="after")
     def _only_switches_span_nodes(self) -> Self:
@@ -50,21 +54,23 @@ class NodeLink(Table):
 class Pcie(Table):
     """PCIe: each GPU has a link to a switch; `gpus_per_switch` GPUs share one uplink to the host."""
 
-    bandwidth: PositiveRate
-    efficiency: Fraction
-    latency: Seconds
-    gpus_per_switch: int = Field(default=1, gt=0)
-    peer_to_peer: bool = True
+    bandwidth: PositiveRate = Field(description="of one GPU's slot, in each direction")
+    efficiency: Fraction = Field(description="what a large copy reaches of the bandwidth")
+    latency: Seconds = Field(description="of a copy")
+    gpus_per_switch: int = Field(default=1, gt=0, description="GPUs that share one uplink to the host")
+    peer_to_peer: bool = Field(default=True, description="GPUs copy to one another without the host's memory")
 
 
 class Nic(Table):
     """Network cards of one node; GPU i uses card i * per_node // gpus."""
 
-    per_node: int = Field(gt=0, le=10**4)
-    bandwidth: PositiveRate
-    efficiency: Fraction
-    latency: Seconds
-    gpudirect: bool = True
+    per_node: int = Field(
+        gt=0, le=10**4, description="network cards of a node; GPU i uses card i * per_node // gpus_per_node"
+    )
+    bandwidth: PositiveRate = Field(description="of one card, in each direction")
+    efficiency: Fraction = Field(description="what a large message reaches of the bandwidth")
+    latency: Seconds = Field(description="of a message, in both cards together")
+    gpudirect: bool = Field(default=True, description="cards read GPU memory without the host's")
 
 
 class HostDevice(Table):
@@ -76,15 +82,21 @@ class HostDevice(Table):
     locked-memory limit, a pool); None is no limit.
     """
 
-    cores: int = Field(gt=0)
-    memory: Bytes
-    memory_bandwidth: PositiveRate
-    seconds_per_launch: Seconds
-    launch_queue: int = Field(default=1000, gt=0)
+    cores: int = Field(gt=0, description="cores of a node")
+    memory: Bytes = Field(description="of a node")
+    memory_bandwidth: PositiveRate = Field(description="of a node, reads and writes together")
+    seconds_per_launch: Seconds = Field(description="host time to launch a kernel")
+    launch_queue: int = Field(
+        default=1000, gt=0, description="launches that a stream queues before the host waits"
+    )
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
-    sockets: int = Field(default=1, gt=0, strict=True)
-    socket_bandwidth: BytesPerSecond | None = None
-    pinned_limit: Bytes | None = None
+    sockets: int = Field(
+        default=1, gt=0, strict=True, description="sockets, which share cores, memory and GPUs evenly"
+    )
+    socket_bandwidth: BytesPerSecond | None = Field(default=None, description="from one socket to the others")
+    pinned_limit: Bytes | None = Field(
+        default=None, description="page-locked memory of a node in all; left out: no limit"
+    )
 
     @model_validator(mode="after")
     def _sockets_are_joined(self) -> Self:
@@ -102,24 +114,33 @@ class Nvme(Table):
     `write_cache` per drive, `sustained_write_bandwidth` beyond it (both or neither).
     """
 
-    drives: int = Field(ge=0)
-    capacity: Bytes
-    read_bandwidth: PositiveRate
-    write_bandwidth: BytesPerSecond
-    efficiency: Fraction = 1.0
-    read_latency: Seconds = 1e-4
-    write_latency: Seconds = 3e-5
-    mixed_overlap: float = Field(default=1.0, ge=1, le=2)
-    attached: Literal["host", "switch"] = "host"
-    write_cache: Bytes | None = None
-    sustained_write_bandwidth: BytesPerSecond | None = None
+    drives: int = Field(ge=0, description="drives of a node, striped")
+    capacity: Bytes = Field(description="of one drive")
+    read_bandwidth: PositiveRate = Field(description="of one drive")
+    write_bandwidth: BytesPerSecond = Field(description="of one drive")
+    efficiency: Fraction = Field(default=1.0, description="what asynchronous I/O reaches of the bandwidth")
+    read_latency: Seconds = Field(default=1e-4, description="of a read")
+    write_latency: Seconds = Field(default=3e-5, description="of a write")
+    mixed_overlap: float = Field(
+        default=1.0,
+        ge=1,
+        le=2,
+        description="how far reads and writes add up: 1 the drive does one or the other, 2 both in full",
+    )
+    attached: Literal["host", "switch"] = Field(
+        default="host", description="to the host, or under the GPUs' PCIe switches"
+    )
+    write_cache: Bytes | None = Field(default=None, description="bytes that a drive takes at its full rate")
+    sustained_write_bandwidth: BytesPerSecond | None = Field(
+        default=None, description="of one drive, beyond its cache"
+    )
 
 
 class FrameworkMemory(Table):
     """GPU memory outside torch's allocator, and the fraction that the allocator cannot use."""
 
-    context: Bytes
-    communicator: Bytes
+    context: Bytes = Field(description="the CUDA context and the framework's libraries, per GPU")
+    communicator: Bytes = Field(description="buffers of a communicator, per GPU")
     allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
 
 
@@ -129,14 +150,14 @@ class NodeType(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    name: str
-    count: int = Field(gt=0, le=2**20, strict=True)
-    gpu: Gpu
-    gpus_per_node: int = Field(gt=0)
-    node_link: NodeLink
-    pcie: Pcie
-    nic: Nic
-    host: HostDevice
+    name: str = Field(description="name of the GPU, or of the cluster file that the nodes are like")
+    count: int = Field(gt=0, le=2**20, strict=True, description="how many nodes in a row are of this type")
+    gpu: Gpu = Field(description="their GPU")
+    gpus_per_node: int = Field(gt=0, description="GPUs of such a node")
+    node_link: NodeLink = Field(description="links between their GPUs")
+    pcie: Pcie = Field(description="links between GPUs and host")
+    nic: Nic = Field(description="network cards")
+    host: HostDevice = Field(description="processor and memory")
 
     @property
     def form(self) -> dict[str, object]:
@@ -159,21 +180,25 @@ class Cluster(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
-    description: str
-    gpu: Gpu
-    gpus_per_node: int = Field(gt=0)
-    node_link: NodeLink
-    pcie: Pcie
-    nic: Nic
-    network: Network
-    collectives: CollectiveCosts
-    host: HostDevice
-    nvme: Nvme | None = None
-    offload: OffloadRates = Field(default_factory=default_offload_rates)
-    framework_memory: FrameworkMemory
-    nodes: tuple[NodeType, ...] = ()
+    schema_version: Literal[1] = Field(alias="schema", description="the version of the file's format")
+    name: str = Field(description="the cluster's name in reports")
+    description: str = Field(description="one line about it")
+    gpu: Gpu = Field(description="the GPU of every node")
+    gpus_per_node: int = Field(gt=0, description="GPUs of a node")
+    node_link: NodeLink = Field(description="links between the GPUs of a node")
+    pcie: Pcie = Field(description="links between GPUs and host")
+    nic: Nic = Field(description="network cards")
+    network: Network = Field(description="the fabric between the nodes")
+    collectives: CollectiveCosts = Field(description="costs of collectives besides their bytes")
+    host: HostDevice = Field(description="processor and memory of a node")
+    nvme: Nvme | None = Field(default=None, description="drives of a node")
+    offload: OffloadRates = Field(
+        default_factory=default_offload_rates, description="what the host reaches with offloaded work"
+    )
+    framework_memory: FrameworkMemory = Field(description="GPU memory outside torch's allocator")
+    nodes: tuple[NodeType, ...] = Field(
+        default=(), description="nodes of several types, in the order of ranks"
+    )
 
     @model_validator(mode="after")
     def _collectives_are_the_vendors(self) -> Self:

@@ -25,14 +25,20 @@ class ProtocolCosts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    base: Seconds
-    intra_round: Seconds
-    inter_round: Seconds
-    intra_fraction: Fraction
-    inter_fraction: Fraction
-    network_overhead: Seconds = 0.0
-    ramp: Seconds = 0.0
-    network_ramp: Seconds = 0.0
+    base: Seconds = Field(description="time to start a collective")
+    intra_round: Seconds = Field(description="time of a round inside a node, besides its bytes")
+    inter_round: Seconds = Field(description="time of a round between nodes, besides its bytes")
+    intra_fraction: Fraction = Field(
+        description="what the protocol reaches of a link's bandwidth inside a node"
+    )
+    inter_fraction: Fraction = Field(description="what the protocol reaches of a card's bandwidth")
+    network_overhead: Seconds = Field(
+        default=0.0, description="the least time of a round inside a node, once the group spans nodes"
+    )
+    ramp: Seconds = Field(
+        default=0.0, description="cost of cutting a tensor of S bytes into pieces, times sqrt(S / 1 MiB)"
+    )
+    network_ramp: Seconds = Field(default=0.0, description="the same, once the group spans nodes")
 
 
 class LinkLatencies(BaseModel):
@@ -40,9 +46,9 @@ class LinkLatencies(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    node_link: Seconds = 0.0
-    nic: Seconds = 0.0
-    network: Seconds = 0.0
+    node_link: Seconds = Field(default=0.0, description="latency of a link between GPUs")
+    nic: Seconds = Field(default=0.0, description="latency of a card")
+    network: Seconds = Field(default=0.0, description="latency of the network between cards")
 
 
 AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
@@ -67,17 +73,36 @@ class CollectiveCosts(Table):
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
 
-    backend: Literal["nccl", "rccl", "gloo", "other"]
-    algorithm: Literal["ring", "hierarchical"] = "ring"
-    reduce_scatter: Literal["native", "all_reduce"] = "native"
-    protocols: dict[str, ProtocolCosts]
-    algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(default_factory=dict)
-    force_algorithm: AlgorithmName | None = None
-    force_protocol: str | None = None
-    choice: Literal["fastest", "tuning-model"] = "fastest"
-    generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = None
+    backend: Literal["nccl", "rccl", "gloo", "other"] = Field(description="the library of collectives")
+    algorithm: Literal["ring", "hierarchical"] = Field(
+        default="ring", description="rings through all ranks, or inside nodes first and between them after"
+    )
+    reduce_scatter: Literal["native", "all_reduce"] = Field(
+        default="native", description="as such, or sent as a whole all-reduce (gloo)"
+    )
+    protocols: dict[str, ProtocolCosts] = Field(
+        description='costs by protocol ("simple", "ll", "ll128"), of all algorithms that have none '
+        "of their own"
+    )
+    algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(
+        default_factory=dict, description="costs by protocol, of single algorithms"
+    )
+    force_algorithm: AlgorithmName | None = Field(
+        default=None, description="the algorithm that is used wherever a collective has it (NCCL_ALGO)"
+    )
+    force_protocol: str | None = Field(
+        default=None, description="the protocol that is used wherever it exists (NCCL_PROTO)"
+    )
+    choice: Literal["fastest", "tuning-model"] = Field(
+        default="fastest", description="the fastest on idle links, or NCCL's own choice by its tuning model"
+    )
+    generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = Field(
+        default=None, description="the GPUs that the tuning model is of"
+    )
     channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
-    measured_on: LinkLatencies | None = None
+    measured_on: LinkLatencies | None = Field(
+        default=None, description="link latencies that the rounds contain; longer links lengthen them"
+    )
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

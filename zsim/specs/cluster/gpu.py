@@ -22,18 +22,20 @@ PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
 class PeakRates(Table):
     """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
 
-    bf16: PositiveFlops | None = None
-    fp16: PositiveFlops | None = None
-    tf32: PositiveFlops | None = None
-    fp32: PositiveFlops
-    fp8: PositiveFlops | None = None
+    bf16: PositiveFlops | None = Field(
+        default=None, description="dense products of bf16; left out: the GPU has none"
+    )
+    fp16: PositiveFlops | None = Field(default=None, description="dense products of fp16")
+    tf32: PositiveFlops | None = Field(default=None, description="dense products of tf32")
+    fp32: PositiveFlops = Field(description="dense products of fp32")
+    fp8: PositiveFlops | None = Field(default=None, description="dense products of fp8")
 
 
 class DeviceMemory(Table):
     """`capacity`: the total that the driver reports."""
 
-    capacity: PositiveBytes
-    bandwidth: PositiveRate
+    capacity: PositiveBytes = Field(description="in all, as the driver reports it")
+    bandwidth: PositiveRate = Field(description="by the data sheet")
 
 
 class GemmEfficiency(Table):
@@ -45,13 +47,19 @@ class GemmEfficiency(Table):
     bytes.
     """
 
-    max_fraction: Fraction
+    max_fraction: Fraction = Field(
+        description="what large products sustain of the peak, on random data and within the board's power"
+    )
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
-    tile_m: int = Field(gt=0)
-    tile_n: int = Field(gt=0)
-    half_tile_fraction: Fraction = 0.9
-    unaligned_fraction: Fraction = 1.0
-    by_dtype: dict[str, Fraction] = Field(default_factory=dict)
+    tile_m: int = Field(gt=0, description="rows of the output that one block of threads computes")
+    tile_n: int = Field(gt=0, description="columns of the output that one block of threads computes")
+    half_tile_fraction: Fraction = Field(
+        default=0.9, description="of the rate, left each time the tile is halved"
+    )
+    unaligned_fraction: Fraction = Field(
+        default=1.0, description="of the rate, left where rows do not begin on multiples of 16 bytes"
+    )
+    by_dtype: dict[str, Fraction] = Field(default_factory=dict, description="`max_fraction` of single types")
 
 
 class NarrowKernel(BaseModel):
@@ -59,8 +67,8 @@ class NarrowKernel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    forward_ratio: float = Field(gt=0)
-    backward_ratio: float = Field(gt=0)
+    forward_ratio: float = Field(gt=0, description="forward rate over that of the kernel for wide heads")
+    backward_ratio: float = Field(gt=0, description="backward rate over that of the kernel for wide heads")
 
 
 class AttentionCurve(BaseModel):
@@ -72,11 +80,16 @@ class AttentionCurve(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    forward_fraction: Fraction
-    backward_fraction: Fraction
-    sequence_half: float = Field(ge=0)
-    head_dim_half: float = Field(default=0.0, ge=0)
-    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(default_factory=dict)
+    forward_fraction: Fraction = Field(description="of the peak, forward, on long sequences of wide heads")
+    backward_fraction: Fraction = Field(description="of the peak, backward, on long sequences of wide heads")
+    sequence_half: float = Field(ge=0, description="sequence length at which half of the fraction is reached")
+    head_dim_half: float = Field(
+        default=0.0, ge=0, description="head width at which half of the fraction is reached"
+    )
+    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(
+        default_factory=dict,
+        description="kernels built for narrower heads, by the widest head that each takes",
+    )
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
         """The fraction of the narrowest kernel that takes heads of width `head_dim`."""
@@ -95,17 +108,22 @@ class AttentionEfficiency(Table, AttentionCurve):
     `with_attention_variant`.
     """
 
-    variants: dict[str, AttentionCurve] = Field(default_factory=dict)
+    variants: dict[str, AttentionCurve] = Field(
+        default_factory=dict,
+        description="other generations of the kernel, by the name that `training.attention` asks for",
+    )
 
 
 class MemoryEfficiency(Table):
     """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
     reached (launch and ramp-up)."""
 
-    elementwise_fraction: Fraction
-    optimizer_fraction: Fraction
-    copy_fraction: Fraction
-    bytes_half: Bytes
+    elementwise_fraction: Fraction = Field(
+        description="what elementwise kernels reach of the memory's bandwidth"
+    )
+    optimizer_fraction: Fraction = Field(description="what the optimizer's update reaches of it")
+    copy_fraction: Fraction = Field(description="what copies and casts reach of it")
+    bytes_half: Bytes = Field(description="bytes at which half of the fraction is reached")
 
 
 class KernelLaunch(Table):
@@ -114,9 +132,11 @@ class KernelLaunch(Table):
     `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
     (0: it does not, or was not timed)."""
 
-    seconds_per_kernel: Seconds
-    seconds_per_load: Seconds = 0.0
-    seconds_per_indexed_element: Seconds = 0.0
+    seconds_per_kernel: Seconds = Field(description="ramp-up, tail, and the gap to the next kernel")
+    seconds_per_load: Seconds = Field(default=0.0, description="a load whose latency nothing overlaps")
+    seconds_per_indexed_element: Seconds = Field(
+        default=0.0, description="a lookup by index, if it takes longer than moving the element"
+    )
 
 
 class Interference(Table):
@@ -124,8 +144,10 @@ class Interference(Table):
     under way, and of a collective's transfers inside its node while kernels run on one of its GPUs. Transfers
     through network cards, which need few multiprocessors, are not slowed."""
 
-    compute_slowdown: float = Field(ge=1)
-    communication_slowdown: float = Field(default=1.0, ge=1)
+    compute_slowdown: float = Field(ge=1, description="factor on kernels while a collective runs")
+    communication_slowdown: float = Field(
+        default=1.0, ge=1, description="factor on a collective inside its node while kernels run"
+    )
 
 
 class Power(Table):
@@ -134,11 +156,17 @@ class Power(Table):
     while only collectives run (default: `memory_bound`). `exponent`: of the rate of matrix products over the
     power limit, where the chip was measured at two limits (default: `presets/power_law.toml`)."""
 
-    idle: Watts
-    maximum: Watts
-    memory_bound: Watts | None = None
-    communication: Watts | None = None
-    exponent: float | None = Field(default=None, gt=0)
+    idle: Watts = Field(description="while a job waits")
+    maximum: Watts = Field(description="the board's limit, which large products reach")
+    memory_bound: Watts | None = Field(default=None, description="under kernels that are bound by memory")
+    communication: Watts | None = Field(
+        default=None, description="while only collectives run; left out: as `memory_bound`"
+    )
+    exponent: float | None = Field(
+        default=None,
+        gt=0,
+        description="of the rate of matrix products over the power limit; left out: that of published pairs",
+    )
 
 
 class Gpu(BaseModel):
@@ -150,23 +178,27 @@ class Gpu(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: str
-    description: str
-    vendor: Literal["nvidia", "amd", "cpu", "other"]
-    sm_count: int = Field(gt=0, le=10**6)
-    compute_capability: float | None = Field(default=None, gt=0)
-    supports_flash_attention: bool
-    peak: PeakRates
-    memory: DeviceMemory
-    gemm: GemmEfficiency
-    attention: AttentionEfficiency
-    memory_bound: MemoryEfficiency
-    launch: KernelLaunch
-    interference: Interference
-    power: Power | None = None
-    power_limit: Watts | None = None
-    caching_allocator: bool | None = None
+    schema_version: Literal[1] = Field(alias="schema", description="the version of the file's format")
+    name: str = Field(description="the GPU's name in reports")
+    description: str = Field(description="one line about it")
+    vendor: Literal["nvidia", "amd", "cpu", "other"] = Field(description="who made it")
+    sm_count: int = Field(gt=0, le=10**6, description="streaming multiprocessors, or compute units")
+    compute_capability: float | None = Field(default=None, gt=0, description="NVIDIA's, as 9.0 for Hopper")
+    supports_flash_attention: bool = Field(description="whether fused attention runs on it")
+    peak: PeakRates = Field(description="dense arithmetic rates of the data sheet")
+    memory: DeviceMemory = Field(description="capacity and bandwidth")
+    gemm: GemmEfficiency = Field(description="what matrix products reach")
+    attention: AttentionEfficiency = Field(description="what fused attention reaches")
+    memory_bound: MemoryEfficiency = Field(description="what kernels bound by memory reach")
+    launch: KernelLaunch = Field(description="what a kernel costs besides its work")
+    interference: Interference = Field(description="how kernels and collectives slow one another")
+    power: Power | None = Field(default=None, description="what the board draws")
+    power_limit: Watts | None = Field(default=None, description="the board's limit, if it is not the file's")
+    caching_allocator: bool | None = Field(
+        default=None,
+        description="whether torch allocates its memory in blocks that it keeps, as CUDA's; to be "
+        'said for vendor "other"',
+    )
 
     @model_validator(mode="after")
     def _says_what_its_vendor_does_not(self) -> Self:

@@ -41,11 +41,15 @@ class Cable(BaseModel):
         frozen=True, extra="forbid", defer_build=True, populate_by_name=True, allow_inf_nan=False
     )
 
-    source_end: str = Field(alias="from", min_length=1)
-    target_end: str = Field(alias="to", min_length=1)
-    bandwidth: BytesPerSecond = Field(gt=0)
-    count: Count = 1
-    tier: str = "link"
+    source_end: str = Field(
+        alias="from",
+        min_length=1,
+        description='a node ("node3"), one card ("node3.nic2"), or a switch\'s name',
+    )
+    target_end: str = Field(alias="to", min_length=1, description="the other end, likewise")
+    bandwidth: BytesPerSecond = Field(gt=0, description="of one cable, in each direction")
+    count: Count = Field(default=1, description="parallel cables")
+    tier: str = Field(default="link", description="name of the links in reports")
 
 
 class Network(Table):
@@ -54,40 +58,49 @@ class Network(Table):
     `single-switch`: never blocks. `fat-tree`: leaf switches of `nodes_per_leaf` nodes (all their cards),
     under spines; with `levels` = 3, `leaves_per_pod` leaves and their middle switches make a pod under a
     core. `rail-optimized`: the same, but a leaf takes the cards of one number (one rail) of its nodes.
-    `planes` copies of the tree share the load of every card. `dragonfly`: routers in groups, all joined
-    within a group, one trunk between every two groups. `torus`: a router per node in a ring along every
-    dimension of `shape`. `links`: an explicit list.
+    `dragonfly`: routers in groups, all joined within a group, one trunk between every two groups. `torus`: a
+    router per node in a ring along every dimension of `shape`. `links`: an explicit list.
 
-    `latency`: from card to card, without the cards' own (`[nic]`); the excess over the network that
-    `[collectives]` was measured on (`measured_on`) is added to every round. `hop_latency`: added by every
-    switch after the first to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over
-    its uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow
-    over all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of
-    a pair of cards on one path that a hash chooses (ECMP; NCCL opens one flow per channel of a card and queue
-    pair, NCCL_IB_QPS_PER_CONNECTION); `hash_seed`: seed of that hash. `switch_ports`: ports of a switch; a
-    fabric that needs more is refused.
+    `latency`: its excess over the network that `[collectives]` was measured on (`measured_on`) is added to
+    every round. `routing`: `even-split` is adaptive routing or packet spraying; with `hash`, NCCL opens one
+    flow per channel of a card and queue pair (NCCL_IB_QPS_PER_CONNECTION).
     """
 
-    kind: NetworkKind
-    latency: Seconds = 0.0
-    hop_latency: Seconds = 0.0
-    nodes_per_leaf: Count = 16
-    levels: Literal[2, 3] = 2
-    leaves_per_pod: Count = 16
-    oversubscription: float = Field(default=1.0, ge=1)
-    spine_oversubscription: float = Field(default=1.0, ge=1)
-    planes: Count = 1
-    nodes_per_router: Count = 2
-    routers_per_group: Count = 4
-    global_links_per_router: Count = 2
-    shape: tuple[Count, ...] = ()
-    links: tuple[Cable, ...] = ()
-    link_bandwidth: BytesPerSecond | None = Field(default=None, gt=0)
-    efficiency: Fraction = 1.0
-    routing: Literal["even-split", "hash"] = "even-split"
-    flows_per_pair: Count = 1
-    hash_seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
-    switch_ports: Count | None = None
+    kind: NetworkKind = Field(description="the shape of the fabric; each has its own keys")
+    latency: Seconds = Field(default=0.0, description="from card to card, without the cards' own")
+    hop_latency: Seconds = Field(default=0.0, description="added by every switch after the first")
+    nodes_per_leaf: Count = Field(default=16, description="nodes under one leaf switch")
+    levels: Literal[2, 3] = Field(
+        default=2, description="2: leaves and spines; 3: pods of leaves under a core"
+    )
+    leaves_per_pod: Count = Field(default=16, description="leaves of a pod, with three levels")
+    oversubscription: float = Field(
+        default=1.0, ge=1, description="bandwidth of a leaf's downlinks over that of its uplinks"
+    )
+    spine_oversubscription: float = Field(default=1.0, ge=1, description="the same, one level up")
+    planes: Count = Field(default=1, description="copies of the tree that share the load of every card")
+    nodes_per_router: Count = Field(default=2, description="nodes at a router of a dragonfly")
+    routers_per_group: Count = Field(default=4, description="routers of a dragonfly's group, all joined")
+    global_links_per_router: Count = Field(default=2, description="links of a router to other groups")
+    shape: tuple[Count, ...] = Field(default=(), description="nodes along each dimension of a torus")
+    links: tuple[Cable, ...] = Field(default=(), description="every cable of the fabric")
+    link_bandwidth: BytesPerSecond | None = Field(
+        default=None, gt=0, description="of a link between switches; left out: a card's"
+    )
+    efficiency: Fraction = Field(default=1.0, description="what large messages reach of a link's bandwidth")
+    routing: Literal["even-split", "hash"] = Field(
+        default="even-split",
+        description="every flow over all shortest paths, or every flow on one that a hash chooses (ECMP)",
+    )
+    flows_per_pair: Count = Field(
+        default=1, description="flows between two cards that are hashed on their own"
+    )
+    hash_seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = Field(
+        default=0, description="seed of the hash"
+    )
+    switch_ports: Count | None = Field(
+        default=None, description="ports of a switch; a fabric that needs more is refused"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -12,25 +12,32 @@ from zsim.units import BytesPerSecond
 
 
 class OffloadRates(Table):
-    """Rates of CPU and host memory for offloaded work.
+    """Rates of CPU and host memory for offloaded work. `optimizer_fraction` and `copy_fraction` contain what
+    remote memory, page walks and threads cost. Threads that are not bound (`deepspeed --bind_cores_to_rank`,
+    numactl) run on all sockets."""
 
-    `optimizer_fraction`, `copy_fraction`: fractions of `host.memory_bandwidth` that CPU-Adam and the CPU's
-    casts and copies reach with all cores (remote memory, page walks and threads included); `dma_fraction`:
-    the fraction available to copy engines and drives. `pageable_bandwidth`: copies from and to unpinned
-    memory, through the driver's buffer, per GPU. `threads_per_rank`: OMP_NUM_THREADS; None shares all cores.
-
-    On hosts with several sockets: `bound`: each rank's threads stay on the socket of its GPU
-    (`deepspeed --bind_cores_to_rank`, numactl), else they run on all sockets. `placement` of a rank's host
-    memory: "local" to its GPU, "interleaved" over the sockets, or all on the "first".
-    """
-
-    optimizer_fraction: Fraction
-    copy_fraction: Fraction
-    dma_fraction: Fraction = 0.8
-    pageable_bandwidth: BytesPerSecond
-    threads_per_rank: int | None = Field(default=None, gt=0)
-    bound: bool = False
-    placement: Literal["local", "interleaved", "first"] = "local"
+    optimizer_fraction: Fraction = Field(
+        description="what CPU-Adam reaches of host.memory_bandwidth, with all cores"
+    )
+    copy_fraction: Fraction = Field(
+        description="what the CPU's casts and copies reach of host.memory_bandwidth"
+    )
+    dma_fraction: Fraction = Field(
+        default=0.8, description="what copy engines and drives can have of host.memory_bandwidth"
+    )
+    pageable_bandwidth: BytesPerSecond = Field(
+        description="copies from and to memory that is not page-locked, per GPU"
+    )
+    threads_per_rank: int | None = Field(
+        default=None,
+        gt=0,
+        description="threads of a rank (OMP_NUM_THREADS); left out: the cores, shared evenly",
+    )
+    bound: bool = Field(default=False, description="a rank's threads stay on the socket of its GPU")
+    placement: Literal["local", "interleaved", "first"] = Field(
+        default="local",
+        description="the socket of a rank's host memory: its GPU's, all in turn, or the first",
+    )
 
 
 def default_offload_table() -> dict[str, Any]:

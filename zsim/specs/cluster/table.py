@@ -19,8 +19,8 @@ class Table(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    source: str = Field(default=UNSAID, min_length=1)
-    evidence: Evidence = "assumed"
+    source: str = Field(default=UNSAID, min_length=1, description="where the numbers come from")
+    evidence: Evidence = Field(default="assumed", description="how far to trust them")
     measured_range: dict[str, tuple[float, float]] = Field(
         default_factory=dict,
         description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks)",

@@ -38,13 +38,12 @@ _MAX_SHOWN = 3  # faults named in a note at most
 
 
 class LinkFault(BaseModel):
-    """A degraded link: the fraction of its bandwidth that is left, and the latency added to every message
-    over it."""
+    """A degraded link."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    bandwidth_fraction: Fraction = 1.0
-    added_latency: Seconds = 0.0
+    bandwidth_fraction: Fraction = Field(default=1.0, description="what is left of the link's bandwidth")
+    added_latency: Seconds = Field(default=0.0, description="added to every message over the link")
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
@@ -54,15 +53,21 @@ class LinkFault(BaseModel):
 
 
 class FaultsTable(BaseModel):
-    """`[faults]`. `links`: degraded links by name (`zsim.specs.cluster.link_names`). `dead_nics`: cards that
-    do not work. `slow_gpus`: factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; the factors
-    of all entries that name a GPU multiply."""
+    """`[faults]`. Links by name: `zsim.specs.cluster.link_names`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    links: dict[str, LinkFault] = Field(default_factory=dict)
-    dead_nics: tuple[str, ...] = ()
-    slow_gpus: dict[str, Slowdown] = Field(default_factory=dict)
+    links: dict[str, LinkFault] = Field(
+        default_factory=dict, description="degraded links by name, as `zsim topology show` has them"
+    )
+    dead_nics: tuple[str, ...] = Field(
+        default=(), description='network cards that do not work, as in "node3.nic2"'
+    )
+    slow_gpus: dict[str, Slowdown] = Field(
+        default_factory=dict,
+        description='factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; factors '
+        "of one GPU multiply",
+    )
 
     @field_validator("links", mode="before")
     @classmethod

@@ -29,16 +29,25 @@ Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class JitterTable(BaseModel):
-    """`[jitter]`. Every kernel's duration is multiplied by a factor of mean 1 whose logarithm is normal with
-    standard deviation `kernel_sigma`, drawn anew for every rank and step; and by a factor with `rank_sigma`,
-    drawn once per rank. Keys that are left out have published values (`zsim/presets/jitter.toml`)."""
+    """`[jitter]`. Factors are of mean 1 and log-normal: one drawn anew for every kernel, rank and step, one
+    drawn once per rank. Published values: `zsim/presets/jitter.toml`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    seed: Annotated[int, Field(ge=0, strict=True)] | None = None
-    steps: Annotated[int, Field(gt=0, le=_MAX_STEPS, strict=True)] = 20
-    kernel_sigma: Sigma | None = None
-    rank_sigma: Sigma | None = None
+    seed: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        default=None, description="draws are made from this seed; left out: no jitter"
+    )
+    steps: Annotated[int, Field(gt=0, le=_MAX_STEPS, strict=True)] = Field(
+        default=20, description="how many steps are drawn"
+    )
+    kernel_sigma: Sigma | None = Field(
+        default=None,
+        description="spread of a kernel's duration from rank to rank and step to step, as the "
+        "standard deviation of its logarithm; left out: published",
+    )
+    rank_sigma: Sigma | None = Field(
+        default=None, description="spread of GPUs of one type, likewise; left out: published"
+    )
 
     @model_validator(mode="after")
     def _needs_a_seed(self) -> Self:

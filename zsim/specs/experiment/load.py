@@ -11,8 +11,9 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import cluster_tables, read_toml
 from zsim.specs.experiment.model_change import with_model
 from zsim.specs.experiment.overrides import with_overrides
-from zsim.specs.experiment.tables import STRATEGIES, Experiment, is_strategy
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import with_training_file
+from zsim.specs.strategy.tables import STRATEGIES, is_strategy
 
 
 def load_experiment(

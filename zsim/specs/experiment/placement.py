@@ -30,19 +30,29 @@ MAX_GPUS = 2**20
 
 
 class PlacementTable(BaseModel):
-    """`[placement]`. `fabric_nodes`: nodes of the whole fabric, of which the job uses some. `nodes`: their
-    numbers, as a list or like "0-7,32-39"; ranks are numbered in this order. `policy`: `packed` takes the
-    first nodes, `spread` equally many of every pod (or leaf; at even intervals if there are none), `random`
-    draws them with `seed`; all three number ranks by node. `gpus_per_node`: how many GPUs the job uses on
-    each of its nodes, if they differ."""
+    """`[placement]`: which nodes of its fabric a job runs on. All three policies number ranks by node;
+    "spread" takes nodes at even intervals where the fabric has neither pods nor leaves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    fabric_nodes: Count | None = None
-    nodes: tuple[Number, ...] | None = None
-    policy: Literal["packed", "spread", "random"] = "packed"
-    seed: Number | None = None
-    gpus_per_node: tuple[Count, ...] | None = None
+    fabric_nodes: Count | None = Field(
+        default=None,
+        description="nodes of the whole fabric, of which the job uses some; left out: as many as "
+        "the job needs",
+    )
+    nodes: tuple[Number, ...] | None = Field(
+        default=None,
+        description='which nodes the job runs on, as a list or as in "0-7,32-39"; ranks are '
+        "numbered in this order",
+    )
+    policy: Literal["packed", "spread", "random"] = Field(
+        default="packed",
+        description="which nodes are taken: the first, equally many of every pod or leaf, or drawn by `seed`",
+    )
+    seed: Number | None = Field(default=None, description='seed of policy "random"')
+    gpus_per_node: tuple[Count, ...] | None = Field(
+        default=None, description="GPUs that the job uses on each of its nodes, where they differ"
+    )
 
     @field_validator("nodes", mode="before")
     @classmethod

@@ -40,7 +40,7 @@ from zsim.specs.experiment.strategies import (
     resolve_experts,
     resolve_strategy,
 )
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, Fsdp2Table, TrainingTable
+from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
 from zsim.specs.experiment.training.trained_model import trained_model
@@ -54,6 +54,7 @@ from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
+from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp2Table
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
 
 _DEFAULT_SEQUENCE = 4096

@@ -12,14 +12,18 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CostTable(BaseModel):
-    """`[cost]`. `gpu_hour_price`: money per GPU and hour. `currency`: any word. `tokens`: to train on in all.
-    `pue`: the data centre's power usage effectiveness, energy at its meter over energy at the servers (1: the
-    servers alone). `node_power`: what a node draws besides its GPUs (0: the GPUs alone)."""
+    """`[cost]`: prices and power."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    currency: str = "USD"
-    tokens: Amount | None = None
-    pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    node_power: Watts = 0.0
+    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="money per GPU and hour"
+    )
+    currency: str = Field(default="USD", description="the money's name")
+    tokens: Amount | None = Field(default=None, description="tokens to train on in all")
+    pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="the data centre's power usage effectiveness: energy at its meter over energy "
+        "at its servers",
+    )
+    node_power: Watts = Field(default=0.0, description="what a node draws besides its GPUs")

@@ -7,16 +7,21 @@ known_to_fit = true                # the job ran, so torch's allocator had all m
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class SimulationTable(BaseModel):
-    """`[simulation]`. `every_micro_batch`: false simulates three and takes the others to be like the third;
-    if torch's allocator runs short, it simulates eight and takes the others to be like their mean.
-    `known_to_fit`: torch's allocator is simulated whenever the tensors alone fit the GPU, as for a job that
-    is known to have run; otherwise only if `framework_memory.allocator_margin` is free as well."""
+    """`[simulation]`. Where not every micro-batch is simulated and torch's allocator runs short, eight are,
+    and the others are taken to be like their mean. A job that is not known to fit needs
+    `framework_memory.allocator_margin` free as well before the allocator is simulated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    every_micro_batch: bool = True
-    known_to_fit: bool = False
+    every_micro_batch: bool = Field(
+        default=True,
+        description="false: three micro-batches are simulated, and the others taken to be like the third",
+    )
+    known_to_fit: bool = Field(
+        default=False,
+        description="the job is known to have run, so torch's allocator is given all memory of its GPU",
+    )

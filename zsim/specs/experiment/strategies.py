@@ -9,16 +9,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.experiment.tables import (
-    DdpTable,
-    DeepSpeedTable,
-    Experiment,
-    Fsdp1Table,
-    Fsdp2Table,
-    ReferenceTable,
-    StrategyTable,
-    TrainingTable,
-)
+from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
@@ -31,6 +22,14 @@ from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron, MegatronTable, megatron_strategy
 from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
+from zsim.specs.strategy.tables import (
+    DdpTable,
+    DeepSpeedTable,
+    Fsdp1Table,
+    Fsdp2Table,
+    ReferenceTable,
+    StrategyTable,
+)
 from zsim.specs.strategy.training import Precision, Training
 
 

@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
-    StrictBool,
     ValidationError,
-    field_validator,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -36,8 +33,8 @@ from zsim.specs.messages import listed, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
-from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, TableOfFile, is_strategy
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -47,19 +44,15 @@ from zsim.specs.strategy.training import (
     RecomputeModule,
 )
 
-Count = Annotated[int, Field(gt=0, strict=True)]
-Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
 
 
-_Model = Annotated[ModelSpec, InstanceOf(), PlainSerializer(lambda model: model)]
+_Model = Annotated[
+    ModelSpec, InstanceOf(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
+]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class TrainingTable(_Table):
+class TrainingTable(TableOfFile):
     """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
     GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
     (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
@@ -76,22 +69,42 @@ class TrainingTable(_Table):
             return {"micro_batch_sizes": data["micro_batch_size"], **rest}
         return data
 
-    sequence_length: Count | None = None
-    micro_batch_size: Count | None = None
+    sequence_length: Count | None = Field(
+        default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
+    )
+    micro_batch_size: Count | None = Field(
+        default=None, description="sequences that a data-parallel rank computes at a time"
+    )
     micro_batch_sizes: dict[str, Count] = Field(
         default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
     )
-    gradient_accumulation_steps: Count | None = None
+    gradient_accumulation_steps: Count | None = Field(
+        default=None, description="micro-batches of a step; of a pipeline, its micro-batches"
+    )
     global_batch_size: Count | None = Field(
         default=None,
         description="sequences in a step of all ranks: how many micro-batches, and how small the last one is",
     )
-    precision: Precision | None = None
-    activation_checkpointing: Checkpointing = "none"
-    attention: AttentionChoice | None = None
-    compile: bool = False
-    liger: bool = False
-    cross_entropy: CrossEntropy | None = None
+    precision: Precision | None = Field(
+        default=None, description="the type of products; left out: bf16 where the GPU has it"
+    )
+    activation_checkpointing: Checkpointing = Field(
+        default="none",
+        description="what backward computes again: nothing, the core of attention, every second "
+        "product, or whole blocks",
+    )
+    attention: AttentionChoice | None = Field(
+        default=None,
+        description="fused attention, of a generation by name, or written out; left out: the best "
+        "that the GPU's file knows",
+    )
+    compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
+    liger: bool = Field(
+        default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
+    )
+    cross_entropy: CrossEntropy | None = Field(
+        default=None, description="whose kernels compute the loss; left out: those of the framework"
+    )
     optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
     lora: LoraTable | None = None
     frozen: tuple[str, ...] = Field(
@@ -105,7 +118,13 @@ class TrainingTable(_Table):
         default="gpu", description="where a paged optimizer's states are between steps"
     )
     stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
-    gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    gradient_clipping: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="norm that gradients are clipped to, 0 for none; left out: off, 1.0 under "
+        "Megatron, as DeepSpeed's release has it",
+    )
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
     block_checkpointing: dict[str, Checkpointing] = Field(
         default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
@@ -143,141 +162,34 @@ class TrainingTable(_Table):
     )  # fmt: skip
 
 
-class DdpTable(_Table):
-    """`kind = "ddp"`: torch DistributedDataParallel."""
-
-    kind: Literal["ddp"]
-    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9)
-    gradient_as_bucket_view: bool = False
-    no_sync: bool = True
-
-
-class DeepSpeedTable(_Table):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file. `config_name`: name of a
-    `config` that is a table, in messages and reports. `tile_numel`: linear layers with more weights are
-    `deepspeed.zero.TiledLinear` with tiles of at most this many. `zero_init`: a stage-3 model is built
-    sharded (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds the whole
-    model. `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late,
-    during the next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release
-    has it."""
-
-    kind: Literal["deepspeed"]
-    stage: Literal[0, 1, 2, 3] | None = None
-    config: str | dict[str, Any] | None = None
-    config_name: str | None = None
-    version: str = "0.19.8"
-    fetches_one_by_one: bool = Field(
-        default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
-    )
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _is_quoted(cls, value: object) -> object:
-        if isinstance(value, int | float):
-            raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
-        return value
-
-    tile_numel: Count | None = None
-    zero_init: bool = True
-    delayed_parameter_update: bool = False
-
-
-class _FsdpTable(_Table):
-    wrapping: str = "torchtitan"
-    param_dtype: Dtype | None = None
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    replicate: Count | None = None
-    no_sync: bool = False
-    cpu_offload: bool = False
-
-
-class Fsdp1Table(_FsdpTable):
-    """`kind = "fsdp1"`: torch FullyShardedDataParallel."""
-
-    kind: Literal["fsdp1"]
-    wrapping: str = "huggingface"
-    sharding_strategy: Literal[
-        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
-    ] = "FULL_SHARD"
-    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
-    forward_prefetch: bool = False
-    limit_all_gathers: bool = True
-    use_orig_params: bool = Field(
-        default=True, description="frozen and trained parameters may share a flat one, as Accelerate has it"
-    )
-    before_torch_2: bool = Field(
-        default=False, description="as in torch 1.12 and 1.13: pads and splits every flat gradient"
-    )
-
-
-class Fsdp2Table(_FsdpTable):
-    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
-
-    kind: Literal["fsdp2"]
-    reshard_after_forward: StrictBool | Count | None = None
-
-    @field_validator("reshard_after_forward", mode="before")
-    @classmethod
-    def _group_or_flag(cls, value: object) -> object:
-        is_group = isinstance(value, int) and value >= 1
-        if not (value is None or isinstance(value, bool) or is_group):
-            raise ValueError(f"expected true, false or a group size, found {value!r}")
-        return value
-
-
-class ReferenceTable(_Table):
-    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat
-    partition per block, fp32 master weights, none of a framework's additions. `keep_gathered`: stage 3 keeps
-    the root and the last block from forward to backward. `optimizer_place`: where states and reduced
-    gradients are; `parameter_place`: where stage 3's shards are."""
-
-    kind: Literal["reference"]
-    stage: Literal[0, 1, 2, 3] = 3
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    bucket_bytes: int = Field(default=0, ge=0)
-    prefetch: int = Field(default=1, ge=0)
-    max_reductions_in_flight: Count = 2
-    keep_gathered: bool = True
-    optimizer_place: Literal["device", "host", "nvme"] = "device"
-    parameter_place: Literal["device", "host", "nvme"] = "device"
-
-
-STRATEGIES: dict[str, type[BaseModel]] = {
-    "ddp": DdpTable,
-    "deepspeed": DeepSpeedTable,
-    "fsdp1": Fsdp1Table,
-    "fsdp2": Fsdp2Table,
-    "megatron": MegatronTable,
-    "reference": ReferenceTable,
-}
-StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | MegatronTable | ReferenceTable
-
-
-def is_strategy(kind: object) -> bool:
-    """Whether `kind`, which may be any value of a file, is a known strategy."""
-    return isinstance(kind, str) and kind in STRATEGIES
-
-
-class _ExperimentFile(_Table):
+class ExperimentFile(TableOfFile):
     """An experiment in the shape of its file."""
 
     model: str | dict[str, Any] | _Model = Field(
         description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
-    nodes: Count | None = None
-    gpus: Count | None = None
-    placement: PlacementTable = PlacementTable()
-    faults: FaultsTable = FaultsTable()
-    jitter: JitterTable = JitterTable()
+    nodes: Count | None = Field(default=None, description="nodes of the job; their GPUs are all used")
+    gpus: Count | None = Field(default=None, description="GPUs of the job, if not whole nodes")
+    placement: PlacementTable = Field(
+        default=PlacementTable(), description="which nodes, and how many GPUs on each"
+    )
+    faults: FaultsTable = Field(default=FaultsTable(), description="what is slow or broken")
+    jitter: JitterTable = Field(default=JitterTable(), description="what varies from step to step")
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
-    training: TrainingTable = TrainingTable()
-    parallelism: ParallelismTable = ParallelismTable()
-    trainer: TrainerTable = TrainerTable()
-    simulation: SimulationTable = SimulationTable()
+    training: TrainingTable = Field(
+        default=TrainingTable(), description="batch, precision, what is recomputed, the optimizer"
+    )
+    parallelism: ParallelismTable = Field(
+        default=ParallelismTable(),
+        description="tensor, pipeline and context parallelism; data parallelism is what remains",
+    )
+    trainer: TrainerTable = Field(
+        default=TrainerTable(), description="what the training loop does around the model"
+    )
+    simulation: SimulationTable = Field(default=SimulationTable(), description="how much is simulated")
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
-    cost: CostTable | None = None
+    cost: CostTable | None = Field(default=None, description="prices and power, for money and energy")
     run: TrainingRunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
     )
@@ -287,7 +199,7 @@ class _ExperimentFile(_Table):
     )
 
 
-class Experiment(_ExperimentFile):
+class Experiment(ExperimentFile):
     """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.

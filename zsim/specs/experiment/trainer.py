@@ -20,18 +20,27 @@ _Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
 
 
 class TrainerTable(BaseModel):
-    """`[trainer]`. `metrics_per_micro_batch`: how often torch's cross-entropy of the logits is computed again
-    after each backward, for logging. `holds_logits`: as they are or cast to fp32, until those of the next
-    micro-batch replace them; "no": they are released before backward. `unpads_attention`: q, k and v are
-    gathered by a padding mask, even without padding. `reads_sequence_lengths`: the host reads them from the
-    GPU before it launches each attention, and so cannot run ahead of the layer."""
+    """`[trainer]`. Logits that are held stay until those of the next micro-batch replace them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    metrics_per_micro_batch: _Metrics = 0
-    holds_logits: Literal["no", "as they are", "in fp32"] = "no"
-    unpads_attention: bool = False
-    reads_sequence_lengths: bool = False
+    metrics_per_micro_batch: _Metrics = Field(
+        default=0,
+        description="how often the loss of the logits is computed again after each backward, for logging",
+    )
+    holds_logits: Literal["no", "as they are", "in fp32"] = Field(
+        default="no",
+        description="what the trainer still references during backward: nothing, the logits, or "
+        "their copy in fp32",
+    )
+    unpads_attention: bool = Field(
+        default=False,
+        description="q, k and v are gathered by a padding mask before attention, even without padding",
+    )
+    reads_sequence_lengths: bool = Field(
+        default=False,
+        description="the host reads from the GPU before every attention, and cannot run ahead of the layer",
+    )
 
     @model_validator(mode="after")
     def _metrics_have_logits(self) -> Self:

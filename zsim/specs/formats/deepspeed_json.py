@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.tables import DeepSpeedTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerOffload, ParameterOffload
 from zsim.specs.strategy.deepspeed.keys import keys_of
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
+from zsim.specs.strategy.tables import DeepSpeedTable
 
 _OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")
 _ALWAYS = ("device", "pin_memory")

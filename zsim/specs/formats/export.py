@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
 from zsim.specs.formats.deepspeed_json import deepspeed_json
 from zsim.specs.formats.fsdp_python import python_file, why_not_python
@@ -24,6 +24,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.optimizers import optimizer_of
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 

@@ -50,37 +50,101 @@ class MegatronTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    kind: Literal["megatron"]
-    distributed_optimizer: StrictBool = False
-    overlap_grad_reduce: StrictBool = False
-    overlap_param_gather: StrictBool = False
-    grad_reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    average_in_collective: StrictBool = False
-    bucket_size: Annotated[int, Field(gt=0, strict=True)] | None = None
-    optimizer_instances: Annotated[int, Field(gt=0, strict=True)] = 1
-    version: str = NEWEST_CORE
-    engine: Engine = "megatron"
-    cuda_graph: StrictBool = False
-    skips_update: StrictBool = False
-    gradient_accumulation_fusion: StrictBool = True
-    check_for_nan: StrictBool = True
-    vocabulary_multiple: Annotated[int, Field(gt=0, strict=True)] = VOCABULARY_MULTIPLE
-    fsdp_sharding: FsdpSharding | None = None
-    precision_aware_optimizer: StrictBool = False
-    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
-    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
-    exp_avg_dtype: StateDtype = "fp32"
-    exp_avg_sq_dtype: StateDtype = "fp32"
-    overlap_p2p: StrictBool = True
-    align_grad_reduce: StrictBool = True
-    align_param_gather: StrictBool = True
-    overlap_p2p_warmup_flush: StrictBool = False
-    micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = None
-    moe_grouped_gemm: StrictBool = False
-    moe_permute_fusion: StrictBool = False
-    moe_router_dtype: Literal["fp32", "fp64"] | None = None
-    moe_aux_loss: StrictBool = False
-    moe_pad_to_capacity: StrictBool = False
+    kind: Literal["megatron"] = Field(description="whose data parallelism")
+    distributed_optimizer: StrictBool = Field(
+        default=False, description="optimizer states are sharded over the data-parallel ranks (ZeRO-1)"
+    )
+    overlap_grad_reduce: StrictBool = Field(
+        default=False, description="buckets of gradients are reduced during the last backward, not after it"
+    )
+    overlap_param_gather: StrictBool = Field(
+        default=False, description="updated parameters are gathered bucket by bucket during the next forward"
+    )
+    grad_reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="the type of gradients, as they are summed and reduced"
+    )
+    average_in_collective: StrictBool = Field(
+        default=False, description="the collective averages, in place of a kernel that scales before it"
+    )
+    bucket_size: Annotated[int, Field(gt=0, strict=True)] | None = Field(
+        default=None, description="elements in a bucket; left out: Megatron's formula"
+    )
+    optimizer_instances: Annotated[int, Field(gt=0, strict=True)] = Field(
+        default=1, description="groups of ranks that each hold all optimizer states"
+    )
+    version: str = Field(
+        default=NEWEST_CORE,
+        description="the release of Megatron-Core, or Megatron-LM before it, whose behaviour applies",
+    )
+    engine: Engine = Field(
+        default="megatron",
+        description="whose code: Megatron's, or an engine with nearly the same data parallelism",
+    )
+    cuda_graph: StrictBool = Field(
+        default=False,
+        description="the whole step is one CUDA graph, which spares the host the layers' Python",
+    )
+    skips_update: StrictBool = Field(
+        default=False, description="the loss scale still falls: gradients overflow, and no update is made"
+    )
+    gradient_accumulation_fusion: StrictBool = Field(
+        default=True, description="the product for a weight's gradient adds it to the buffer"
+    )
+    check_for_nan: StrictBool = Field(
+        default=True, description="the host reads the norm of every bucket before it is reduced"
+    )
+    vocabulary_multiple: Annotated[int, Field(gt=0, strict=True)] = Field(
+        default=VOCABULARY_MULTIPLE,
+        description="the vocabulary is padded to a multiple of this, times the tensor-parallel ranks",
+    )
+    fsdp_sharding: FsdpSharding | None = Field(default=None, description="Megatron-FSDP, and what it shards")
+    precision_aware_optimizer: StrictBool = Field(
+        default=False, description="Transformer Engine's optimizer, whose states may have fewer bits"
+    )
+    main_grads_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="gradients of the precision-aware optimizer"
+    )
+    main_params_dtype: Literal["fp32", "fp16"] = Field(
+        default="fp32", description="master weights of the precision-aware optimizer"
+    )
+    exp_avg_dtype: StateDtype = Field(
+        default="fp32", description="first moments of the precision-aware optimizer"
+    )
+    exp_avg_sq_dtype: StateDtype = Field(
+        default="fp32", description="second moments of the precision-aware optimizer"
+    )
+    overlap_p2p: StrictBool = Field(
+        default=True, description="interleaved schedule: messages between stages overlap with work"
+    )
+    align_grad_reduce: StrictBool = Field(
+        default=True,
+        description="all pipeline ranks reduce a chunk's gradients at the same place of the schedule",
+    )
+    align_param_gather: StrictBool = Field(
+        default=True,
+        description="all pipeline ranks gather a chunk's parameters at the same place of the schedule",
+    )
+    overlap_p2p_warmup_flush: StrictBool = Field(
+        default=False, description="messages overlap in warm-up and cool-down as well"
+    )
+    micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = Field(
+        default=None,
+        description="micro-batches that a chunk runs before the next chunk; left out: as many as "
+        "pipeline ranks",
+    )
+    moe_grouped_gemm: StrictBool = Field(
+        default=False, description="the products of all local experts run as one kernel"
+    )
+    moe_permute_fusion: StrictBool = Field(
+        default=False, description="rows are brought into the order of experts by fused kernels"
+    )
+    moe_router_dtype: Literal["fp32", "fp64"] | None = Field(
+        default=None, description="the type of the router's product and scores; left out: the model's"
+    )
+    moe_aux_loss: StrictBool = Field(default=False, description="a loss balances the experts")
+    moe_pad_to_capacity: StrictBool = Field(
+        default=False, description="every expert's rows are filled up to its capacity"
+    )
 
     @field_validator("version", mode="before")
     @classmethod

@@ -82,22 +82,30 @@ class ParallelismTable(BaseModel):
         default=False, description="products and their collectives cut into pieces that overlap"
     )
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
-    schedule: ScheduleName | None = None
+    schedule: ScheduleName | None = Field(
+        default=None, description="order of a pipeline's work; left out: the framework's"
+    )
     schedule_csv: str | None = Field(default=None, description="a schedule in torch's CSV format")
-    virtual_stages: Count | None = None
-    first_stage_less_layers: Number | None = None
-    last_stage_less_layers: Number | None = None
+    virtual_stages: Count | None = Field(default=None, description="stages on each pipeline rank")
+    first_stage_less_layers: Number | None = Field(
+        default=None, description="fewer layers, for the embedding"
+    )
+    last_stage_less_layers: Number | None = Field(default=None, description="fewer layers, for head and loss")
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
         description="layers of every stage, one number per virtual stage, in model order; 0: embedding, head "
         "or nothing alone",
     )
-    passes: Count = 1
+    passes: Count = Field(
+        default=1, description="whole pipelines per step, which share its micro-batches evenly"
+    )
     context: Count = Field(default=1, description="ranks that share every sequence")
-    context_method: ContextMethod | None = None
+    context_method: ContextMethod | None = Field(
+        default=None, description="how attention sees whole sequences"
+    )
     expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
     expert_tensor: Count | None = Field(default=None, description="ranks that share an expert's products")
-    dispatcher: Dispatcher | None = None
+    dispatcher: Dispatcher | None = Field(default=None, description="what brings tokens to experts")
     capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="rows that an expert takes, over the mean; left out: all"
     )
@@ -106,7 +114,9 @@ class ParallelismTable(BaseModel):
         description="rows of the fullest rank over the mean; a load per rank; the name of a published "
         "spread; or 'seed:N'",
     )
-    order: str | None = None
+    order: str | None = Field(
+        default=None, description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"'
+    )
 
 
 @dataclass(frozen=True, slots=True)

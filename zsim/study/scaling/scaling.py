@@ -31,7 +31,8 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.differences import range_of_row
 from zsim.study.search import most_that_fits
 from zsim.study.sweep.points import Point

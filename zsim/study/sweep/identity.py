@@ -10,10 +10,11 @@ from typing import Any
 from zsim.resources import PACKAGE
 from zsim.specs.capture.load import captured_from, names_function
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.text import load_object
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.version import __version__
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,38 @@ from zsim.specs.messages import listed
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"
-_KEYS = ("name", "experiment", "base", "axes", "zip", "set", "where")
+_VALUES = {"type": ["string", "number", "boolean", "array", "object"]}
+_PROPERTIES: Mapping[str, Mapping[str, Any]] = {
+    "name": {"type": "string", "description": "the study's name, in its reports; else that of its file"},
+    "experiment": {"type": "string", "description": "the experiment file that is varied"},
+    "base": {
+        "type": "object",
+        "description": "a whole experiment, or changes to that of `experiment`, in the shape of its file",
+    },
+    "axes": {
+        "type": "object",
+        "additionalProperties": _VALUES,
+        "description": "values by key, as a list or as a range {from, to, step or factor}; every "
+        "combination is a point",
+    },
+    "zip": {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": _VALUES},
+        "description": "keys whose values go together, the first with the first; `label` names them",
+    },
+    "set": {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": _VALUES},
+        "description": 'keys that follow from others: values, or {value = "an expression"}, `when` a '
+        "condition holds",
+    },
+    "where": {
+        "type": ["string", "array"],
+        "items": {"type": "string"},
+        "description": "conditions on the keys; points that miss one are left out",
+    },
+}
+_KEYS = tuple(_PROPERTIES)
 _RANGES = {frozenset({"from", "to", "step"}), frozenset({"from", "to", "factor"})}
 _MAX_POINTS = 1_000_000
 Part = TypeVar("Part")
@@ -80,6 +112,11 @@ class Study:
         for axis in self.axes:
             count *= len(axis.rows)
         return count
+
+
+def study_schema() -> dict[str, Any]:
+    """The JSON Schema of a study file."""
+    return {"type": "object", "properties": deepcopy(dict(_PROPERTIES)), "additionalProperties": False}
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:

@@ -13,9 +13,10 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
 from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
+from zsim.specs.strategy.tables import DeepSpeedTable
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # what a key of [parallelism] means where it is left out

@@ -15,7 +15,8 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, AxisChoice, TunedAxis, stage_of
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds

@@ -9,7 +9,8 @@ from pathlib import Path
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import remedy_words
-from zsim.specs.experiment.tables import STRATEGIES, Experiment
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.tables import STRATEGIES
 from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate

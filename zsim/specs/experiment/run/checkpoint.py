@@ -36,32 +36,56 @@ def steps_or_time(value: Any) -> Any:
 
 
 class CheckpointTable(BaseModel):
-    """`[run.checkpoint]`. `every`: of the most frequent kind of save. `mode`: "sync", training waits until
-    all is written; "async", until it is staged in host memory; "in-memory", each node's shard is copied to
-    host memory of another node; "local-then-remote", to the node's drives and from there to the store.
-    `remote_every`: in the two modes last named, how often a save reaches the store, which alone survives the
-    loss of a node and its peer (in-memory), of a node (local-then-remote); left out: as often as the store
-    takes it. `staging`, `writer`: as torch's `async_save` has it by default. `threads`: writers per rank.
-    `keep`: saves kept; left out: all, under torchtitan 10. `archive_every`: one of so many is kept for ever.
-    `blocking`, `durable`, `slowdown`, `load`, `bytes`: measured, in place of the simulation's."""
+    """`[run.checkpoint]`. Modes: "sync", training waits until all is written; "async", until it is staged in
+    host memory; "in-memory", each node's shard is copied to host memory of another node; "local-then-remote",
+    to the node's drives and from there to the store, which alone survives the loss of a node and its peer
+    (in-memory), of a node (local-then-remote)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    every: int | str = "auto"
-    mode: CheckpointMode = "sync"
-    remote_every: int | str | None = None
-    staging: Staging = "pageable"
-    writer: Writer = "thread"
-    format: CheckpointFormat | None = None
+    every: int | str = Field(
+        default="auto",
+        description='interval of the most frequent kind of save, in steps or time; "auto": that of '
+        "the fewest days",
+    )
+    mode: CheckpointMode = Field(
+        default="sync",
+        description="what training waits for: all is written, all is staged in host memory, or a "
+        "copy in a peer's memory or on the node's drives",
+    )
+    remote_every: int | str | None = Field(
+        default=None,
+        description="how often a save of two tiers reaches the store; left out: as often as the "
+        "store takes it",
+    )
+    staging: Staging = Field(
+        default="pageable", description="host memory that state is copied to, as torch's `async_save` has it"
+    )
+    writer: Writer = Field(
+        default="thread",
+        description="who writes in the background: a thread, which slows the host's launches, or a process",
+    )
+    format: CheckpointFormat | None = Field(
+        default=None, description="whose files; left out: the framework's own"
+    )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
     plan_caching: bool = Field(default=False, description="DCP keeps its plan from save to save")
-    keep: _Steps | None = None
-    archive_every: Duration | None = None
-    blocking: Duration | None = None
-    durable: Duration | None = None
-    slowdown: Duration | None = None
-    load: Duration | None = None
-    bytes: Bytes | None = None
+    keep: _Steps | None = Field(
+        default=None, description="saves that are kept; left out: all, under torchtitan 10"
+    )
+    archive_every: Duration | None = Field(default=None, description="how often a save is kept for ever")
+    blocking: Duration | None = Field(
+        default=None,
+        description="time that training waits for a save, measured, in place of the simulation's",
+    )
+    durable: Duration | None = Field(
+        default=None, description="time from the start of a save to its commit, measured"
+    )
+    slowdown: Duration | None = Field(
+        default=None, description="time that writing in the background adds to the steps beside it, measured"
+    )
+    load: Duration | None = Field(default=None, description="time to read a save back, measured")
+    bytes: Bytes | None = Field(default=None, description="size of a save, measured")
 
     @field_validator("every", "remote_every", mode="before")
     @classmethod

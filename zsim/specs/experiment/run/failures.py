@@ -29,22 +29,29 @@ NODE_GPUS = 8  # of a node of `per_1000_node_days`
 
 
 class CauseTable(BaseModel):
-    """`[run.failures.causes.NAME]`. `share`: weight among the causes (a count will do); or
-    `per_1000_node_days`. `keeps_node`: the processes or the machine start again, nothing is replaced; else
-    the node goes into `repair` (mean; with `repair_median` lognormal, else exponential). `nodes`: that go
-    together. `detect`: until it is noticed. `found_later`: silent corruption; all that is saved between is
-    bad."""
+    """`[run.failures.causes.NAME]`, with a share or a rate of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    share: _Rate | None = None
-    per_1000_node_days: _Rate | None = None
-    keeps_node: bool = False
-    nodes: _Nodes = 1
-    repair: Duration | None = None
-    repair_median: Duration | None = None
-    detect: Duration | None = None
-    found_later: Duration | None = None
+    share: _Rate | None = Field(default=None, description="weight among the causes; a count will do")
+    per_1000_node_days: _Rate | None = Field(
+        default=None, description="rate of this cause, in place of a share"
+    )
+    keeps_node: bool = Field(
+        default=False, description="nothing is replaced: the processes or the machine start again"
+    )
+    nodes: _Nodes = Field(default=1, description="nodes that fail together")
+    repair: Duration | None = Field(
+        default=None, description="mean time until the node is back; left out: that of all failures"
+    )
+    repair_median: Duration | None = Field(
+        default=None, description="median of a lognormal law of repair; left out: an exponential law"
+    )
+    detect: Duration | None = Field(default=None, description="time until it is noticed")
+    found_later: Duration | None = Field(
+        default=None,
+        description="silent corruption: time until it is found; all that is saved between is bad",
+    )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -58,38 +65,62 @@ class CauseTable(BaseModel):
 
 
 class FailuresTable(Table):
-    """`[run.failures]`. `per_1000_node_days`: interruptions per 1,000 days of a node of 8 GPUs; other nodes
-    count by their GPUs. `law`: of the time between two of them; weibull starts anew with each. `exponent`:
-    the rate grows with GPUs to this power above `exponent_above_gpus`. `ageing`: [day, factor] of the rate
-    from that day on. `transient_fraction`: after so many the same node goes on, where no causes are given.
-    `rack_fraction`, `leaf_fraction`: of the failures that cost a node, how many take all nodes of a rack, of
-    a leaf switch. `repair`, `repair_median`: of a node. `planned_...`: regular stops with a save first.
-    `preemptions_per_day`: all nodes are taken away, `preemption_notice` before, for `preemption_takes`.
-    `stragglers_...`: nodes that are slower for a while, and the step with them."""
+    """`[run.failures]`. Laws of repair: lognormal with its median, else exponential."""
 
-    preset: str | None = None
-    per_1000_node_days: _Rate | None = None
-    law: FailureLaw = "exponential"
-    shape: Annotated[float, Field(ge=0.2, le=10)] | None = None
-    exponent: Annotated[float, Field(ge=0.5, le=3)] = 1.0
-    exponent_above_gpus: _Nodes = 32_768
-    ageing: tuple[tuple[_Rate, _Rate], ...] = ()
-    causes: dict[str, CauseTable] = Field(default_factory=dict)
-    transient_fraction: _Share = 0.3
-    rack_fraction: _Share = 0.0
-    rack_nodes: _Nodes = 4
-    leaf_fraction: _Share = 0.0
-    leaf_nodes: _Nodes = 16
-    repair: Duration = 6 * 3600.0
-    repair_median: Duration | None = 3600.0
-    planned_per_day: _Rate = 0.0
-    planned_takes: Duration = 0.0
-    preemptions_per_day: _Rate = 0.0
-    preemption_takes: Duration = 0.0
-    preemption_notice: Duration = 0.0
-    stragglers_per_1000_node_days: _Rate = 0.0
-    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.1
-    straggler_takes: Duration = 3600.0
+    preset: str | None = Field(
+        default=None, description="a published fleet by name, which the other keys change"
+    )
+    per_1000_node_days: _Rate | None = Field(
+        default=None,
+        description="interruptions per 1,000 days of a node of 8 GPUs; other nodes count by their GPUs",
+    )
+    law: FailureLaw = Field(
+        default="exponential", description="of the time between two failures; weibull starts anew with each"
+    )
+    shape: Annotated[float, Field(ge=0.2, le=10)] | None = Field(
+        default=None, description="of the weibull law; below 1: failures come in bursts"
+    )
+    exponent: Annotated[float, Field(ge=0.5, le=3)] = Field(
+        default=1.0,
+        description="power of the number of GPUs that the rate grows with, above `exponent_above_gpus`",
+    )
+    exponent_above_gpus: _Nodes = Field(
+        default=32_768, description="GPUs up to which the rate grows in proportion"
+    )
+    ageing: tuple[tuple[_Rate, _Rate], ...] = Field(
+        default=(), description="[day, factor] of the rate from that day on"
+    )
+    causes: dict[str, CauseTable] = Field(
+        default_factory=dict, description="causes by name, each with its share or rate"
+    )
+    transient_fraction: _Share = Field(
+        default=0.3, description="failures after which the same node goes on, where no causes are given"
+    )
+    rack_fraction: _Share = Field(
+        default=0.0, description="failures of a node that take all nodes of its rack"
+    )
+    rack_nodes: _Nodes = Field(default=4, description="nodes of a rack")
+    leaf_fraction: _Share = Field(
+        default=0.0, description="failures of a node that take all nodes of its leaf switch"
+    )
+    leaf_nodes: _Nodes = Field(default=16, description="nodes of a leaf switch")
+    repair: Duration = Field(default=6 * 3600.0, description="mean time until a node is back")
+    repair_median: Duration | None = Field(
+        default=3600.0,
+        description="median of a lognormal law of repair; left out beside `repair`: an exponential law",
+    )
+    planned_per_day: _Rate = Field(default=0.0, description="planned stops, with a save first")
+    planned_takes: Duration = Field(default=0.0, description="time of a planned stop")
+    preemptions_per_day: _Rate = Field(default=0.0, description="how often all nodes are taken away (spot)")
+    preemption_takes: Duration = Field(default=0.0, description="time until they are back")
+    preemption_notice: Duration = Field(default=0.0, description="time from the warning until they are gone")
+    stragglers_per_1000_node_days: _Rate = Field(
+        default=0.0, description="how often a node is slower for a while"
+    )
+    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=1.1, description="factor on the step with a slow node"
+    )
+    straggler_takes: Duration = Field(default=3600.0, description="how long a node stays slow")
 
     @model_validator(mode="before")
     @classmethod

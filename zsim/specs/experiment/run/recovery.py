@@ -22,30 +22,47 @@ _Count = Annotated[int, Field(ge=0, strict=True)]
 
 
 class RecoveryTable(BaseModel):
-    """`[run.recovery]`. `detect`: from a failure until all ranks have stopped; left out: `crash_detect`, and
-    for the `hang_fraction` of failures that nobody reports `hang_timeout` (left out: the framework's own).
-    `restart`: processes, communicators, compilation, first step; left out: simulated. `swap`: bringing a
-    spare in. `policy`: "restart", all stop, failed nodes are replaced from `spares` or their repair is
-    awaited; "shrink", without a spare training goes on with fewer nodes, down to `least_nodes`, at the same
-    batch per GPU, and grows when nodes are back; "in-process", as restart, but processes stay, so that only
-    communicators and loading are needed unless a node is lost; "per-step", the other replicas of HSDP go on
-    after `stall` while one is away, and wait `rejoin` when it is back (torchft). `least_replicas`: of
-    per-step."""
+    """`[run.recovery]`. Policies: "restart", all stop, failed nodes are replaced from `spares` or their
+    repair is awaited; "shrink", without a spare training goes on with fewer nodes, at the same batch per GPU,
+    and grows when nodes are back; "in-process", as restart, but processes stay, so that only communicators
+    and loading are needed unless a node is lost; "per-step", the other replicas of HSDP go on after `stall`
+    while one is away, and wait `rejoin` when it is back (torchft)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    policy: RecoveryPolicy = "restart"
-    detect: Duration | None = None
-    crash_detect: Duration = 30.0
-    hang_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    hang_timeout: Duration | None = None
-    restart: Duration | None = None
-    swap: Duration = 60.0
-    spares: _Count = 0
-    least_nodes: Annotated[int, Field(gt=0, strict=True)] | None = None
-    stall: Duration | None = None
-    rejoin: Duration | None = None
-    least_replicas: Annotated[int, Field(gt=0, strict=True)] = 1
+    policy: RecoveryPolicy = Field(
+        default="restart",
+        description="what happens: all restart, fewer nodes go on, processes stay, or the other "
+        "replicas go on (torchft)",
+    )
+    detect: Duration | None = Field(
+        default=None,
+        description="time from a failure until all ranks have stopped; left out: by crash or hang",
+    )
+    crash_detect: Duration = Field(default=30.0, description="time until a crash is noticed")
+    hang_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.1, description="failures that nobody reports, so that ranks wait for a collective"
+    )
+    hang_timeout: Duration | None = Field(
+        default=None, description="time until such a collective gives up; left out: the framework's own"
+    )
+    restart: Duration | None = Field(
+        default=None, description="processes, communicators, compilation, first step; left out: simulated"
+    )
+    swap: Duration = Field(default=60.0, description="time to bring a spare in")
+    spares: _Count = Field(default=0, description="nodes that wait to replace others")
+    least_nodes: Annotated[int, Field(gt=0, strict=True)] | None = Field(
+        default=None, description="nodes below which a job that shrinks waits"
+    )
+    stall: Duration | None = Field(
+        default=None, description="what a failure costs the other replicas; left out: simulated"
+    )
+    rejoin: Duration | None = Field(
+        default=None, description="what a returning replica costs the others; left out: simulated"
+    )
+    least_replicas: Annotated[int, Field(gt=0, strict=True)] = Field(
+        default=1, description="replicas below which training waits"
+    )
 
     @field_validator("policy", mode="before")
     @classmethod

@@ -32,12 +32,14 @@ class PhaseTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    tokens: _Tokens
-    nodes: _Count | None = None
-    sequence_length: _Count | None = None
-    micro_batch_size: _Count | None = None
-    gradient_accumulation_steps: _Count | None = None
-    global_batch_size: _Count | None = None
+    tokens: _Tokens = Field(description="tokens of the phase")
+    nodes: _Count | None = Field(
+        default=None, description="nodes of the phase; left out: as the experiment says, like the keys below"
+    )
+    sequence_length: _Count | None = Field(default=None, description="tokens of a sequence")
+    micro_batch_size: _Count | None = Field(default=None, description="sequences of a micro-batch")
+    gradient_accumulation_steps: _Count | None = Field(default=None, description="micro-batches of a step")
+    global_batch_size: _Count | None = Field(default=None, description="sequences of a step")
 
     def overrides(self) -> dict[str, Any]:
         """The settings of the phase, as dotted keys of an experiment."""
@@ -46,13 +48,12 @@ class PhaseTable(BaseModel):
 
 
 class EvaluationTable(BaseModel):
-    """`[run.evaluation]`: training stops `every` so often (steps, or a time) and evaluates; it `takes` so
-    long."""
+    """`[run.evaluation]`: pauses to evaluate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    every: int | str
-    takes: Duration
+    every: int | str = Field(description="interval of evaluations, in steps or time")
+    takes: Duration = Field(description="time of an evaluation; training waits")
 
     @field_validator("every", mode="before")
     @classmethod
@@ -63,22 +64,29 @@ class EvaluationTable(BaseModel):
 
 
 class TrainingRunTable(BaseModel):
-    """`[run]`. How far: `tokens`, `steps`, `days` on the clock, or phases with tokens each. `seeds`: runs
-    that are drawn; `seed`: of the first."""
+    """`[run]`. How far: `tokens`, `steps`, `days` on the clock, or phases with tokens each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    tokens: _Tokens | None = None
-    steps: _Count | None = None
-    days: Annotated[float, Field(gt=0)] | None = None
-    seeds: Annotated[int, Field(gt=0, le=MAX_SEEDS, strict=True)] = 100
-    seed: Annotated[int, Field(ge=0, strict=True)] = 1
-    checkpoint: CheckpointTable = CheckpointTable()
-    storage: StorageTable | None = None
-    failures: FailuresTable | None = None
-    recovery: RecoveryTable = RecoveryTable()
-    evaluation: EvaluationTable | None = None
-    phases: tuple[PhaseTable, ...] = ()
+    tokens: _Tokens | None = Field(default=None, description='tokens of the run, as 1e12 or "15T"')
+    steps: _Count | None = Field(default=None, description="steps of the run, in place of tokens")
+    days: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="days on the clock, in place of tokens"
+    )
+    seeds: Annotated[int, Field(gt=0, le=MAX_SEEDS, strict=True)] = Field(
+        default=100, description="runs that are drawn"
+    )
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(default=1, description="of the first run")
+    checkpoint: CheckpointTable = Field(
+        default=CheckpointTable(), description="what is saved, how often, and how"
+    )
+    storage: StorageTable | None = Field(default=None, description="what takes the saves")
+    failures: FailuresTable | None = Field(default=None, description="what fails, and how often")
+    recovery: RecoveryTable = Field(default=RecoveryTable(), description="from a failure back to training")
+    evaluation: EvaluationTable | None = Field(default=None, description="pauses to evaluate")
+    phases: tuple[PhaseTable, ...] = Field(
+        default=(), description="parts of the run that differ, each with its tokens"
+    )
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:

@@ -21,21 +21,33 @@ _BANDWIDTHS = ("write_bandwidth_per_writer", "write_bandwidth_per_node", "write_
 
 
 class StorageTable(Table):
-    """`[run.storage]`. A rate that is left out is no limit; reading is as fast as writing where it is left
-    out. `..._per_writer`: one thread of a rank, from tensor to store. `efficiency`: of the stated rates that
-    all nodes together reach. `latency`: of opening a file. `metadata_per_second`: files that all ranks
-    together can create or open in a second."""
+    """`[run.storage]`: what takes the saves, and how fast."""
 
-    preset: str | None = None
-    write_bandwidth_per_writer: BytesPerSecond | None = None
-    write_bandwidth_per_node: BytesPerSecond | None = None
-    write_bandwidth: BytesPerSecond | None = None
-    read_bandwidth_per_reader: BytesPerSecond | None = None
-    read_bandwidth_per_node: BytesPerSecond | None = None
-    read_bandwidth: BytesPerSecond | None = None
-    efficiency: Fraction = 1.0
-    latency: Duration = 0.0
-    metadata_per_second: float | None = Field(default=None, gt=0)
+    preset: str | None = Field(
+        default=None, description="a published store by name, which the other keys change"
+    )
+    write_bandwidth_per_writer: BytesPerSecond | None = Field(
+        default=None,
+        description="of one thread of a rank, from tensor to store; a bandwidth left out is no limit",
+    )
+    write_bandwidth_per_node: BytesPerSecond | None = Field(default=None, description="of one node")
+    write_bandwidth: BytesPerSecond | None = Field(default=None, description="of all nodes together")
+    read_bandwidth_per_reader: BytesPerSecond | None = Field(
+        default=None, description="of one thread of a rank; left out: as writing"
+    )
+    read_bandwidth_per_node: BytesPerSecond | None = Field(
+        default=None, description="of one node; left out: as writing"
+    )
+    read_bandwidth: BytesPerSecond | None = Field(
+        default=None, description="of all nodes together; left out: as writing"
+    )
+    efficiency: Fraction = Field(default=1.0, description="what all nodes together reach of the stated rates")
+    latency: Duration = Field(default=0.0, description="of opening a file")
+    metadata_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="files that all ranks together can create or open in a second; left out: no limit",
+    )
 
     @model_validator(mode="after")
     def _has_bandwidth(self) -> Self:

@@ -21,19 +21,28 @@ class LoraTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    rank: int = Field(default=8, ge=1, strict=True)
-    alpha: float = Field(default=8, gt=0, allow_inf_nan=False)
+    rank: int = Field(default=8, ge=1, strict=True, description="rank of the adapters")
+    alpha: float = Field(
+        default=8,
+        gt=0,
+        allow_inf_nan=False,
+        description="scale of the adapters, over the rank; without effect on cost",
+    )
     targets: Literal["all-linear"] | str | tuple[str, ...] | None = Field(
         default=None, description='names of modules or their ends, or "all-linear"; a string is a pattern'
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    quantized: Literal["nf4"] | None = None
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
+    quantized: Literal["nf4"] | None = Field(
+        default=None, description="the frozen products' weights in bitsandbytes' 4 bits"
+    )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
     dtype: Literal["fp32", "bf16"] | None = Field(default=None, description="what adapters are kept in")
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = Field(default=(), description="modules that get no adapter")
     layers: tuple[int, ...] = Field(default=(), description="numbers of the blocks; all if left out")
-    rank_pattern: dict[str, int] = {}
-    modules_to_save: tuple[str, ...] = ()
+    rank_pattern: dict[str, int] = Field(
+        default={}, description="ranks of single modules, by a pattern of their names"
+    )
+    modules_to_save: tuple[str, ...] = Field(default=(), description="modules that are trained whole")
     config: str | None = Field(default=None, description="path of PEFT's adapter_config.json")
 
 

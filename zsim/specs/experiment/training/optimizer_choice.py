@@ -9,10 +9,11 @@ tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bi
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.tables import Fsdp1Table, Fsdp2Table, StrategyTable, TrainingTable
+from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
+from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
 
 _WHERE = "training.optimizer"
 _MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16")

@@ -1,0 +1,109 @@
+"""Every key can be looked up, and the reference in docs/ is the one that the code makes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.reference import FILES, find_keys, keys_of, page_of, schema_of
+from zsim.reference.pages import entry_lines, table_lines
+from zsim.resources import PRESETS, topologies_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERY = [key for file in FILES for key in keys_of(file)]
+
+
+@pytest.mark.parametrize("key", EVERY, ids=lambda key: f"{key.file}:{key.path}")
+def test_every_key_has_a_sentence(key: Any) -> None:
+    assert len(key.sentence) >= 7, f"{key.path}: say what it means in its Field(description=...)"
+    assert not key.sentence.endswith("."), "a phrase, as it stands in a table"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_page_in_docs_is_the_code_s(file: str, request: pytest.FixtureRequest) -> None:
+    path = ROOT / "docs" / "reference" / f"{file}.md"
+    text = page_of(file)
+    if request.config.getoption("--update"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_schema_in_topologies_is_the_code_s(file: str, request: pytest.FixtureRequest) -> None:
+    path = ROOT / "topologies" / "schema" / f"{file}.json"
+    text = json.dumps(schema_of(file), indent=1) + "\n"
+    if request.config.getoption("--update"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def _keys_in(table: Any, schema: Any, root: Any, where: str) -> list[str]:
+    """Keys of a parsed file that the schema does not know."""
+    if "$ref" in schema:
+        schema = {**root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], **schema}
+    options = [schema, *(_followed(option, root) for option in schema.get("anyOf", ()))]
+    known: dict[str, Any] = {}
+    for option in options:
+        known |= option.get("properties", {})
+    free = next(
+        (option["additionalProperties"] for option in options if "additionalProperties" in option), True
+    )
+    unknown = []
+    for name, value in table.items():
+        if name not in known and free is False:
+            unknown.append(f"{where}{name}")
+        elif name in known and isinstance(value, dict):
+            unknown += _keys_in(value, known[name], root, f"{where}{name}.")
+    return unknown
+
+
+def _followed(option: Any, root: Any) -> Any:
+    return root["$defs"][option["$ref"].rsplit("/", 1)[-1]] if "$ref" in option else option
+
+
+@pytest.mark.parametrize("path", sorted(topologies_folder().glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_topology_has_only_keys_of_the_schema(path: Path) -> None:
+    schema = schema_of("topology")
+    assert _keys_in(tomllib.loads(path.read_text()), schema, schema, "") == []
+
+
+@pytest.mark.parametrize("path", sorted((PRESETS / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_experiment_has_only_keys_of_the_schema(path: Path) -> None:
+    schema = schema_of("experiment")
+    assert _keys_in(tomllib.loads(path.read_text()), schema, schema, "") == []
+
+
+def test_a_key_is_found_by_its_path_its_end_and_its_table() -> None:
+    assert [key.path for key in find_keys("training.micro_batch_size")] == ["training.micro_batch_size"]
+    assert [key.path for key in find_keys("oversubscription")] == ["network.oversubscription"]
+    assert {key.table for key in find_keys("[jitter]")} == {"jitter"}
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(
+        InputError, match=r"no key is called 'micro_batchsize'; did you mean 'training.micro_batch"
+    ):
+        find_keys("micro_batchsize")
+    with pytest.raises(InputError, match="no file is called 'topolgy'; did you mean 'topology'"):
+        schema_of("topolgy")
+
+
+def test_an_entry_says_type_default_kinds_and_other_programs_words() -> None:
+    text = "\n".join(entry_lines(find_keys("strategy.bucket_cap_mb")[0]))
+    for part in ("MiB of gradients", "default: 25.0", "kinds: ddp", "in the Trainer: ddp_bucket_cap_mb"):
+        assert part in text
+
+
+def test_text_for_the_terminal_is_at_most_80_columns_wide() -> None:
+    lines = [line for key in EVERY for line in entry_lines(key)] + list(table_lines(find_keys("training")))
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()[:70]] == []
+
+
+def test_quantities_are_strings_with_a_unit() -> None:
+    assert schema_of("topology")["$defs"]["Nic"]["properties"]["bandwidth"]["type"] == ["string", "number"]
+    assert "TFLOP/s" in find_keys("gpu.peak.bf16")[0].type

@@ -1,0 +1,56 @@
+"""`zsim explain`: what a key of a file means."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import answer, json_option
+
+
+def explain(
+    key: Annotated[
+        str | None, typer.Argument(help="A key, a table, or a kind of file; none: the tables.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="A whole file's reference as Markdown.")
+    ] = False,
+    json_: Annotated[Path | None, json_option("the entries")] = None,
+) -> None:
+    """Meaning, type, values and default of a key of an experiment, a study, a topology or a GPU file."""
+    from zsim.errors import InputError
+    from zsim.reference import FILES, find_keys, keys_of, page_of
+    from zsim.reference.pages import entry_lines, table_lines
+
+    if markdown:
+        if key is None or key not in FILES:
+            raise InputError(f"--markdown: found {key!r}, expected one of {', '.join(FILES)}")
+        answer([page_of(key).rstrip("\n")], lambda: [asdict(one) for one in keys_of(key)], json_)
+        return
+    if key is None:
+        answer(_tables(), lambda: [asdict(one) for file in FILES for one in keys_of(file)], json_)
+        return
+    found = keys_of(key) if key in FILES else find_keys(key)
+    is_few = len(found) <= 3
+    lines = (line for one in found for line in entry_lines(one)) if is_few else table_lines(found)
+    answer(lines, lambda: [asdict(one) for one in found], json_)
+
+
+def _tables() -> Iterator[str]:
+    """The tables of every kind of file."""
+    from zsim.reference import FILES, keys_of
+
+    for file, kind in FILES.items():
+        yield from textwrap.wrap(f"{kind.title} ({file}): {kind.purpose}", 80, break_on_hyphens=False)
+        tables = dict.fromkeys(key.table for key in keys_of(file))
+        text = ", ".join(f"[{table}]" for table in tables if table and (file == "gpu" or "gpu." not in table))
+        if text:
+            yield from textwrap.wrap(
+                text, 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+            )
+    yield "`zsim explain TABLE` lists its keys, `zsim explain KEY` says what one means."

@@ -1,0 +1,81 @@
+"""The reference as text: a page per kind of file in Markdown, and one entry for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from zsim.reference.files import FILES
+from zsim.reference.keys import FileKey, keys_of
+
+_WIDTH = 80
+
+
+def page_of(file: str) -> str:
+    """The page of a kind of file: a section per table, a row per key."""
+    kind = FILES[file]
+    lines = [f"# {kind.title}", "", kind.purpose, ""]
+    lines += [f"Made from the code by `zsim explain {file} --markdown`; the same as JSON Schema:", ""]
+    lines += [
+        f"`zsim schema {file}`. Keys without a default must be given, or follow from the rest of the file.",
+        "",
+    ]
+    for table, keys in groupby(keys_of(file), key=lambda key: key.table):
+        lines += [f"## `[{table}]`" if table else "## Before the first table", ""]
+        lines += ["| key | value | default | |", "|---|---|---|---|"]
+        lines += [_row(key) for key in keys]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def entry_lines(key: FileKey) -> Iterator[str]:
+    """One key for a terminal of 80 columns."""
+    yield f"{key.path}   ({key.file} file)"
+    for title, text in (
+        ("", key.sentence),
+        ("value", _value(key)),
+        ("default", key.default),
+        ("kinds", ", ".join(key.of)),
+        *(("in " + program, how) for program, how in key.elsewhere),
+    ):
+        if text:
+            label = f"{title}: " if title else ""
+            yield from textwrap.wrap(
+                label + text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            )
+    if key.is_required:
+        yield "  must be given"
+
+
+def table_lines(keys: Sequence[FileKey]) -> Iterator[str]:
+    """The keys of a table for a terminal of 80 columns: a line each, the sentence cut short."""
+    width = min(max(len(key.path) for key in keys), 44)
+    for key in keys:
+        sentence = textwrap.shorten(key.sentence, max(_WIDTH - width - 2, 20), placeholder=" ...")
+        yield f"{key.path:<{width}}  {sentence}"
+
+
+def _row(key: FileKey) -> str:
+    notes = [key.sentence[:1].upper() + key.sentence[1:]] if key.sentence else []
+    if key.of:
+        notes.append(f"Of kind {', '.join(f'`{kind}`' for kind in key.of)}")
+    notes += [f"{program}: `{how}`" for program, how in key.elsewhere]
+    default = "must be given" if key.is_required else f"`{key.default}`" if key.default else ""
+    cells = (f"`{key.name}`", _value(key, "`"), default, ". ".join(notes))
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _value(key: FileKey, quote: str = "") -> str:
+    """Type and allowed values in one phrase."""
+    if not key.allowed:
+        return key.type
+    is_limit = key.type in ("whole number", "number") or key.allowed[0].split(" ")[0] in (
+        "above",
+        "at",
+        "below",
+    )
+    if is_limit:
+        return f"{key.type}, {' and '.join(key.allowed)}"
+    values = ", ".join(f"{quote}{value}{quote}" for value in key.allowed)
+    return values if key.type == "one of" else f"{key.type.replace('one of', values)}"
