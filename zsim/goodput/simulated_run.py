@@ -8,11 +8,11 @@ from typing import Any
 
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import ModeChoice, SpareChoice
-from zsim.goodput.ledger import Ledger
+from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.search import IntervalCurve
-from zsim.specs.cluster.table import Table
+from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
 from zsim.version import __version__
@@ -56,7 +56,7 @@ class SimulatedRun:
     curve: IntervalCurve | None
     modes: tuple[ModeChoice, ...]
     spares: tuple[SpareChoice, ...]
-    typical: Ledger
+    typical: RunLedger
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -138,8 +138,8 @@ class SimulatedRun:
     @cached_property
     def bill(self) -> RunBill:
         """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t: seconds
-        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run again,
-        of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
+        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run
+        again, of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
         experiment, first = self.prepared.experiment, self.prepared.first
         cost, job, report = experiment.cost, first.result.job, first.result.report
         seconds = self.runs.mean_of(lambda ledger: ledger.elapsed) + self.prepared.startup_seconds
@@ -165,7 +165,10 @@ class SimulatedRun:
         found: dict[str, Table] = {"failures": resolve_failures(table.failures)}
         if table.checkpoint.mode != "none" and table.checkpoint.blocking is None:
             found["storage"] = resolve_storage(table.storage)
-        return found
+        said = {"source": "given by the experiment"}
+        return {
+            name: one if one.source != UNSAID else one.model_copy(update=said) for name, one in found.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""
