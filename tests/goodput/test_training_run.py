@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.goodput.scenarios import SOFTWARE, save, scenario
-from zsim.goodput.ledger import Ledger
+from zsim.goodput.ledger import RunLedger
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
 from zsim.goodput.training_run import TrainingRun
 from zsim.specs.experiment.run.recovery import RecoveryPolicy
 
 
-def check_books(ledger: Ledger) -> None:
+def check_books(ledger: RunLedger) -> None:
     """Every second is in one bin."""
     assert ledger.useful + sum(ledger.seconds.values()) == pytest.approx(ledger.elapsed, rel=1e-9)
 

@@ -1,4 +1,4 @@
-"""What else could be chosen for a run: how it saves, and how many spares it has."""
+"""Choices for a run: how it saves, and how many spares it has."""
 
 from __future__ import annotations
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.api import Result
-from zsim.errors import NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint, Startup
+from zsim.goodput.checkpoints.cost import checkpoint_of
+from zsim.goodput.checkpoints.startup import startup_of
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
 
 STATED = ("blocking", "durable", "slowdown", "load", "bytes")
+_ALL_STATED = ("blocking", "load", "bytes")
 
 
 def save_cost(result: Result, table: CheckpointTable, mode: CheckpointMode) -> Checkpoint:
-    """The cost of a save of this step's job in `mode`; what the table states is taken as it is."""
-    if table.blocking is None:
-        raise NotSimulatedError("run.checkpoint: its cost is not simulated yet; expected blocking, load")
-    blocking = table.blocking
-    durable = blocking if table.durable is None else table.durable
-    return Checkpoint(table.bytes or 0, blocking, durable, table.slowdown or 0.0, table.load or 0.0, 0)
+    """The cost of a save of this step's job in `mode`; what the table states is taken as it is, and a stated
+    time that training waits is all of the save unless more is stated."""
+    stated = {name: getattr(table, name) for name in STATED if getattr(table, name) is not None}
+    if table.blocking is not None and all(name in stated for name in _ALL_STATED):
+        simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
+    else:
+        simulated = checkpoint_of(result.job, result, mode=mode)
+    found = replace(
+        simulated,
+        bytes=stated.get("bytes", simulated.bytes),
+        blocking_seconds=stated.get("blocking", simulated.blocking_seconds),
+        load_seconds=stated.get("load", simulated.load_seconds),
+    )
+    if "blocking" in stated:
+        found = replace(found, durable_seconds=found.blocking_seconds, slowdown_seconds=0.0)
+    durable = stated.get("durable", found.durable_seconds)
+    return replace(
+        found,
+        durable_seconds=max(durable, found.blocking_seconds),
+        slowdown_seconds=stated.get("slowdown", found.slowdown_seconds),
+    )
 
 
 def startup_cost(result: Result) -> Startup:
     """The start of this step's job."""
-    raise NotSimulatedError("run.recovery.restart: is not simulated yet; expected a time")
+    return startup_of(result.job, result)

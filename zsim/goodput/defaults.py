@@ -46,7 +46,7 @@ class RecoveryDefaults(BaseModel):
     keep: Kept
 
     def hang_seconds(self, kind: str) -> float:
-        """Of a strategy's kind."""
+        """The time-out of a strategy's kind."""
         return float(getattr(self.hang_timeout, kind))
 
     def kept(self, kind: str) -> int | None:

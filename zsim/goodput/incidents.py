@@ -1,4 +1,4 @@
-"""What fails, and when: draws from the published rates and laws."""
+"""Failures of a run, drawn from published rates and laws."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RunLedger:
     """Seconds of one run by bin, and lost seconds by cause of failure. `useful`: of steps that were kept, as
     long as they ideally take. `spans`: the timeline, if it is kept."""
 

@@ -269,7 +269,7 @@ def _simulated(
 
 
 def _step_sigma(result: Result) -> float:
-    """Of the steps that `[jitter]` drew, from their 5 and 95 % (3.29 standard deviations of a normal law)."""
+    """The spread of the steps that `[jitter]` drew: from 5 to 95 % it is 3.29 sigma."""
     spread = result.report.jitter
     if spread is None:
         return 0.0

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 
-from zsim.goodput.ledger import Ledger
+from zsim.goodput.ledger import RunLedger
 from zsim.goodput.scenario import Phase, Scenario
 from zsim.goodput.stretch import Stretch
 
 _WHOLE = 1e-6
 
 
-class Progress:
+class RunProgress:
     """Steps of the phase under way: `steps` done, `remote` and `local` the last durable saves of them.
 
     All three start at 0 with the phase, which begins with a save."""
 
-    def __init__(self, scenario: Scenario, ledger: Ledger) -> None:
+    def __init__(self, scenario: Scenario, ledger: RunLedger) -> None:
         self.scenario, self.ledger = scenario, ledger
         self.before = 0  # steps of earlier phases
         self.phase: Phase = scenario.phases[0]
@@ -50,7 +50,7 @@ class Progress:
 
     @property
     def steps_done(self) -> float:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return self.before + self.steps
 
     @property

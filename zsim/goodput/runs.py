@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import chain
 from statistics import fmean, stdev
 
-from zsim.goodput.ledger import BINS, Ledger
+from zsim.goodput.ledger import BINS, RunLedger
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 
@@ -23,7 +23,7 @@ class Runs:
 
     scenario: Scenario
     first_seed: int
-    ledgers: tuple[Ledger, ...]
+    ledgers: tuple[RunLedger, ...]
 
     @property
     def num_unfinished(self) -> int:
@@ -31,7 +31,7 @@ class Runs:
 
     @cached_property
     def days(self) -> list[float]:
-        """Of every run, from its first step on."""
+        """Days of every run, from its first step on."""
         return [ledger.elapsed / DAY for ledger in self.ledgers]
 
     @property
@@ -45,7 +45,7 @@ class Runs:
 
     @property
     def goodput_fractions(self) -> list[float]:
-        """Of every run: seconds of the steps that were kept, as long as they ideally take, over all
+        """Goodput of every run: seconds of the steps that were kept, as long as they ideally take, over all
         seconds."""
         return [ledger.useful / ledger.elapsed if ledger.elapsed else 1.0 for ledger in self.ledgers]
 
@@ -55,7 +55,7 @@ class Runs:
         elapsed = self.mean_of(lambda ledger: ledger.elapsed)
         return self.mean_of(lambda ledger: ledger.useful) / elapsed if elapsed else 1.0
 
-    def mean_of(self, value: Callable[[Ledger], float]) -> float:
+    def mean_of(self, value: Callable[[RunLedger], float]) -> float:
         return fmean(value(ledger) for ledger in self.ledgers)
 
     def lost_seconds(self) -> dict[str, float]:
@@ -104,5 +104,5 @@ def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1, *, jobs: int 
     return Runs(scenario, first_seed, tuple(_some(scenario, every)))
 
 
-def _some(scenario: Scenario, seeds: Sequence[int]) -> list[Ledger]:
+def _some(scenario: Scenario, seeds: Sequence[int]) -> list[RunLedger]:
     return [TrainingRun(scenario, seed).train() for seed in seeds]

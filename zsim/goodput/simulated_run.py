@@ -8,11 +8,11 @@ from typing import Any
 
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import ModeChoice, SpareChoice
-from zsim.goodput.ledger import Ledger
+from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.search import IntervalCurve
-from zsim.specs.cluster.table import Table
+from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
 from zsim.version import __version__
@@ -56,7 +56,7 @@ class SimulatedRun:
     curve: IntervalCurve | None
     modes: tuple[ModeChoice, ...]
     spares: tuple[SpareChoice, ...]
-    typical: Ledger
+    typical: RunLedger
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -165,7 +165,10 @@ class SimulatedRun:
         found: dict[str, Table] = {"failures": resolve_failures(table.failures)}
         if table.checkpoint.mode != "none" and table.checkpoint.blocking is None:
             found["storage"] = resolve_storage(table.storage)
-        return found
+        said = {"source": "given by the experiment"}
+        return {
+            name: one if one.source != UNSAID else one.model_copy(update=said) for name, one in found.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim goodput --json` writes."""

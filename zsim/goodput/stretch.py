@@ -27,7 +27,7 @@ _ROUNDING = 1e-9
 _FREE = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
-class Moment(NamedTuple):
+class StretchMoment(NamedTuple):
     """A time in a stretch. `steps`: done since its start, with the part of the step under way. `local` and
     `remote`: steps, counted likewise, in the last save that is durable; None if none of this stretch is.
     `intervals`, `since`: since the last remote save, and steps since the last save."""
@@ -82,7 +82,7 @@ class Stretch:
         begin = cycles * self.cycle + self.cycle_overhead + interval * self.interval + self.overhead
         return begin + (steps - whole * every) * self.seconds
 
-    def at(self, elapsed: float) -> Moment:
+    def at(self, elapsed: float) -> StretchMoment:
         """The moment `elapsed` seconds after the start."""
         every, time = self.saves.every, self.begun_at + min(elapsed, self.works)
         cycles, rest = divmod(time, self.cycle)
@@ -95,7 +95,7 @@ class Stretch:
         remote = self._saved(self.begun_at + elapsed - self.remote.durable_seconds, is_local=False)
         if elapsed >= self.works:
             steps = self.begun_steps + self.goal
-        return Moment(steps - self.begun_steps, local, remote, interval, since)
+        return StretchMoment(steps - self.begun_steps, local, remote, interval, since)
 
     def begun(self, elapsed: float) -> tuple[int | None, int | None]:
         """Steps since the start in the last local and in the last remote save that have begun."""

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import simpy
 
 from zsim.goodput.incidents import FailureDraws, Incident
-from zsim.goodput.ledger import Ledger
-from zsim.goodput.progress import Progress
+from zsim.goodput.ledger import RunLedger
+from zsim.goodput.progress import RunProgress
 from zsim.goodput.scenario import Phase, Scenario
 
 Process = Generator[simpy.Event, Any, None]
@@ -35,9 +35,9 @@ class TrainingRun:
         self.times, self.kinds, self.noise, self.slow = (
             Random(seed * _STREAMS + number) for number in range(_STREAMS)
         )
-        self.ledger = Ledger(spans=[] if is_recorded else None)
+        self.ledger = RunLedger(spans=[] if is_recorded else None)
         self.draws = FailureDraws(scenario.failures, scenario.recovery, self.times, self.kinds)
-        self.progress = Progress(scenario, self.ledger)
+        self.progress = RunProgress(scenario, self.ledger)
         self.number = 0
         self.spares = scenario.recovery.spares
         self.missing = 0
@@ -56,7 +56,7 @@ class TrainingRun:
     def phase(self) -> Phase:
         return self.scenario.phases[self.number]
 
-    def train(self) -> Ledger:
+    def train(self) -> RunLedger:
         """Run to the last step, the horizon or the limit."""
         scenario, env = self.scenario, self.env
         failures = scenario.failures
