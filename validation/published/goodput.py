@@ -47,6 +47,10 @@ class PublishedRun:
     note: str = ""
 
     @property
+    def told(self) -> str:
+        return f"{self.title} ({self.note})" if self.note else self.title
+
+    @property
     def mean_between(self) -> float:
         return self.mean_seconds or _NODE_DAY / (self.rate * self.nodes)
 
@@ -139,9 +143,7 @@ def lines() -> Iterator[str]:
         if run.is_bound:
             is_met = found.goodput_fraction >= run.published
         met += is_met
-        rows.append(
-            _row(run.row, run.title, run.published, found, is_met, is_bound=run.is_bound, note=run.note)
-        )
+        rows.append(_row(run.row, run.told, run.published, found, is_met, is_bound=run.is_bound))
     for rejoin in (0.0, 100.0):
         found = run_seeds(ft_hsdp(rejoin), 40)
         is_met = _is_close(found, 0.80)
@@ -185,8 +187,8 @@ def _llama() -> Iterator[str]:
     assert place is not None
     yield (
         "`validation/published/runs/llama-3-405b.toml`: model, degrees, batch, storage and rates of "
-        "interruptions are the paper's; the step, the checkpoint's bytes and seconds, the interval between saves, "
-        "detection and restart are zsim's own."
+        "interruptions are the paper's; the step, the checkpoint's bytes and seconds, the interval "
+        "between saves, detection and restart are zsim's own."
     )
     yield from ("", "| | published | zsim | 90 % of runs |", "|---|---:|---:|---:|")
     mean = run.runs.mean_of(lambda one: one.num_failures)
@@ -195,8 +197,8 @@ def _llama() -> Iterator[str]:
     yield f"| checkpoint | 1 MB to 4 GB per GPU | {place.bytes / 16_384 / 1e9:.2f} GB per GPU | |"
     yield ""
     yield (
-        f"Saves {run.work_seconds / 60:.1f} min apart that hold training for {place.blocking_seconds:.2f} s and "
-        f"are durable after {place.durable_seconds:.0f} s; "
+        f"Saves {run.work_seconds / 60:.1f} min apart that hold training for {place.blocking_seconds:.2f} s "
+        f"and are durable after {place.durable_seconds:.0f} s; "
         f"{place.load_seconds + run.prepared.startup_seconds:.0f} s to start and load."
     )
 

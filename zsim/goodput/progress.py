@@ -6,7 +6,7 @@ import math
 
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.scenario import Phase, Scenario
-from zsim.goodput.stretch import Stretch
+from zsim.goodput.stretch import TrainingStretch
 
 _WHOLE = 1e-6
 
@@ -24,7 +24,7 @@ class RunProgress:
         self.remote = self.local = 0
         self.intervals, self.since = 0, 0.0
         self.pending: list[tuple[float, int, bool]] = []
-        self.stretch: Stretch | None = None
+        self.stretch: TrainingStretch | None = None
         self.began = 0.0
         self.loads_local = False
         self.corruptions: dict[int, float] = {}
@@ -67,7 +67,7 @@ class RunProgress:
 
     # stretches
 
-    def begin(self, now: float, slowdown: float) -> Stretch:
+    def begin(self, now: float, slowdown: float) -> TrainingStretch:
         """Train on, each step `slowdown` times as long as the ideal one."""
         scenario, phase = self.scenario, self.phase
         self.pace = phase.step_seconds * slowdown
@@ -75,7 +75,7 @@ class RunProgress:
             scenario.evaluation_seconds / scenario.evaluation_every if scenario.evaluation_every else 0.0
         )
         self.evaluation = evaluation
-        self.stretch = Stretch(
+        self.stretch = TrainingStretch(
             phase.saves, self.pace + evaluation, self.steps_left, self.intervals, self.since
         )
         self.began = now

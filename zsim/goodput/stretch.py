@@ -39,7 +39,7 @@ class StretchMoment(NamedTuple):
     since: float
 
 
-class Stretch:
+class TrainingStretch:
     """Steps of `seconds` each up to `goal` steps, begun `intervals` saves after a remote one and `since`
     steps after a save. A save that training waits for ends it."""
 
