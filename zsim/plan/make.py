@@ -14,6 +14,7 @@ from zsim.plan.parallel.experts import with_experts
 from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
+from zsim.plan.parts.amaxes import amax_group
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
@@ -143,7 +144,8 @@ def plan_stages(
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
-        builder = PlanBuilder(mesh_groups(mesh, parallelism.context_inner))
+        maxima = amax_group(mesh, workloads[0].training)
+        builder = PlanBuilder([*mesh_groups(mesh, parallelism.context_inner), *maxima])
         stages = {
             number: Stage(
                 builder,

@@ -9,13 +9,14 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
+from zsim.specs.experiment.fp8.recipe import resolve_fp8, with_fp8_precision
+from zsim.specs.experiment.fp8.shapes import check_fp8_shapes
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import (
     as_megatron_deepspeed_runs,
     as_megatron_runs,
     attention_kind,
-    check_fp8_tokens,
     check_stored_types,
     cross_entropy_of,
     with_attention,
@@ -42,7 +43,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
@@ -108,9 +109,10 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
     asked = with_interval(asked, deepspeed, parallelism)
-    is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
-    fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
-    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine)
+    training = _training(asked, model, cluster, deepspeed, notes)
+    if training.precision == "fp8":
+        fp8, model = resolve_fp8(asked, table, cluster.gpu, model, notes)
+        training = replace(training, fp8=fp8)
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,
@@ -121,8 +123,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
-    check_fp8_tokens(training, parallelism.context)
     check_split(model, training, parallelism)
+    check_fp8_shapes(model, training, parallelism)
     strategy: Strategy
     if deepspeed is not None:
         strategy = deepspeed
@@ -149,7 +151,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
 def _training_table(experiment: Experiment, replicas: int) -> TrainingTable:
     """`[training]` with the number of micro-batches of its global batch, of which each of `replicas` has a
     part, and with Megatron's defaults under Megatron."""
-    table, strategy = experiment.training, experiment.strategy
+    table, strategy = with_fp8_precision(experiment.training), experiment.strategy
     if table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
         table = table.model_copy(update={"gradient_accumulation_steps": steps})
@@ -164,7 +166,6 @@ def _training(
     cluster: Cluster,
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
-    fp8_engine: Fp8Engine,
 ) -> Training:
     gpu = cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
@@ -210,7 +211,6 @@ def _training(
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
         device_max_connections=connections,
-        fp8_engine=fp8_engine,
         autocast=table.autocast,
         stored_dtype=table.stored_dtype,
     )

@@ -20,12 +20,14 @@ from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
 class Parameter:
     """One tensor, in the framework's layout (FSDP2 shards its first dimension). `summed_over`: the kind of
     group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor").
-    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states."""
+    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states. `in_fp8`: a product
+    reads it quantised."""
 
     name: str
     shape: tuple[int, ...]
     summed_over: str = ""
     trainable: bool = True
+    in_fp8: bool = False
 
     @property
     def numel(self) -> int:
@@ -74,12 +76,19 @@ class InPieces:
 @dataclass(frozen=True, slots=True)
 class Linear:
     """`num_tokens x in_features` times `in_features x out_features`; `beneath`: the collectives of its
-    backward, where they overlap its products; `in_pieces`: those that overlap its own pieces."""
+    backward, where they overlap its products; `in_pieces`: those that overlap its own pieces. In fp8
+    training: `input_parts` and `gradient_parts`: the ranks that each cast a part of its input, or of its
+    output's gradient, before it is gathered; `follows_norm`: the norm before it writes what it reads;
+    `in_bf16`: it is left out."""
 
     in_features: int
     out_features: int
     beneath: Beneath | None = None
     in_pieces: InPieces | None = None
+    input_parts: int = 1
+    gradient_parts: int = 1
+    follows_norm: bool = False
+    in_bf16: bool = False
 
     @property
     def gathers_input(self) -> bool:
@@ -89,10 +98,12 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Normalisation over `width`: `layer`, `rms`, or `gemma_rms` (multiplies by its weight in fp32)."""
+    """Normalisation over `width`: `layer`, `rms`, or `gemma_rms` (multiplies by its weight in fp32).
+    `writes_fp8`: its output is quantised as it is written (Transformer Engine's fused layers)."""
 
     width: int
     kind: str = "rms"
+    writes_fp8: bool = False
 
 
 ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
@@ -171,8 +182,8 @@ class Exchange:
     """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
     `width`: elements per token of the full tensor, which each of `ranks` holds a part of before a gather and
     after a scatter; `in_fp32`: statistics of the loss; `follows_precision`: a product behind it reads fp8 in
-    fp8 training, and gets it gathered as fp8 (Transformer Engine). `dtype`: of its elements, "" for the
-    activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
+    fp8 training, and gets it gathered quantised where the recipe does so. `dtype`: of its elements, "" for
+    the activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
     all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
     `returns`) over the mean; () if all receive as much."""
 

@@ -39,7 +39,9 @@ class Reference:
 @dataclass(frozen=True, slots=True)
 class Fsdp2:
     """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
-    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""
+    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch. `param_dtype` "fp8": the
+    weights of fp8 products are gathered in fp8, all other parameters in bf16; the maximum of each weight is
+    all-reduced before, or (`precomputes_scales`) all maxima together behind the update."""
 
     reshard_after_forward: bool | int | None
     replicate: int
@@ -49,6 +51,7 @@ class Fsdp2:
     no_sync: bool
     reduce_scatter_max_input_buffers: int = 1
     cpu_offload: bool = False
+    precomputes_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
+from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8, precompute_scales
 from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, MeshInfo, ParamGroup, make_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
@@ -50,7 +51,8 @@ class Fsdp2Schedule(Hooks):
         self.training = stage.training
         self.mesh = _mesh_info(stage, strategy)
         self.home = Fsdp2Home(stage.builder, strategy) if strategy.cpu_offload else None
-        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.gathers_fp8 = gathers_fp8(strategy)
+        self.param_bytes = 2 if self.gathers_fp8 else DTYPE_BYTES[strategy.param_dtype]
         self.units = make_param_groups(stage, strategy, self.mesh)
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
@@ -96,15 +98,18 @@ class Fsdp2Schedule(Hooks):
             state.all_gather = -1
             state.all_gather_bytes = 0
             return
-        full = unit.unsharded_numel * self.param_bytes
+        full = self._unsharded_bytes(unit)
         cast = (
             full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
         )
+        # from the fp32 shard into a new flat tensor
+        cast_reads = 4 * unit.unsharded_numel // ranks if cast else 0
+        if cast:
+            cast_reads += agree_on_scales(builder, self.strategy, unit, copy_in)
         casts = self._parts(unit, ranks) if cast else ()
         builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
         builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks
-        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
         builder.kernels(
             f"all_gather_copy_in {unit.name}",
@@ -116,7 +121,7 @@ class Fsdp2Schedule(Hooks):
         builder.free("buffers", cast, owner=unit.name, part=_CASTS)
         builder.wait_stream(ALL_GATHER, copy_in)
         state.all_gather = builder.collective(
-            "all_gather", full, self.strategy.param_dtype, group.name, stream=ALL_GATHER,
+            "all_gather", full, self._gathered_dtype(unit), group.name, stream=ALL_GATHER,
             name=f"all_gather {unit.name}", module=unit.name,
         )  # fmt: skip
         state.all_gather_bytes = full
@@ -129,7 +134,7 @@ class Fsdp2Schedule(Hooks):
         in_forward = builder.phase == "forward" and not is_told
         if in_forward:
             self._release_previous_gather()
-        size = unit.unsharded_numel * self.param_bytes
+        size = self._unsharded_bytes(unit)
         builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
@@ -147,13 +152,21 @@ class Fsdp2Schedule(Hooks):
 
     def _parts(self, unit: ParamGroup, ranks: int) -> tuple[int, ...]:
         """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
-        return tuple(
-            numel * self.param_bytes // ranks for numel in unit.padded_numels(unit.shard_size) if numel
-        )
+        sizes = unit.gathered_bytes(self.param_bytes, in_fp8=self.gathers_fp8)
+        return tuple(size // ranks for size in sizes if size)
+
+    def _unsharded_bytes(self, unit: ParamGroup) -> int:
+        return sum(unit.gathered_bytes(self.param_bytes, in_fp8=self.gathers_fp8))
+
+    def _gathered_dtype(self, unit: ParamGroup) -> str:
+        """Tensors of several types are gathered as bytes (`_get_all_gather_input_metadatas`)."""
+        if not self.gathers_fp8:
+            return self.strategy.param_dtype
+        return "fp8" if unit.num_in_fp8 else "bf16"
 
     def _post_forward_shard_bytes(self, unit: ParamGroup) -> int:
         assert unit.post_forward is not None
-        return unit.unsharded_numel // unit.post_forward.size * self.param_bytes
+        return self._unsharded_bytes(unit) // unit.post_forward.size
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
@@ -180,7 +193,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        size = unit.unsharded_numel * self.param_bytes
+        size = self._unsharded_bytes(unit)
         builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
         state.is_unsharded = False
 
@@ -352,6 +365,7 @@ class Fsdp2Schedule(Hooks):
             "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
         )
         update(builder, training, numels)
+        precompute_scales(builder, self.strategy, units)
         builder.free("gradients", 4 * sum(unit.shard_numel for unit in units))
 
 

@@ -74,6 +74,25 @@ class ParamGroup:
         """Elements of each parameter, padded for `num_ranks` shards."""
         return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
 
+    def gathered_bytes(self, element_bytes: int, *, in_fp8: bool) -> tuple[int, ...]:
+        """Bytes of each gathered parameter with padding; `in_fp8`: those that fp8 products read are one byte
+        an element."""
+        return tuple(
+            numel * (1 if in_fp8 and parameter.in_fp8 else element_bytes)
+            for numel, parameter in zip(self.padded_numels(self.shard_size), self.parameters, strict=True)
+        )
+
+    @property
+    def num_in_fp8(self) -> int:
+        """The number of parameters that fp8 products read."""
+        return sum(parameter.in_fp8 for parameter in self.parameters)
+
+    @property
+    def fp8_numel(self) -> int:
+        """Their elements, padded."""
+        numels = self.padded_numels(self.shard_size)
+        return sum(numel for numel, one in zip(numels, self.parameters, strict=True) if one.in_fp8)
+
 
 @dataclass
 class Fsdp2UnitGradient:

@@ -31,6 +31,7 @@ from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kern
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, lay_out, owned_in_turn
+from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
@@ -63,6 +64,7 @@ class MegatronSchedule(Hooks):
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
         self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        self._weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
         self.buffer = lay_out(
@@ -103,8 +105,10 @@ class MegatronSchedule(Hooks):
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
         moments = self.workload.optimizer_state_bytes // 4
         lazy = tuple(4 * numel for numel in owned for _ in range(moments))
+        quantized = self._weights
         return [
-            Memory("parameters", parameters * self.param_bytes),
+            Memory("parameters", parameters * self.param_bytes - quantized.saved_bytes),
+            Memory("buffers", quantized.copy_bytes),
             Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
@@ -150,11 +154,11 @@ class MegatronSchedule(Hooks):
 
     def gather(self, bucket: Bucket, stream: str) -> int:
         """Issue the all-gather of a bucket's parameters; returns its event."""
-        size = bucket.numel * self.param_bytes
+        size = bucket.numel * self.param_bytes - self._weights.ungathered_bytes(bucket.names)
+        size = -(-size // self.ranks) * self.ranks
         name = f"all_gather parameters {bucket.number}"
-        return self.builder.collective(
-            "all_gather", size, self.strategy.param_dtype, self.shard.name, stream=stream, name=name
-        )
+        dtype = self._weights.gathered_dtype(self.strategy.param_dtype)
+        return self.builder.collective("all_gather", size, dtype, self.shard.name, stream=stream, name=name)
 
     # -- layers -----------------------------------------------------------------------------------------
 
@@ -319,6 +323,14 @@ class MegatronSchedule(Hooks):
         strategy = self.strategy
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
+        if strategy.fp8_param_gather:
+            quantize_masters(
+                self.builder,
+                self.training,
+                [chunk._weights for chunk in self.chunks],
+                self.ranks,
+                self.shard.name,
+            )
         for chunk in self.chunks:
             chunk.finish_update()
 
