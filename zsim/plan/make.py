@@ -71,7 +71,10 @@ def make_plan(job: Job) -> Plan:
 
 def plan_of(basis: PlanBasis) -> Plan:
     """The plan of all jobs with this basis. Raises what `plan_stages` raises."""
-    models = stages_of(basis.model, basis.parallelism)
+    model = basis.model
+    if _is_megatron_alone(basis):
+        model = with_fused_projections(model)
+    models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
     return plan_stages(
         make_workloads(models, basis.training),
@@ -82,6 +85,14 @@ def plan_of(basis: PlanBasis) -> Plan:
         is_cpu=basis.is_cpu,
         copies_scatters=basis.copies_scatters,
     )
+
+
+def _is_megatron_alone(basis: PlanBasis) -> bool:
+    """Whether the model's layers are Megatron's without its parallelisms, which would fuse projections
+    themselves. InternEvo's and nanotron's are left as they are."""
+    strategy, parallelism = basis.strategy, basis.parallelism
+    is_own = isinstance(strategy, Megatron) and not strategy.has_owners
+    return is_own and parallelism.is_trivial and parallelism.style == "megatron"
 
 
 def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
