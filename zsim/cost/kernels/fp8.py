@@ -61,7 +61,7 @@ def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Ker
         found = [] if is_cast else _torchao(numel // parts, options, is_row=True)
         return [*found, *([] if fp8.has_quantized_weights else _torchao(weight, options, is_row=True))]
     found = [] if module.shares_input else _engine_input(work, numel, options)
-    return [*found, *_engine_weight(weight, options, is_backward=False)]
+    return [*found, *weight_casts(weight, options, is_backward=False)]
 
 
 def backward_casts(module: Module, tokens: int, options: WorkOptions) -> Marked:
@@ -72,7 +72,7 @@ def backward_casts(module: Module, tokens: int, options: WorkOptions) -> Marked:
     if fp8.is_engine:
         found = _gathered(outputs, work.gradient_parts, options, is_gradient=True)
         casts = [(kernel, False) for kernel in found]
-        casts += [(kernel, False) for kernel in _engine_weight(weight, options, is_backward=True)]
+        casts += [(kernel, False) for kernel in weight_casts(weight, options, is_backward=True)]
         if work.input_parts > 1 and fp8.has_one_scale and fp8.transposes:
             casts.append((_moves(2 * inputs, options), True))  # gathered again, then transposed
         return casts
@@ -92,6 +92,29 @@ def backward_casts(module: Module, tokens: int, options: WorkOptions) -> Marked:
     else:
         casts += [(kernel, True) for kernel in _torchao(inputs, options, is_row=False)]
     return casts
+
+
+def cast(numel: int, options: WorkOptions) -> list[Kernel]:
+    """Transformer Engine's kernels that quantise `numel` elements for both directions."""
+    return _engine(numel, _directions(options.fp8), options)
+
+
+def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
+    """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
+    has its part. Quantised weights of one scale, or in squares, are transposed; mxfp8's are gathered in 16
+    bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
+    core/optimizer/distrib_optimizer.py)."""
+    fp8 = options.fp8
+    if fp8.keeps_weights or fp8.has_quantized_weights:
+        if is_backward:
+            return []
+        part = numel // options.micro_batches
+        if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
+            return _engine(part, _directions(fp8), options)
+        return [_moves(2 * part, options)] if _directions(fp8) == 2 else []
+    if not fp8.recasts_weights:
+        return [] if is_backward else _engine(numel, _directions(fp8), options)
+    return _engine(numel, _directions(fp8) if is_backward else 1, options)
 
 
 def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
@@ -175,24 +198,6 @@ def _engine(numel: int, directions: int, options: WorkOptions) -> list[Kernel]:
     if fp8.recipe == "nvfp4":
         return [_scale(options), _moves(2 * numel, options), cast]
     return [cast]
-
-
-def _engine_weight(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
-    """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
-    has its part. Quantised weights of one scale, or in squares, are transposed; mxfp8's are gathered in 16
-    bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
-    core/optimizer/distrib_optimizer.py)."""
-    fp8 = options.fp8
-    if fp8.keeps_weights or fp8.has_quantized_weights:
-        if is_backward:
-            return []
-        part = numel // options.micro_batches
-        if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
-            return _engine(part, _directions(fp8), options)
-        return [_moves(2 * part, options)] if _directions(fp8) == 2 else []
-    if not fp8.recasts_weights:
-        return [] if is_backward else _engine(numel, _directions(fp8), options)
-    return _engine(numel, _directions(fp8) if is_backward else 1, options)
 
 
 def _directions(fp8: Fp8) -> int:

@@ -29,7 +29,7 @@ def amax_group(mesh: Mesh, training: Training) -> list[Group]:
     without delayed scales and for one rank."""
     if not has_delayed_scales(training):
         return []
-    axes = (TENSOR, CONTEXT)
+    axes: tuple[str, ...] = (TENSOR, CONTEXT)
     if training.fp8.sums_amaxes_over == "all":
         axes = tuple(name for name in mesh.names if name != PIPELINE)
     return [Group(AMAXES, mesh.groups(*axes))] if mesh.size(*axes) > 1 else []

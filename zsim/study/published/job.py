@@ -205,13 +205,8 @@ def _precision(run: PublishedRun, kind: str, assumptions: list[str]) -> dict[str
         return {"precision": precision}
     recipe = next((recipe for pattern, recipe in _RECIPES if re.search(pattern, text)), None)
     if recipe == "":
-        raise
-
-
-
-
-        NotSimulatedError(f"precision
-        '{run.text('precision')}': which products are in which is not published")
+        found = run.text("precision")
+        raise NotSimulatedError(f"precision '{found}': which products are in which type is not published")
     if recipe is None and kind == "megatron" and "tensorwise" in text:
         recipe = "current"
     return {"precision": precision, "fp8_recipe": recipe} if recipe else {"precision": precision}

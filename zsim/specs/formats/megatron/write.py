@@ -16,6 +16,7 @@ SCRIPT = "megatron.sh"
 _METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather"}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "fused")
+_RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
 def why_not_megatron(job: Job) -> str | None:
@@ -91,11 +92,28 @@ def _training(job: Job) -> Iterator[str]:
     if training.precision != "fp32":
         yield "--bf16" if training.precision == "fp8" else f"--{training.precision}"
     if training.precision == "fp8":
-        yield "--fp8-format hybrid"
+        yield from _low_precision(job)
     yield f"--attention-backend {'flash' if training.attention == 'flash' else 'unfused'}"
     if training.cross_entropy == "fused":
         yield "--cross-entropy-loss-fusion"
     yield from _recomputation(asked)
+
+
+def _low_precision(job: Job) -> Iterator[str]:
+    recipe, asked = job.training.fp8.recipe, job.experiment.training
+    table = job.experiment.strategy
+    assert isinstance(table, MegatronTable)
+    yield "--fp4-format e2m1" if recipe == "nvfp4" else "--fp8-format hybrid"
+    if recipe in _RECIPES:
+        yield f"--fp8-recipe {_RECIPES[recipe]}"
+    ends = asked.bf16_first_layers, asked.bf16_last_layers
+    if max(ends):
+        yield "--first-last-layers-bf16"
+        yield f"--num-layers-at-start-in-bf16 {ends[0]} --num-layers-at-end-in-bf16 {ends[1]}"
+    if table.fp8_param_gather:
+        yield "--fp8-param-gather"
+    if table.tp_only_amax_red:
+        yield "--tp-only-amax-red"
 
 
 def _recomputation(asked: TrainingTable) -> Iterator[str]:
