@@ -108,10 +108,10 @@ class MegatronSchedule(Hooks):
         quantized = self._weights
         return [
             Memory("parameters", parameters * self.param_bytes - quantized.saved_bytes),
-            Memory("buffers", quantized.copy_bytes),
             Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
+            *([Memory("buffers", quantized.copy_bytes)] if quantized.copy_bytes else []),
         ]
 
     # -- parameters -------------------------------------------------------------------------------------

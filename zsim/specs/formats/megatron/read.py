@@ -110,8 +110,6 @@ def _read_precision(found: Arguments, file: TrainingFile) -> None:
         ("fp4-param-gather", "parameters that are gathered in fp4"),
         ("no-fp8-wgrad", "weight gradients in bf16 beside fp8"),
         ("disable-fp8-wgrad", "weight gradients in bf16 beside fp8"),
-        ("fp8-dot-product-attention", "attention in fp8"),
-        ("fp8-multi-head-attention", "attention in fp8"),
     ):
         refuse(found, flag, what)
 
