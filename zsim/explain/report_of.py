@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
+from zsim.explain.data_loading import lengths_note, with_data_loading
 from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
 from zsim.explain.machine_use import machine_use
@@ -68,6 +69,7 @@ def report_of(
     if step is None:
         pipeline = pipeline_of(outcome)
         step = traced_step(outcome.trace) if pipeline is None else slowest_step(outcome, pipeline)
+    step = with_data_loading(job, step)
     allocator = _allocator(outcome)
     mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
     energy = step_energy(mean, kernel_activity_of(job, plan), job.cluster.gpu.power)
@@ -161,7 +163,7 @@ def _notes(
     outcome: Outcome, allocator: AllocatorRow | None, energy: Energy | None, variants: Variants
 ) -> list[str]:
     job = outcome.job
-    notes = notes_of(outcome, allocator)
+    notes = [*notes_of(outcome, allocator), *lengths_note(job)]
     if energy is None and job.cost is not None:
         notes.append(f"no energy: how much power GPU '{job.cluster.gpu.name}' draws is not known")
     connections = job.training.device_max_connections

@@ -21,20 +21,29 @@ def step_work(job: Job) -> StepWork:
     tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
     if job.sequences is not None:
         tokens = round(job.sequences * training.sequence_length)
+    lengths, padded = training.lengths, float(tokens)
     length = training.sequence_length
+    if lengths is not None:
+        steps = training.gradient_accumulation_steps
+        tokens, padded = round(lengths.real_tokens * steps), lengths.mean_tokens * steps
+        length = max(1, round(lengths.span))
     policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies)
-    peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
+    dtype = training.precision
+    peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
+    peak: float | None = getattr(job.cluster.gpu.peak, peak_dtype)
     model = model_flops_per_token(job.model, length)
     gpus = job.parallelism.model_ranks
     return StepWork(
         tokens,
         tokens * model / gpus,
-        tokens * hardware / gpus,
+        padded * hardware / gpus,
         peak,
         FLOPS_CONVENTION,
-        peak_dtype=training.precision,
+        peak_dtype=peak_dtype,
         gpus_per_replica=gpus,
+        padded_tokens=None if lengths is None else padded,
+        slowest_over_mean=1.0 if lengths is None else lengths.slowest_over_mean,
     )
 
 

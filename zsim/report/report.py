@@ -35,7 +35,9 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 class StepWork:
     """Work of a step: the tokens of one replica of the model, which `gpus_per_replica` GPUs train on
     together; as mean over all GPUs, the model's FLOPs by `convention` (without recomputation) and the FLOPs
-    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in."""
+    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in. Where
+    documents differ in length, `tokens` are theirs, `padded_tokens` what is computed, `slowest_over_mean` the
+    slowest rank's FLOPs over the mean one's."""
 
     tokens: int
     model_flops: float
@@ -44,6 +46,8 @@ class StepWork:
     convention: str
     peak_dtype: str = ""
     gpus_per_replica: int = 1
+    padded_tokens: float | None = None
+    slowest_over_mean: float = 1.0
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -180,6 +184,12 @@ class Report:
         return _ratio(self.work.tokens_per_gpu, self.step_seconds)
 
     @property
+    def padded_tokens_per_second_per_gpu(self) -> float | None:
+        """With padding; None where all sequences are of one length."""
+        padded = self.work.padded_tokens
+        return None if padded is None else _ratio(padded / self.work.gpus_per_replica, self.step_seconds)
+
+    @property
     def step_tokens(self) -> int:
         """Tokens of the step of all GPUs, the global batch."""
         return self.work.step_tokens(self.simulation.world_size)
@@ -201,7 +211,7 @@ class Report:
     @property
     def mfu_peak(self) -> str:
         """Words that name the peak of MFU where it is not the usual one: fp8's is twice that of 16 bits."""
-        return "of fp8's peak" if self.work.peak_dtype == "fp8" else ""
+        return f"of {self.work.peak_dtype}'s peak" if self.work.peak_dtype in ("fp8", "fp4") else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` writes: plain data, finite numbers, `None` where not applicable."""
@@ -257,7 +267,22 @@ class Report:
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
+            **self._lengths(),
             "collectives_by_group": [asdict(row) for row in group_rows(self.collectives)],
+        }
+
+    def _lengths(self) -> dict[str, Any]:
+        """The entry on documents of different lengths; none without them."""
+        padded = self.work.padded_tokens
+        if padded is None:
+            return {}
+        return {
+            "lengths": {
+                "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+                "padded_tokens_per_second_per_gpu": self.padded_tokens_per_second_per_gpu,
+                "padding_fraction": 1 - self.work.tokens / padded,
+                "slowest_over_mean": self.work.slowest_over_mean,
+            }
         }
 
 

@@ -98,7 +98,24 @@ def output_elements(work: Attention) -> int:
     return work.num_heads * work.v_head_dim
 
 
-def causal_pairs(work: Attention, sequence_length: int) -> float:
+def _pairs(work: Attention, shape: BatchShape) -> float:
+    """Query-key pairs of a sequence: of all documents in it, s^2/2 each, where it has several. With documents
+    of s tokens the sum is L/2 sum(s^2)/sum(s), L: the sequence's tokens."""
+    if shape.span is None:
+        return causal_pairs(work, shape.sequence_length)
+    return shape.sequence_length / shape.span * causal_pairs(work, shape.span)
+
+
+def _by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
+    """The kernel as of sequences that are one mean document long (FlashAttention's `varlen`)."""
+    if shape.span is None:
+        return kernel
+    heads, length, _, width = kernel.shape
+    span = max(1, min(length, round(shape.span)))
+    return replace(kernel, shape=(max(1, round(heads * length / span)), span, span, width))
+
+
+def causal_pairs(work: Attention, sequence_length: float) -> float:
     """Query-key pairs of one sequence under a causal mask (and a window): s^2/2, or w s - w^2/2."""
     window = min(work.window or sequence_length, sequence_length)
     return window * sequence_length - window * window / 2
@@ -145,9 +162,9 @@ def _unpadding(
 
 
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    length = shape.sequence_length
-    pairs = causal_pairs(work, length)
-    return (_fused_forward(work, shape.sequences, length, length, pairs, options),)
+    length, pairs = shape.sequence_length, _pairs(work, shape)
+    kernel = _fused_forward(work, shape.sequences, length, length, pairs, options)
+    return (_by_document(kernel, shape),)
 
 
 def fused_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
@@ -178,9 +195,9 @@ def _fused_forward(
 
 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    length = shape.sequence_length
-    pairs = causal_pairs(work, length)
-    return (_fused_backward(work, shape.sequences, length, length, pairs, options),)
+    length, pairs = shape.sequence_length, _pairs(work, shape)
+    kernel = _fused_backward(work, shape.sequences, length, length, pairs, options)
+    return (_by_document(kernel, shape),)
 
 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:

@@ -12,12 +12,14 @@ from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision,
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     """One micro-batch, or the part of its tokens that one of `shards` ranks has. `rows_per_token`: rows for
-    each of these tokens, which count as tokens (a token goes to several experts)."""
+    each of these tokens, which count as tokens (a token goes to several experts). `span`: the mean length of
+    the document that a token is of, where a sequence holds several and attention keeps them apart."""
 
     sequences: int
     sequence_length: int
     shards: int = 1
     rows_per_token: float = 1.0
+    span: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -35,7 +37,9 @@ class BatchShape:
 
     @classmethod
     def of(cls, training: Training) -> BatchShape:
-        return cls(training.micro_batch_size, training.sequence_length)
+        lengths = training.lengths
+        span = lengths.span if lengths is not None and lengths.by_document else None
+        return cls(training.micro_batch_size, training.sequence_length, span=span)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
+from zsim.specs.experiment.data.micro_batches import with_lengths
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.fp8.recipe import resolve_fp8, with_fp8_precision
 from zsim.specs.experiment.fp8.shapes import check_fp8_shapes
@@ -121,6 +122,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         layers_per_checkpoint=recomputed.layers_per_checkpoint,
         recompute_modules=recomputed.modules,
     )
+    if asked.lengths is not None:
+        training = with_lengths(training, asked.lengths, model, table, parallelism, replicas)
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     check_split(model, training, parallelism)

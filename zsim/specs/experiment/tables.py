@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.experiment.data.lengths import LengthsTable
+from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
@@ -65,6 +67,7 @@ class TrainingTable(_Table):
     fp8_recipe: Fp8Recipe | None = Field(
         default=None, description='how products are cast with precision "fp8": the scales, and whose kernels'
     )
+    lengths: LengthsTable | None = None
     bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
     bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
     activation_checkpointing: Checkpointing = "none"
@@ -236,6 +239,7 @@ class _ExperimentFile(_Table):
     placement: PlacementTable = PlacementTable()
     faults: FaultsTable = FaultsTable()
     jitter: JitterTable = JitterTable()
+    data: DataTable = DataTable()
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = TrainingTable()
     parallelism: ParallelismTable = ParallelismTable()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.lengths import DrawnLengths
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
@@ -41,7 +42,8 @@ class Training:
     torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: the type
     in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16 and trained so
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
-    (linkedin/Liger-Kernel). `fp8`: how products are cast with precision "fp8". `device_max_connections`: the
+    (linkedin/Liger-Kernel). `lengths`: where documents differ in length, of which `sequence_length` is then
+    the slowest rank's. `fp8`: how products are cast with precision "fp8". `device_max_connections`: the
     hardware queues that streams share, as in `zsim.plan.passes.queues`.
     """
 
@@ -68,6 +70,7 @@ class Training:
     fp8: Fp8 = TORCHAO_TENSORWISE
     layers_per_checkpoint: int = 1
     recompute_modules: tuple[str, ...] = ()
+    lengths: DrawnLengths | None = None
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every

@@ -10,7 +10,7 @@ from zsim.report.fit import fit_of
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
-from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.views.meanings import DATA_LOADING, EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
 from zsim.report.views.text.irregular import Words, irregular_tables
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
@@ -101,6 +101,10 @@ def _speed(report: Report) -> Table:
     table.add_row(
         "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
     )
+    padded = report.padded_tokens_per_second_per_gpu
+    if padded is not None:
+        slowest = f"{report.work.slowest_over_mean:.3f} x mean"
+        table.add_row("with padding", f"{padded:,.0f}", "slowest rank", slowest)
     table.add_row(
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),
@@ -121,9 +125,9 @@ def _range(report: Report, validation: Validation) -> Text:
 
 def _breakdown(report: Report, is_plain: bool) -> Table:
     table = _table("Where the step goes", "", "time", "share", "")
-    for name, meaning in BREAKDOWN.items():
-        seconds = report.breakdown.seconds[name]
-        if name == "bubble" and not seconds:
+    for name, meaning in WHOLE_STEP.items():
+        seconds = report.breakdown.seconds.get(name, 0.0)
+        if name in ("bubble", DATA_LOADING) and not seconds:
             continue
         share = seconds / report.step_seconds
         bar = _bar(share, meaning.terminal, is_plain)
