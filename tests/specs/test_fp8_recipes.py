@@ -15,7 +15,8 @@ MEGATRON = {"kind": "megatron", "distributed_optimizer": True}
 
 
 def fp8(cluster: str = "dgx-h100", **changes: Any) -> Fp8:
-    return resolved(cluster, **changes).training.fp8
+    found: Fp8 = resolved(cluster, **changes).training.fp8
+    return found
 
 
 def resolved(

@@ -8,6 +8,7 @@ from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Kernels, Plan, Program
+from zsim.report.padding import Padding
 from zsim.report.report import StepWork
 from zsim.specs.experiment.job import Job
 
@@ -42,8 +43,7 @@ def step_work(job: Job) -> StepWork:
         FLOPS_CONVENTION,
         peak_dtype=peak_dtype,
         gpus_per_replica=gpus,
-        padded_tokens=None if lengths is None else padded,
-        slowest_over_mean=1.0 if lengths is None else lengths.slowest_over_mean,
+        padding=None if lengths is None else Padding(tokens, padded, lengths.slowest_over_mean),
     )
 
 

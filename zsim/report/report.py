@@ -13,6 +13,7 @@ from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
+from zsim.report.padding import Padding
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap
 from zsim.report.traffic import (
@@ -35,9 +36,8 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 class StepWork:
     """Work of a step: the tokens of one replica of the model, which `gpus_per_replica` GPUs train on
     together; as mean over all GPUs, the model's FLOPs by `convention` (without recomputation) and the FLOPs
-    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in. Where
-    documents differ in length, `tokens` are theirs, `padded_tokens` what is computed, `slowest_over_mean` the
-    slowest rank's FLOPs over the mean one's."""
+    that ran (with recomputation); and the GPU's dense peak in `peak_dtype`, the type it computes in.
+    `padding`: None where all sequences are of one length."""
 
     tokens: int
     model_flops: float
@@ -46,8 +46,7 @@ class StepWork:
     convention: str
     peak_dtype: str = ""
     gpus_per_replica: int = 1
-    padded_tokens: float | None = None
-    slowest_over_mean: float = 1.0
+    padding: Padding | None = None
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -184,12 +183,6 @@ class Report:
         return _ratio(self.work.tokens_per_gpu, self.step_seconds)
 
     @property
-    def padded_tokens_per_second_per_gpu(self) -> float | None:
-        """With padding; None where all sequences are of one length."""
-        padded = self.work.padded_tokens
-        return None if padded is None else _ratio(padded / self.work.gpus_per_replica, self.step_seconds)
-
-    @property
     def step_tokens(self) -> int:
         """Tokens of the step of all GPUs, the global batch."""
         return self.work.step_tokens(self.simulation.world_size)
@@ -215,6 +208,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` writes: plain data, finite numbers, `None` where not applicable."""
+        padding, gpus = self.work.padding, self.work.gpus_per_replica
+        lengths = {} if padding is None else {"lengths": padding.to_dict(self.step_seconds, gpus)}
         return {
             "zsim_version": self.zsim_version,
             "experiment": plain(self.experiment),
@@ -267,22 +262,8 @@ class Report:
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
-            **self._lengths(),
+            **lengths,
             "collectives_by_group": [asdict(row) for row in group_rows(self.collectives)],
-        }
-
-    def _lengths(self) -> dict[str, Any]:
-        """The entry on documents of different lengths; none without them."""
-        padded = self.work.padded_tokens
-        if padded is None:
-            return {}
-        return {
-            "lengths": {
-                "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-                "padded_tokens_per_second_per_gpu": self.padded_tokens_per_second_per_gpu,
-                "padding_fraction": 1 - self.work.tokens / padded,
-                "slowest_over_mean": self.work.slowest_over_mean,
-            }
         }
 
 

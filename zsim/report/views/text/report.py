@@ -101,10 +101,12 @@ def _speed(report: Report) -> Table:
     table.add_row(
         "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
     )
-    padded = report.padded_tokens_per_second_per_gpu
-    if padded is not None:
-        slowest = f"{report.work.slowest_over_mean:.3f} x mean"
-        table.add_row("with padding", f"{padded:,.0f}", "slowest rank", slowest)
+    padding = report.work.padding
+    if padding is not None:
+        found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
+        slowest = f"{padding.slowest_over_mean:.3f} x mean"
+        with_padding = f"{found['padded_tokens_per_second_per_gpu']:,.0f}"
+        table.add_row("with padding", with_padding, "slowest rank", slowest)
     table.add_row(
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),

@@ -97,7 +97,8 @@ def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) ->
         edges = np.cumsum(np.array(weights)) / sum(weights)
         places = np.minimum(np.searchsorted(edges, uniform, side="right"), len(values) - 1)
         drawn = np.array(values, dtype=np.float64)[places]
-    return np.maximum(np.rint(drawn), 1.0)
+    whole: Floats = np.maximum(np.rint(drawn), 1.0)
+    return whole
 
 
 def _padded(
