@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Norm, Parameter
+from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Norm
 
 ALIGNED = 16  # elements: dimensions of a product that may run in fp8
 
@@ -28,9 +28,20 @@ def with_fp8_layers(
     return replace(model, blocks=tuple(blocks))
 
 
-def quantized_numel(parameters: tuple[Parameter, ...]) -> int:
-    """Elements of the parameters that fp8 products read."""
-    return sum(parameter.numel for parameter in parameters if parameter.in_fp8)
+def without_fp8_layers(model: ModelSpec) -> ModelSpec:
+    """The model as it was before `with_fp8_layers`."""
+    known = {id(block): replace(block, modules=tuple(map(_plain, block.modules))) for block in model.blocks}
+    return replace(model, blocks=tuple(known[id(block)] for block in model.blocks))
+
+
+def _plain(module: Module) -> Module:
+    work = module.work
+    if isinstance(work, Linear):
+        work = replace(work, in_bf16=False, follows_norm=False)
+    elif isinstance(work, Norm):
+        work = replace(work, writes_fp8=False)
+    parameters = tuple(replace(parameter, in_fp8=False) for parameter in module.parameters)
+    return replace(module, work=work, parameters=parameters)
 
 
 def _left_out(block: Block) -> Block:

@@ -8,6 +8,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
+from zsim.specs.model.fp8_layers import without_fp8_layers
 from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, Megatron, MegatronTable, is_core
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -42,7 +43,7 @@ def why_not_megatron(job: Job) -> str | None:
         return "it runs one pipeline a step"
     if min(parallelism.layers_per_stage, default=1) < 1:
         return "it puts layers on every stage"
-    return why_not_network(job.model)
+    return why_not_network(without_fp8_layers(job.model))
 
 
 def megatron_script(job: Job) -> str:
@@ -73,7 +74,7 @@ def _environment(job: Job) -> Iterator[str]:
 
 def _network(job: Job) -> Iterator[str]:
     vocabulary = Library().model(job.experiment.model).vocab_size
-    yield from network_flags(job.model, vocabulary, job.training.sequence_length)
+    yield from network_flags(without_fp8_layers(job.model), vocabulary, job.training.sequence_length)
     table = job.experiment.strategy
     assert isinstance(table, MegatronTable)
     if table.vocabulary_multiple != VOCABULARY_MULTIPLE:
