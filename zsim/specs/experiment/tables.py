@@ -21,6 +21,8 @@ from pydantic import (
 )
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.experiment.data.lengths import LengthsTable
+from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
@@ -33,6 +35,7 @@ from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
+from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.parallelism import ParallelismTable
 from zsim.specs.strategy.training import (
@@ -59,7 +62,8 @@ class TrainingTable(_Table):
     (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
-    "megatron" under Megatron, "fused" with `compile`, else "eager"."""
+    "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,
+    as on its command line, else "torchao-tensorwise"; given, it says precision "fp8" as well."""
 
     @model_validator(mode="before")
     @classmethod
@@ -81,6 +85,12 @@ class TrainingTable(_Table):
         description="sequences in a step of all ranks: how many micro-batches, and how small the last one is",
     )
     precision: Precision | None = None
+    fp8_recipe: Fp8Recipe | None = Field(
+        default=None, description='how products are cast with precision "fp8": the scales, and whose kernels'
+    )
+    lengths: LengthsTable | None = None
+    bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
+    bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
     activation_checkpointing: Checkpointing = "none"
     attention: AttentionChoice | None = None
     compile: bool = False
@@ -205,9 +215,11 @@ class Fsdp1Table(_FsdpTable):
 
 
 class Fsdp2Table(_FsdpTable):
-    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
+    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP. `param_dtype` "fp8": the weights of fp8
+    products are gathered in fp8, by scales that `precompute_fp8_scales` has ready for all of them."""
 
     kind: Literal["fsdp2"]
+    precompute_fp8_scales: StrictBool = False
     reshard_after_forward: StrictBool | Count | None = None
 
     @field_validator("reshard_after_forward", mode="before")
@@ -263,6 +275,7 @@ class _ExperimentFile(_Table):
     placement: PlacementTable = PlacementTable()
     faults: FaultsTable = FaultsTable()
     jitter: JitterTable = JitterTable()
+    data: DataTable = DataTable()
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = TrainingTable()
     parallelism: ParallelismTable = ParallelismTable()
