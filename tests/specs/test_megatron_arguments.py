@@ -346,7 +346,7 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "Megatron-FSDP"),
         ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
         ("--use-distributed-optimizer --use-precision-aware-optimizer", "precision_aware_optimizer"),
-        ("--fp8-format hybrid --fp8-param-gather", "gathered in fp8"),
+        ("--fp8-format hybrid --no-fp8-wgrad", "weight gradients in bf16"),
         ("--optimizer muon", "does not simulate 'muon'"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
         ("--cuda-graph-impl transformer_engine", "CUDA graphs of layers"),

@@ -237,7 +237,7 @@ def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
     [
         ("--activation_checkpoint.mode=memory_budget", "memory_budget"),
         ("--optimizer.name=Muon", "Muon"),
-        ("--model.converters=mx", "mx"),
+        ("--model.converters=quantize.grouped_mm.mx", "grouped_mm"),
         ("--optimizer.early_step_in_backward", "inside the backward"),
         ("--training.dtype=bfloat16", "bf16 master weights"),
     ],

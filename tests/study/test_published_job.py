@@ -241,7 +241,7 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"inter_gbps_per_gpu": ""}, "network between the nodes"),
         ({"n_gpus": "12", "global_batch": "96"}, "12 GPUs do not fill nodes of 8"),
         ({"n_params": "1e9", "n_params_kind": "exact"}, "parameters, but the row says"),
-        ({"precision": "NVFP4"}, "precision 'NVFP4'"),
+        ({"precision": "nvfp4 (with fp8 parts)"}, "which products are in which type"),
         ({"compile": "thunder nvfuser"}, "thunder"),
     ],
 )

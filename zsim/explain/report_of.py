@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
+from zsim.explain.data_loading import lengths_note, with_data_loading
 from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
 from zsim.explain.gpu_types import Terms, gpu_capacities, gpu_type_rows, mean_energy, traced_step_of
@@ -77,6 +78,7 @@ def report_of(
     if step is None:
         pipeline = pipeline_of(outcome)
         step = traced_step_of(outcome) if pipeline is None else slowest_step(outcome, pipeline)
+    step = with_data_loading(job, step)
     types = gpu_type_rows(outcome, step.seconds, terms)
     allocator = _allocator(outcome)
     mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
@@ -199,7 +201,7 @@ def _notes(
     outcome: Outcome, allocator: AllocatorRow | None, energy: Energy | None, variants: Variants
 ) -> list[str]:
     job = outcome.job
-    notes = notes_of(outcome, allocator)
+    notes = [*notes_of(outcome, allocator), *lengths_note(job)]
     if energy is None and job.cost is not None:
         unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")

@@ -9,6 +9,7 @@ from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of
 from zsim.plan.ops import Kernels, Plan, Program
+from zsim.report.padding import Padding
 from zsim.report.report import StepWork
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
@@ -19,25 +20,33 @@ def step_work(job: Job) -> StepWork:
     on a replica, whatever part of the model each holds."""
     training = job.training
     tokens: float = training.micro_batch_tokens * training.gradient_accumulation_steps
-    length = training.sequence_length
     if job.sequences is not None:
-        tokens = round(job.sequences * length)
-    policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
-    hardware = hardware_flops_per_token(job.model, length, policies)
+        tokens = round(job.sequences * training.sequence_length)
+    lengths, padded = training.lengths, float(tokens)
+    length = training.sequence_length
+    if lengths is not None:
+        steps = training.gradient_accumulation_steps
+        tokens, padded = round(lengths.real_tokens * steps), lengths.mean_tokens * steps
+        length = max(1, round(lengths.span))
     if job.micro_batch_sizes:
         each = np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
-        tokens = float(each.sum()) / job.world_size
+        tokens = padded = float(each.sum()) / job.world_size
+    policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
+    hardware = hardware_flops_per_token(job.model, length, policies)
+    dtype = training.precision
+    peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)
     model = model_flops_per_token(job.model, length)
     gpus = job.parallelism.model_ranks
     return StepWork(
         tokens,
         tokens * model / gpus,
-        tokens * hardware / gpus,
+        padded * hardware / gpus,
         peak,
         flops_convention(job.model),
-        peak_dtype=training.precision,
+        peak_dtype=peak_dtype,
         gpus_per_replica=gpus,
+        padding=None if lengths is None else Padding(tokens, padded, lengths.slowest_over_mean),
     )
 
 

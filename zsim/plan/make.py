@@ -15,6 +15,7 @@ from zsim.plan.parallel.experts import with_experts
 from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
+from zsim.plan.parts.amaxes import amax_group
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
@@ -83,7 +84,10 @@ def plan_of(basis: PlanBasis) -> Plan:
             for size in {sizes[number] for number, _ in types.runs}
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
-    models = stages_of(basis.model, basis.parallelism)
+    model = basis.model
+    if _is_megatron_alone(basis):
+        model = with_fused_projections(model)
+    models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
     return plan_stages(
         make_workloads(models, basis.training),
@@ -94,6 +98,14 @@ def plan_of(basis: PlanBasis) -> Plan:
         is_cpu=basis.is_cpu,
         copies_scatters=basis.copies_scatters,
     )
+
+
+def _is_megatron_alone(basis: PlanBasis) -> bool:
+    """Whether the model's layers are Megatron's without its parallelisms, which would fuse projections
+    themselves. InternEvo's and nanotron's are left as they are."""
+    strategy, parallelism = basis.strategy, basis.parallelism
+    is_own = isinstance(strategy, Megatron) and not strategy.has_owners
+    return is_own and parallelism.is_trivial and parallelism.style == "megatron"
 
 
 def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
@@ -159,7 +171,10 @@ def plan_stages(
     notes: list[str] = []
     asynchronous: frozenset[CollectiveKind] = frozenset()
     for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
-        builder = PlanBuilder([*mesh_groups(mesh, parallelism.context_inner), *expert_groups(spread, nodes)])
+        maxima = amax_group(mesh, workloads[0].training)
+        builder = PlanBuilder(
+            [*mesh_groups(mesh, parallelism.context_inner), *expert_groups(spread, nodes), *maxima]
+        )
         stages = {
             number: Stage(
                 builder,

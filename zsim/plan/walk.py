@@ -12,6 +12,7 @@ from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
+from zsim.plan.parts.amaxes import reduce_amaxes
 from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
@@ -70,6 +71,7 @@ class Walk:
                     self.logs.replace_outputs(builder)
                 self._forward_module(call, keeps=not segment.is_checkpointed)
             hooks.after_forward(segment)
+        reduce_amaxes(builder, self.workload.model, self.workload.training, is_backward=False)
         hooks.end_forward()
 
     def _forward_module(self, call: ModuleCall, *, keeps: bool) -> None:
@@ -144,6 +146,7 @@ class Walk:
             hooks.after_backward(segment)
         if hooks.stage.is_first:
             builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)
+        reduce_amaxes(builder, workload.model, workload.training, is_backward=True)
         hooks.end_backward()
 
     def _recompute(self, segment: Segment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.report.breakdown import Breakdown
-from zsim.report.views.meanings import BREAKDOWN, span_meaning
+from zsim.report.views.meanings import WHOLE_STEP, span_meaning
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
 
@@ -15,6 +15,7 @@ _BOUND = {
     "optimizer": "Optimizer-bound",
     "allocator": "Short of memory",
     "host_bound": "Host-bound",
+    "data_loading": "Bound by data loading",
 }
 _WORTH_SAYING = 0.005  # of the step
 
@@ -36,16 +37,16 @@ def limiting_sentence(
         return "An empty step."
     first = max(breakdown.seconds, key=lambda name: breakdown.seconds[name])
     share = _share(breakdown.seconds[first] / total)
-    parts = [f"{share} {BREAKDOWN[first].label}{_mostly(trace, breakdown, first)}"]
+    parts = [f"{share} {WHOLE_STEP[first].label}{_mostly(trace, breakdown, first)}"]
     rest = sorted((name for name in breakdown.seconds if name != first), key=lambda n: -breakdown.seconds[n])
     for name in rest:
         fraction = breakdown.seconds[name] / total
         if fraction >= _WORTH_SAYING:
-            parts.append(f"{BREAKDOWN[name].label} {_share(fraction)}{_mostly(trace, breakdown, name)}")
+            parts.append(f"{WHOLE_STEP[name].label} {_share(fraction)}{_mostly(trace, breakdown, name)}")
     if first == "compute" and overlap_fraction is not None:
         parts.append(f"{_share(overlap_fraction)} of communication is hidden")
     if first == "compute" and kernel_fraction is not None:
-        peak = "fp8's peak" if peak_dtype == "fp8" else "the peak"
+        peak = f"{peak_dtype}'s peak" if peak_dtype in ("fp8", "fp4") else "the peak"
         parts.append(f"kernels reach {_share(kernel_fraction)} of {peak}")
     return f"{_BOUND[first]}: {'; '.join(parts)}."
 

@@ -14,6 +14,7 @@ from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
+from zsim.report.padding import Padding
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap
 from zsim.report.traffic import (
@@ -37,7 +38,8 @@ class StepWork:
     """Work of a step: the tokens of one replica of the model (their mean, where replicas differ), which
     `gpus_per_replica` GPUs train on together; as mean over all GPUs, the model's FLOPs by `convention`
     (without recomputation) and the FLOPs that ran (with recomputation); and the GPU's dense peak in
-    `peak_dtype`, the type it computes in."""
+    `peak_dtype`, the type it computes in.
+    `padding`: None where all sequences are of one length."""
 
     tokens: float
     model_flops: float
@@ -46,6 +48,7 @@ class StepWork:
     convention: str
     peak_dtype: str = ""
     gpus_per_replica: int = 1
+    padding: Padding | None = None
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -206,10 +209,12 @@ class Report:
     @property
     def mfu_peak(self) -> str:
         """Words that name the peak of MFU where it is not the usual one: fp8's is twice that of 16 bits."""
-        return "of fp8's peak" if self.work.peak_dtype == "fp8" else ""
+        return f"of {self.work.peak_dtype}'s peak" if self.work.peak_dtype in ("fp8", "fp4") else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` writes: plain data, finite numbers, `None` where not applicable."""
+        padding, gpus = self.work.padding, self.work.gpus_per_replica
+        lengths = {} if padding is None else {"lengths": padding.to_dict(self.step_seconds, gpus)}
         return {
             "zsim_version": self.zsim_version,
             "experiment": plain(self.experiment),
@@ -263,6 +268,7 @@ class Report:
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
+            **lengths,
             "collectives_by_group": [asdict(row) for row in group_rows(self.collectives)],
         }
 

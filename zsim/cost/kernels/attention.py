@@ -108,7 +108,24 @@ def output_elements(work: Attention) -> int:
     return work.num_heads * work.v_head_dim
 
 
-def attended_pairs(work: Attention, sequence_length: int) -> float:
+def _pairs(work: Attention, shape: BatchShape) -> float:
+    """Query-key pairs of a sequence: of all documents in it, s^2/2 each, where it has several. With documents
+    of s tokens the sum is L/2 sum(s^2)/sum(s), L: the sequence's tokens."""
+    if shape.span is None:
+        return attended_pairs(work, shape.sequence_length)
+    return shape.sequence_length / shape.span * attended_pairs(work, shape.span)
+
+
+def _by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
+    """The kernel as of sequences that are one mean document long (FlashAttention's `varlen`)."""
+    if shape.span is None:
+        return kernel
+    heads, length, _, width = kernel.shape
+    span = max(1, min(length, round(shape.span)))
+    return replace(kernel, shape=(max(1, round(heads * length / span)), span, span, width))
+
+
+def attended_pairs(work: Attention, sequence_length: float) -> float:
     """Query-key pairs of one sequence under the layer's mask.
 
     Causal: s^2/2; with a window w s - w^2/2; in chunks c^2/2 each, and the rest's. Both ways: s^2, with a
@@ -184,9 +201,9 @@ def _unpadding(
 
 
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    length = shape.sequence_length
-    pairs = attended_pairs(work, length)
+    length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_forward(work, shape.sequences, length, length, pairs, options)
+    kernel = _by_document(kernel, shape)
     if work.bias == "none":
         return (kernel if work.is_causal else replace(kernel, is_causal=False),)
     read = _num_scores(work, shape) * options.activation_bytes
@@ -221,9 +238,9 @@ def _fused_forward(
 
 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    length = shape.sequence_length
-    pairs = attended_pairs(work, length)
+    length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_backward(work, shape.sequences, length, length, pairs, options)
+    kernel = _by_document(kernel, shape)
     if work.bias == "none":
         return (kernel if work.is_causal else replace(kernel, is_causal=False),)
     e, scores = options.activation_bytes, _num_scores(work, shape)

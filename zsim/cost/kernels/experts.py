@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
@@ -200,8 +201,8 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     n, k = work.out_features, work.in_features
     casts: Kernels = ()
     if grouped_in_fp8(work, options):
-        given = () if module.shares_input else (_cast(rows * k, options),)
-        casts = (*given, _cast(work.num_experts * k * n // options.micro_batches, options))
+        given = () if module.shares_input else fp8.cast(rows * k, options)
+        casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
     products = (_product(work, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
     bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),) if has_bias else ()
@@ -220,7 +221,8 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     n, k = work.out_features, work.in_features
     of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
     if grouped_in_fp8(work, options):
-        of_input = (_cast(rows * n, options), *of_input)
+        weights = fp8.weight_casts(work.num_experts * k * n, options, is_backward=True)
+        of_input = (*fp8.cast(rows * n, options), *weights, *of_input)
     if module.shares_input and not options.compile:
         of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
     of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
@@ -231,7 +233,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
 
 def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
     """Whether the experts' products run in fp8, as Transformer Engine's do."""
-    is_engine = options.dtype == "fp8" and options.fp8_engine == "transformer-engine"
+    is_engine = options.dtype == "fp8" and options.fp8.is_engine
     return is_engine and work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 
@@ -250,7 +252,7 @@ def _product(
     else:
         moved = (rows * k + weights) * operand + made * e
     launches = {"grouped": 1, "streams": -(-work.num_experts // _STREAMS), "loop": work.num_experts}
-    dtype = "fp8" if is_fp8 else options.kernel_dtype
+    dtype = options.fp8.dtype if is_fp8 else options.kernel_dtype
     flops = 2.0 * rows * n * k
     return Kernel(
         "gemm", flops, float(moved), dtype, shape, launches[work.kernel], layout="nt" if is_fp8 else layout
@@ -260,11 +262,6 @@ def _product(
 def _grouped(module: Module) -> GroupedLinear:
     assert isinstance(module.work, GroupedLinear)
     return module.work
-
-
-def _cast(num_elements: int, options: WorkOptions) -> Kernel:
-    """One kernel that casts and transposes: 2 bytes read, 1 + 1 written."""
-    return _moved(4 * num_elements, options)
 
 
 def _moved(num_bytes: float, options: WorkOptions, launches: int = 1) -> Kernel:

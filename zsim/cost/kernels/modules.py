@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zsim.cost.kernels import fp8
 from zsim.cost.kernels.adapters import (
     dequantise_kernels,
     input_forward,
@@ -137,14 +138,11 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     m, n, k = shape.tokens, work.out_features, work.in_features
     e, dtype = product_type(work, options)
     bias_bytes = n * e if _has_bias(module) else 0
-    if not runs_in_fp8(module, options):
+    if not fp8.is_quantized(module, options):
         product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes)
         return (*dequantise_kernels(module, options), *_autocast_cast(n * k, options), product)
-    casts: Kernels = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
-    if options.fp8_engine == "transformer-engine":
-        casts = _engine_casts(module, m * k, k * n, options)
-    product = Kernel("gemm", 2.0 * m * n * k, float(m * k + k * n + m * n * e + bias_bytes), "fp8", (m, n, k))
-    return (*casts, product)
+    casts = fp8.forward_casts(module, m, options)
+    return (*casts, fp8.product(m, n, k, m * n * e + bias_bytes, options.fp8))
 
 
 def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -167,16 +165,10 @@ def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> l
     m, n, k = shape.tokens, work.out_features, work.in_features
     e, dtype = product_type(work, options)
     kernels: list[tuple[Kernel, bool]] = [(one, False) for one in dequantise_kernels(module, options)]
-    if runs_in_fp8(module, options):
-        # Every fp8 product is "nt", the only layout of cuBLAS: the casts transpose the operands.
-        casts = ((m * n, False), (k * n, False), (m * k, True))
-        if options.fp8_engine == "transformer-engine":
-            kernels.append((_engine_cast(m * n, options), False))
-        else:
-            kernels += [(_fp8_cast(size, options), is_weight) for size, is_weight in casts]
-        to_input, to_weight = float(m * n + k * n + m * k * e), float(m * n + m * k + k * n * e)
-        kernels.append((Kernel("gemm", 2.0 * m * n * k, to_input, "fp8", (m, k, n)), False))
-        kernels.append((Kernel("gemm", 2.0 * m * n * k, to_weight, "fp8", (n, k, m)), True))
+    if fp8.is_quantized(module, options):
+        kernels += fp8.backward_casts(module, m, options)
+        kernels.append((fp8.product(m, k, n, m * k * e, options.fp8), False))
+        kernels.append((fp8.product(n, k, m, k * n * e, options.fp8), True))
     else:
         kernels += [(gemm(m, k, n, e, dtype, "nn"), False), (gemm(n, k, m, e, dtype, "tn"), True)]
         kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
@@ -187,38 +179,6 @@ def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> l
     if not any(parameter.name == "weight" for parameter in module.parameters):
         kernels.append((_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype), True))
     return kernels
-
-
-def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
-    """Whether the module's products run in fp8: recipes skip the LM head and need dimensions divisible by 16.
-
-    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
-    """
-    if options.dtype != "fp8" or not isinstance(module.work, Linear) or module.name == "lm_head":
-        return False
-    if ".lora_" in module.name:
-        return False
-    return module.work.in_features % 16 == 0 and module.work.out_features % 16 == 0
-
-
-def _fp8_cast(num_elements: int, options: WorkOptions) -> Kernel:
-    """Cast with dynamic per-tensor scaling: one pass for the maximum, one for the cast (2 + 2 + 1 bytes)."""
-    return _elementwise(5 * num_elements, options.kernel_dtype, launches=2)
-
-
-def _engine_casts(module: Module, input_numel: int, weight_numel: int, options: WorkOptions) -> Kernels:
-    """Casts of Transformer Engine before a product: its input, unless an earlier product has cast it (before
-    it is gathered, so of this rank's tokens alone), and its weight, once a step (`is_first_microbatch`).
-    Source: Transformer Engine 2.17 pytorch/module/linear.py, layernorm_linear.py, with delayed scaling."""
-    work = _linear(module)
-    shards = work.beneath.input_shards if work.beneath is not None else 1
-    weight = _engine_cast(weight_numel // options.micro_batches, options)
-    return (weight,) if module.shares_input else (_engine_cast(input_numel // shards, options), weight)
-
-
-def _engine_cast(num_elements: int, options: WorkOptions) -> Kernel:
-    """One kernel that casts and transposes: 2 bytes read, 1 + 1 written."""
-    return _elementwise(4 * num_elements, options.kernel_dtype)
 
 
 def _has_bias(module: Module) -> bool:
@@ -239,7 +199,10 @@ def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
         module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
     )
     elements = shape.tokens * module.work.width
-    kernel = _elementwise(cost.forward_bytes * elements, options.kernel_dtype, cost.forward_launches)
+    moved = cost.forward_bytes * elements
+    if module.work.writes_fp8:
+        moved -= fp8.norm_saving(elements, options)
+    kernel = _elementwise(moved, options.kernel_dtype, cost.forward_launches)
     return (kernel, *_autocast_cast(elements, options))
 
 

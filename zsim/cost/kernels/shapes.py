@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from zsim.specs.model.spec import Module
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Fp8Engine, Precision, Training
+from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
     """One micro-batch, or the part of its tokens that one of `shards` ranks has. `rows_per_token`: rows for
-    each of these tokens, which count as tokens (a token goes to several experts)."""
+    each of these tokens, which count as tokens (a token goes to several experts). `span`: the mean length of
+    the document that a token is of, where a sequence holds several and attention keeps them apart."""
 
     sequences: int
     sequence_length: int
     shards: int = 1
     rows_per_token: float = 1.0
+    span: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -34,7 +37,9 @@ class BatchShape:
 
     @classmethod
     def of(cls, training: Training) -> BatchShape:
-        return cls(training.micro_batch_size, training.sequence_length)
+        lengths = training.lengths
+        span = lengths.span if lengths is not None and lengths.by_document else None
+        return cls(training.micro_batch_size, training.sequence_length, span=span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class WorkOptions:
     `compile`: False launches the kernels of Hugging Face's eager Python; True is one kernel per norm,
     activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
-    separate kernel. `fp8_engine`: whose casts surround fp8 products; `micro_batches`: per step, for what is
+    separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
     cast once a step.
     """
 
@@ -56,7 +61,7 @@ class WorkOptions:
     autocast: bool = False
     liger: bool = False
     cross_entropy: CrossEntropy = "eager"
-    fp8_engine: Fp8Engine = "torchao"
+    fp8: Fp8 = TORCHAO_TENSORWISE
     micro_batches: int = 1
 
     @property
@@ -88,6 +93,6 @@ class WorkOptions:
             training.autocast,
             training.liger,
             training.cross_entropy,
-            training.fp8_engine,
+            training.fp8,
             training.gradient_accumulation_steps if training.precision == "fp8" else 1,
         )

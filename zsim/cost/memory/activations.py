@@ -32,8 +32,8 @@ from zsim.cost.kernels.attention import (
     unpads,
 )
 from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.fp8 import is_quantized, kept_input_bytes, kept_weight_bytes
 from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
-from zsim.cost.kernels.modules import runs_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.adapters import adapter_saved, adapter_temporaries, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
@@ -67,17 +67,20 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
         return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
     if isinstance(module.work, Traced):
         return sum(kept_by_traced(module.work, shape, options))
+    weight = 0
+    if isinstance(module.work, Linear) and is_quantized(module, options):
+        weight = kept_weight_bytes(module.work, options)
+        if not module.shares_input:
+            parts = module.work.beneath.input_shards if module.work.beneath else 1
+            numel = shape.tokens // parts * module.work.in_features
+            copy = module.work.in_features * module.work.out_features if options.autocast else 0
+            copy *= 0 if options.fp8.is_engine else options.activation_bytes
+            return kept_input_bytes(module.work, numel, options) + weight + copy
     if module.shares_input and _keeps_only_its_input(module, options):
-        return 0
+        return weight
     if (kept := saved_when_frozen(module, shape, options)) is not None:
         return kept
-    count = _SAVED[type(module.work)](module.work, shape, options)
-    return count // 2 if keeps_fp8(module, options) else count
-
-
-def keeps_fp8(module: Module, options: WorkOptions) -> bool:
-    """Whether a product keeps its input as fp8: under Transformer Engine, which saves what it has cast."""
-    return options.fp8_engine == "transformer-engine" and runs_in_fp8(module, options)
+    return _SAVED[type(module.work)](module.work, shape, options)
 
 
 def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:

@@ -25,8 +25,9 @@ def kept_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions, *
         given = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
         return given, scores, scores
     if isinstance(work, GroupedLinear):
-        element = 1 if grouped_in_fp8(work, options) else e
-        return (0 if shares else tokens * work.in_features * element,)
+        numel = tokens * work.in_features
+        kept = options.fp8.operand_bytes(numel) if grouped_in_fp8(work, options) else numel * e
+        return (0 if shares else kept,)
     rows = routed_rows(work, shape)
     kept = int(rows * work.width * move_cost(work, options).kept_rows) * e
     return kept, rows * _INDEX_BYTES if work.kind == "permute" else 0

@@ -11,7 +11,7 @@ from zsim.cost.kernels.kernel import Layout
 from zsim.specs.cluster.gpu import AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
-_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16}
+_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "fp4": 32}
 
 
 def gemm_fraction(
@@ -29,13 +29,14 @@ def gemm_fraction(
         f = F * max over (h, s) of  c^h * (k/s) / (k/s + K) * w(h, s)
         w = s b m n / (S t_m t_n ceil(s b ceil(m/t_m) ceil(n/t_n) / S))
 
-    F: `max_fraction` of the type; K: `k_half`, the inner dimension where the pipeline's fill and drain cost
-    as much as its work; S: SMs; b: `batch`. A library picks the tile and may split the inner dimension: h
-    halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
-    rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
-    w is the fraction of all SM-tiles of all waves that is useful work: idle SMs of the last wave and the
-    overhang of tiles beyond m and n lower it. Where the rows of a matrix in memory (`contiguous`) are not a
-    multiple of 16 bytes, f is multiplied by `unaligned_fraction` (an odd vocabulary, 50257).
+    F: `max_fraction` of the type, of "fp8-block" that of "fp8" where it has none of its own; K: `k_half`, the
+    inner dimension where the pipeline's fill and drain cost as much as its work; S: SMs; b: `batch`. A
+    library picks the tile and may split the inner dimension: h halvings (up to 3, of the longer side) of the
+    tile t_m x t_n, each keeping c = `half_tile_fraction` of the rate, and s = 1, 2, 4 ... splits of k as long
+    as all tiles fit in two waves and k/s is not below K. w is the fraction of all SM-tiles of all waves that
+    is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it. Where the
+    rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
+    `unaligned_fraction` (an odd vocabulary, 50257).
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -58,10 +59,11 @@ def gemm_fraction(
             tile_n = max(1, tile_n // 2)
         else:
             tile_m = max(1, tile_m // 2)
-    per_row = _ALIGNED_ELEMENTS.get(dtype, 8)
+    base = dtype.partition("-")[0]
+    per_row = _ALIGNED_ELEMENTS.get(base, 8)
     if any(length % per_row for length in contiguous(m, n, k, layout)):
         best *= gemm.unaligned_fraction
-    return gemm.by_dtype.get(dtype, gemm.max_fraction) * best
+    return gemm.by_dtype.get(dtype, gemm.by_dtype.get(base, gemm.max_fraction)) * best
 
 
 def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:

@@ -58,9 +58,11 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:
-    """The GPU's dense peak in `dtype`; raises InputError where it has no such arithmetic."""
-    require_dtype(gpu, dtype)
-    peak: float = getattr(gpu.peak, dtype)
+    """The GPU's dense peak in `dtype`, of "fp8-block" that of "fp8"; raises InputError where it has no such
+    arithmetic."""
+    base = dtype.partition("-")[0]
+    require_dtype(gpu, base)
+    peak: float = getattr(gpu.peak, base)
     return peak
 
 
@@ -68,7 +70,9 @@ def require_dtype(gpu: Gpu, precision: str) -> None:
     """Raises InputError when the GPU has no arithmetic in `precision`."""
     if getattr(gpu.peak, precision, None) is None:
         offered = [
-            name for name in ("fp8", "bf16", "fp16", "tf32", "fp32") if getattr(gpu.peak, name) is not None
+            name
+            for name in ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32")
+            if getattr(gpu.peak, name) is not None
         ]
         raise InputError(f"GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}")
 

@@ -74,8 +74,10 @@ def _together(run: Sequence[Module], reader: Module | None) -> Module:
     total = sum(work.out_features for work in works)
     prefix = run[0].name.rpartition(".")[0]
     own = QKV if reader is not None and isinstance(reader.work, Attention) else FC1
-    parameters = [Parameter("weight", (total, works[0].in_features))]
+    in_fp8 = any(parameter.in_fp8 for parameter in run[0].parameters)
+    parameters = [Parameter("weight", (total, works[0].in_features), in_fp8=in_fp8)]
     if any(parameter.name == "bias" for parameter in run[0].parameters):
         parameters.append(Parameter("bias", (total,)))
     name = f"{prefix}.{own}" if prefix else own
-    return Module(name, Linear(works[0].in_features, total), tuple(parameters), run[0].shares_input)
+    product = replace(works[0], out_features=total)
+    return Module(name, product, tuple(parameters), run[0].shares_input)

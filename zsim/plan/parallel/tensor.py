@@ -173,13 +173,17 @@ class _Cutter:
             ),
         )
         pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
+        reads_fp8 = not (is_head or work.in_bf16)
+        if self.is_split and reads_fp8:
+            local = replace(local, input_parts=shares)
+            cut = replace(cut, work=local)
         if self.overlaps:
             reduces: ExchangeKind = "reduce_scatter" if self.is_split else "all_reduce"
             beneath = Beneath(reduces, self.stream)
             product = replace(cut, work=replace(local, beneath=beneath, in_pieces=pieces))
             if not self.is_split or module.shares_input or pieces is not None:
                 return [product]
-            gather = self._exchange(module.name, "all_gather", None, width, follows_precision=not is_head)
+            gather = self._exchange(module.name, "all_gather", None, width, follows_precision=reads_fp8)
             return [gather, product]
         if self.parallelism.style == "autotp":
             return [self._exchange(module.name, None, "all_reduce", width), cut]
@@ -189,13 +193,18 @@ class _Cutter:
             reduction = self._exchange(module.name, None, "reduce_scatter", width)
             return [reduction, replace(cut, work=replace(local, in_pieces=pieces))]
         if self.is_split:
-            return [self._exchange(module.name, "all_gather", "reduce_scatter", width), cut]
+            reads = self._exchange(
+                module.name, "all_gather", "reduce_scatter", width, follows_precision=reads_fp8
+            )
+            return [reads, cut]
         return [self._exchange(module.name, None, "all_reduce", width), cut]
 
     def _row(self, module: Module, work: Linear) -> list[Module]:
         """A product cut along its inputs, before what sums up its outputs."""
         shares = self.ranks
         local = replace(work, in_features=work.in_features // shares)
+        if self.is_split:
+            local = replace(local, gradient_parts=shares)
         cut = replace(
             module,
             work=local,
@@ -211,10 +220,12 @@ class _Cutter:
             pieces = InPieces(shares, "backward", scattered)
             return [replace(cut, work=replace(local, in_pieces=pieces))]
         if self.is_split:
-            width, casts = work.out_features, self.overlaps
+            width, reads_fp8 = work.out_features, not work.in_bf16
             return [
                 cut,
-                self._exchange(module.name, "reduce_scatter", "all_gather", width, follows_precision=casts),
+                self._exchange(
+                    module.name, "reduce_scatter", "all_gather", width, follows_precision=reads_fp8
+                ),
             ]
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
 

@@ -10,13 +10,16 @@ core/tensor_parallel/layers.py). All other exchanges are in line with the comput
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from zsim.cost.kernels import fp8
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Parts
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
-from zsim.plan.workload.product_pieces import gathered_type, product_backward, product_forward
+from zsim.plan.workload.product_pieces import agreement, gather, product_backward, product_forward
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, Beneath, Exchange, ExchangeKind, Linear, Module
 
@@ -78,13 +81,15 @@ def _exchanged(
 ) -> tuple[WorkPart, ...]:
     if kind is None:
         return ()
+    if kind == "all_gather" and exchange.follows_precision:
+        numel, is_gradient = shape.tokens * exchange.width, exchange.forward != "all_gather"
+        whole = gather(numel, exchange.ranks, exchange.group, options, is_gradient=is_gradient)
+        return (*agreement(exchange.group, options), WorkPart(whole))
     element, dtype = options.activation_bytes, options.kernel_dtype
     if exchange.dtype:
         element, dtype = DTYPE_BYTES[exchange.dtype], exchange.dtype
     elif exchange.in_fp32:
         element, dtype = 4, "fp32"
-    elif kind == "all_gather" and exchange.follows_precision:
-        element, dtype = gathered_type(options)
     size = (exchange.numel or shape.tokens * exchange.width) * element
     if kind == "all_to_all" and exchange.loads:
         sends_unevenly = exchange.returns == is_forward
@@ -109,16 +114,17 @@ def _around_products(
 ) -> tuple[WorkPart, ...]:
     numel = shape.tokens * product.in_features
     size, dtype = numel * options.activation_bytes, options.kernel_dtype
-    element, gathered = gathered_type(options)
     of_input, of_weight = work.split_backward(module, shape, options)
     group = beneath.group
-    gather = (
-        WorkPart(Collective("all_gather", numel * element, gathered, group), "gather input", group, COMPUTE),
+    is_low = options.dtype == "fp8" and not fp8.is_quantized(module, options)
+    read = replace(options, dtype="bf16") if is_low else options
+    again = (
+        WorkPart(gather(numel, beneath.input_shards, group, read), "gather input", group, COMPUTE),
         WorkPart(Kernels(of_input)),
         WorkPart(None, follows=group),
     )
     return (
-        *(gather if beneath.input_shards > 1 else (WorkPart(Kernels(of_input)),)),
+        *(again if beneath.input_shards > 1 else (WorkPart(Kernels(of_input)),)),
         WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient", group, COMPUTE),
         WorkPart(Kernels(of_weight), "weight"),
         WorkPart(None, follows=group),

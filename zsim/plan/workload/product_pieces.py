@@ -10,6 +10,9 @@ reductions beneath the two products of backward are those of `Beneath` ("bulk").
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from zsim.cost.kernels import fp8
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE
@@ -20,18 +23,28 @@ from zsim.specs.model.spec import InPieces, Linear, Module
 Parts = tuple[WorkPart, ...]
 
 
-def gathered_type(options: work.WorkOptions) -> tuple[int, str]:
-    """Bytes and type of an element that is gathered for a product: fp8 in fp8 training (Transformer Engine
-    2.17 pytorch/module/layernorm_linear.py gathers what it has quantised)."""
-    return (1, "fp8") if options.dtype == "fp8" else (options.activation_bytes, options.kernel_dtype)
+def gather(
+    numel: int, ranks: int, group: str, options: work.WorkOptions, *, is_gradient: bool = False
+) -> Collective:
+    """The all-gather of an operand of `numel` elements, quantised where the recipe of fp8 training does
+    so."""
+    size = fp8.gathered_bytes(numel, ranks, options, is_gradient=is_gradient)
+    dtype = "fp8" if fp8.is_gathered_quantized(options) else options.kernel_dtype
+    return Collective("all_gather", size, dtype, group)
+
+
+def agreement(group: str, options: work.WorkOptions) -> Parts:
+    """() or the all-reduce of an operand's maximum, 4 bytes, before it is gathered."""
+    if not fp8.sums_maxima(options):
+        return ()
+    return (WorkPart(Collective("all_reduce", 4, "fp32", group), "maximum"),)
 
 
 def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOptions) -> WorkPart:
     """The input of a product that gathers it, gathered whole and in line."""
-    assert product.in_pieces is not None
-    element, dtype = gathered_type(options)
-    size = shape.tokens * product.in_features * element
-    return WorkPart(Collective("all_gather", size, dtype, product.in_pieces.group))
+    pieces = product.in_pieces
+    assert pieces is not None
+    return WorkPart(gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options))
 
 
 def product_forward(
@@ -40,12 +53,13 @@ def product_forward(
     """The forward of a product that gathers its input, or scatters its output; see [Note: rings and
     pipelines]."""
     if pieces.gathers == "forward":
-        kernels = work.forward_kernels(module, shape.split(pieces.ranks), options)
-        return _in_ring(kernels, pieces, shape.tokens * product.in_features, options)
-    kernels = work.forward_kernels(module, shape.split(pieces.scatters), options)
+        casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.ranks, options)
+        whole = gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options)
+        return (*agreement(pieces.group, options), *casts, *_in_ring(kernels, pieces, whole))
+    casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.scatters, options)
     size = shape.tokens * product.out_features * options.activation_bytes // pieces.scatters
     scatter = Collective("reduce_scatter", size, options.kernel_dtype, pieces.group)
-    found: list[WorkPart] = []
+    found = [*casts]
     for _ in range(pieces.scatters):
         found.append(WorkPart(Kernels(kernels), "piece"))
         found.append(WorkPart(scatter, "scatter piece", pieces.group, COMPUTE))
@@ -57,17 +71,37 @@ def product_backward(
 ) -> Parts:
     """The backward of a product whose output was scattered: the output's gradient goes around beneath the
     product for the input's; the weight's reads the whole."""
-    of_input, _ = work.split_backward(module, shape.split(pieces.ranks), options)
+    casts, of_input = _pieces(_of_input, module, shape, pieces.ranks, options)
     _, of_weight = work.split_backward(module, shape, options)
-    ring = _in_ring(of_input, pieces, shape.tokens * product.out_features, options)
-    return (*ring, WorkPart(Kernels(of_weight), "weight"))
+    numel = shape.tokens * product.out_features
+    whole = gather(numel, pieces.ranks, pieces.group, options, is_gradient=True)
+    ring = _in_ring(of_input, pieces, whole)
+    return (*agreement(pieces.group, options), *casts, *ring, WorkPart(Kernels(of_weight), "weight"))
 
 
-def _in_ring(kernels: tuple[Kernel, ...], pieces: InPieces, numel: int, options: work.WorkOptions) -> Parts:
-    """`kernels` for each rank's tokens in turn, the tensor of `numel` elements arriving beneath them."""
-    element, dtype = gathered_type(options)
-    part = numel * element // pieces.ranks
-    step = PointToPoint((Message("send", part, 1), Message("recv", part, -1)), dtype, pieces.group)
+def _pieces(
+    kernels_of: Callable[[Module, work.BatchShape, work.WorkOptions], tuple[Kernel, ...]],
+    module: Module,
+    shape: work.BatchShape,
+    count: int,
+    options: work.WorkOptions,
+) -> tuple[Parts, tuple[Kernel, ...]]:
+    """The casts of the operands, once, and the products of one of `count` pieces of the tokens."""
+    casts = tuple(kernel for kernel in kernels_of(module, shape, options) if kernel.kind != "gemm")
+    kernels = kernels_of(module, shape.split(count), options)
+    products = tuple(kernel for kernel in kernels if kernel.kind == "gemm")
+    return ((WorkPart(Kernels(casts), "casts"),) if casts else ()), products
+
+
+def _of_input(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> tuple[Kernel, ...]:
+    return work.split_backward(module, shape, options)[0]
+
+
+def _in_ring(kernels: tuple[Kernel, ...], pieces: InPieces, whole: Collective) -> Parts:
+    """`kernels` for each rank's tokens in turn, the tensor that `whole` would gather arriving beneath
+    them."""
+    part = whole.bytes // pieces.ranks
+    step = PointToPoint((Message("send", part, 1), Message("recv", part, -1)), whole.dtype, pieces.group)
     found: list[WorkPart] = []
     for number in range(pieces.ranks):
         if number:

@@ -28,6 +28,10 @@ BREAKDOWN: dict[str, Meaning] = {
     "host_bound": Meaning("host-bound", "#8A8F98", "bright_black"),
 }
 
+DATA_LOADING = "data_loading"
+# The causes that a trace shows, and the wait for samples, which begins before it.
+WHOLE_STEP: dict[str, Meaning] = {**BREAKDOWN, DATA_LOADING: Meaning("data loading", "#7A5C3E", "yellow")}
+
 MEMORY: dict[str, Meaning] = {
     "parameters": Meaning("parameters", "#6A5ACD", "blue"),
     "gradients": Meaning("gradients", "#E69F00", "yellow"),

@@ -29,6 +29,7 @@ class PeakRates(Table):
     tf32: PositiveFlops | None = Field(default=None, description="dense products of tf32")
     fp32: PositiveFlops = Field(description="dense products of fp32")
     fp8: PositiveFlops | None = Field(default=None, description="dense products of fp8")
+    fp4: PositiveFlops | None = Field(default=None, description="dense products of fp4")
 
 
 class DeviceMemory(Table):
@@ -42,9 +43,9 @@ class GemmEfficiency(Table):
     """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
 
     `max_fraction`: what large products sustain on random data within the board's power; `by_dtype` replaces
-    it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
-    `unaligned_fraction` where the rows of a matrix, as laid out in memory, do not begin on multiples of 16
-    bytes.
+    it for single types ("fp8-block", "fp8-mx", "fp8-rowwise": fp8 with scales by block or row).
+    `half_tile_fraction` of the rate is left each time the tile is halved, `unaligned_fraction` where the rows
+    of a matrix, as laid out in memory, do not begin on multiples of 16 bytes.
     """
 
     max_fraction: Fraction = Field(

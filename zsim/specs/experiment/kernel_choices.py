@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import gcd
-
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import with_attention_variant
@@ -11,7 +9,6 @@ from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.megatron import CLIP_GRAD, Engine, is_newer
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
-_FP8_TOKENS = 16
 _BLACKWELL = 10.0  # compute capability
 
 
@@ -102,28 +99,3 @@ def check_stored_types(training: Training, kind: str) -> None:
             f"training.stored_dtype: found '{training.stored_dtype}' with precision {training.precision}; "
             f"expected 'fp32' or '{low}'"
         )
-
-
-def check_fp8_tokens(training: Training, context: int = 1) -> None:
-    """Raises InputError for fp8 if the tokens of a micro-batch on one of `context` ranks are no multiple of
-    16.
-
-    The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
-    torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
-    pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so), Transformer
-    Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8. Source: pytorch/ao issue 571,
-    torchao/float8/config.py; NVIDIA/TransformerEngine, transformer_engine/pytorch/utils.py.
-    """
-    tokens, divisor = training.micro_batch_tokens, _FP8_TOKENS * context
-    if training.precision != "fp8" or tokens % divisor == 0:
-        return
-    step = divisor // gcd(training.micro_batch_size, divisor)
-    each = f" ({_FP8_TOKENS} on each of {context} ranks)" if context > 1 else ""
-    length = training.sequence_length
-    nearest = max(step, round(length / step) * step)
-    raise InputError(
-        f"training.sequence_length: found {length:,} (times micro_batch_size {training.micro_batch_size:,}: "
-        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {divisor} divides{each}: "
-        f"the gradients of weights are products over them, which torch refuses otherwise; the nearest "
-        f"sequence_length is {nearest:,}"
-    )

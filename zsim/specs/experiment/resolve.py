@@ -17,14 +17,16 @@ from zsim.specs.experiment.batch import (
     uneven_sequences,
 )
 from zsim.specs.experiment.checkpointing import recomputation_of, with_interval
+from zsim.specs.experiment.data.micro_batches import with_lengths
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
+from zsim.specs.experiment.fp8.recipe import resolve_fp8, with_fp8_precision
+from zsim.specs.experiment.fp8.shapes import check_fp8_shapes
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import (
     as_megatron_deepspeed_runs,
     as_megatron_runs,
     attention_kind,
-    check_fp8_tokens,
     check_stored_types,
     cross_entropy_of,
     with_attention,
@@ -55,7 +57,7 @@ from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp2Table
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Fp8Engine, Training
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
@@ -138,10 +140,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
         notes += deepspeed.notes
     asked = with_interval(asked, deepspeed, parallelism)
-    is_engine = isinstance(table, MegatronTable) and table.engine == "megatron"
-    fp8_engine: Fp8Engine = "transformer-engine" if is_engine else "torchao"
     optimizer = chosen_optimizer(asked, table, deepspeed)
-    training = _training(asked, model, cluster, deepspeed, notes, fp8_engine, optimizer.name)
+    training = _training(asked, model, cluster, deepspeed, notes, optimizer.name)
     offloads = getattr(table, "cpu_offload", False)
     model = trained_model(
         model,
@@ -152,6 +152,9 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         is_offloaded=offloads,
         deepspeed=deepspeed,
     )
+    if training.precision == "fp8":
+        fp8, model = resolve_fp8(asked, table, cluster.gpu, model, notes)
+        training = replace(training, fp8=fp8)
     recomputed = recomputation_of(experiment, asked, parallelism, len(model.blocks), training.attention)
     training = replace(
         training,
@@ -160,9 +163,10 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         layers_per_checkpoint=recomputed.layers_per_checkpoint,
         recompute_modules=recomputed.modules,
     )
+    if asked.lengths is not None:
+        training = with_lengths(training, asked.lengths, model, table, parallelism, replicas)
     check_stored_types(training, table.kind)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
-    check_fp8_tokens(training, parallelism.context)
     split = resolve_expert_degrees(
         asked_degrees,
         parallelism,
@@ -176,6 +180,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = replace(parallelism, experts=split)
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
+    check_fp8_shapes(model, training, parallelism)
     strategy: Strategy
     cluster = whole
     if deepspeed is not None:
@@ -227,7 +232,7 @@ def _training_table(
     """`[training]` with the number of micro-batches of its global batch, of which each of `replicas` has a
     part, and with Megatron's defaults under Megatron. `per_micro_batch`: sequences of all replicas in one
     micro-batch, where they differ."""
-    table, strategy = experiment.training, experiment.strategy
+    table, strategy = with_fp8_precision(experiment.training), experiment.strategy
     if table.global_batch_size is not None and per_micro_batch is not None:
         steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
         if table.gradient_accumulation_steps not in (None, steps):
@@ -251,7 +256,6 @@ def _training(
     cluster: Cluster,
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
-    fp8_engine: Fp8Engine,
     optimizer: str,
 ) -> Training:
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
@@ -304,7 +308,6 @@ def _training(
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
         device_max_connections=connections,
-        fp8_engine=fp8_engine,
         autocast=table.autocast,
         stored_dtype=table.stored_dtype,
     )

@@ -185,9 +185,22 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int) -> Fsdp2:
             f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
         )
     param, reduce = _fsdp_dtypes(table, training)
+    if param == "fp8" and training.precision != "fp8":
+        raise InputError(
+            f"strategy.param_dtype: found 'fp8' with training.precision '{training.precision}', whose "
+            f"products "
+            f"read other weights; expected '{training.precision}', or precision 'fp8'"
+        )
+    if table.precompute_fp8_scales and param != "fp8":
+        raise InputError(
+            f"strategy.precompute_fp8_scales: found true with parameters that are gathered in {param}; "
+            f"expected "
+            "param_dtype 'fp8'"
+        )
     return Fsdp2(
-        reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload
-    )
+        reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload,
+        precomputes_scales=table.precompute_fp8_scales,
+    )  # fmt: skip
 
 
 def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:

@@ -20,6 +20,8 @@ from pydantic import (
 )
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.experiment.data.lengths import LengthsTable
+from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
@@ -33,6 +35,7 @@ from zsim.specs.messages import listed, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
+from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism import ParallelismTable
 from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, TableOfFile, is_strategy
 from zsim.specs.strategy.training import (
@@ -58,7 +61,8 @@ class TrainingTable(TableOfFile):
     (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
-    "megatron" under Megatron, "fused" with `compile`, else "eager"."""
+    "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,
+    as on its command line, else "torchao-tensorwise"; given, it says precision "fp8" as well."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,6 +92,14 @@ class TrainingTable(TableOfFile):
     precision: Precision | None = Field(
         default=None, description="the type of products; left out: bf16 where the GPU has it"
     )
+    fp8_recipe: Fp8Recipe | None = Field(
+        default=None, description='how products are cast with precision "fp8": the scales, and whose kernels'
+    )
+    lengths: LengthsTable | None = Field(
+        default=None, description="documents of different lengths, packed or padded"
+    )
+    bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
+    bf16_last_layers: int = Field(default=0, ge=0, strict=True, description="the same, at the end")
     activation_checkpointing: Checkpointing = Field(
         default="none",
         description="what backward computes again: nothing, the core of attention, every second "
@@ -187,6 +199,7 @@ class ExperimentFile(TableOfFile):
     trainer: TrainerTable = Field(
         default=TrainerTable(), description="what the training loop does around the model"
     )
+    data: DataTable = Field(default=DataTable(), description="how fast samples are loaded")
     simulation: SimulationTable = Field(default=SimulationTable(), description="how much is simulated")
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = Field(default=None, description="prices and power, for money and energy")

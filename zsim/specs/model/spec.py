@@ -24,7 +24,8 @@ class Parameter:
     `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states. `belongs_to`: the kind
     of ranks that have it, where they are others than those of data parallelism ("expert_data"): its gradient
     is reduced over them. `stored`: the type it is kept in, if that is not the framework's: "fp32", "bf16",
-    "nf4" or "nf4-single" (4 bits, with scales that are quantised again or not)."""
+    "nf4" or "nf4-single" (4 bits, with scales that are quantised again or not).
+    `in_fp8`: a product reads it quantised."""
 
     name: str
     shape: tuple[int, ...]
@@ -32,6 +33,7 @@ class Parameter:
     trainable: bool = True
     belongs_to: str = ""
     stored: str = ""
+    in_fp8: bool = False
 
     @property
     def numel(self) -> int:
@@ -82,7 +84,9 @@ class Linear:
     """`num_tokens x in_features` times `in_features x out_features`; `beneath`: the collectives of its
     backward, where they overlap its products; `in_pieces`: those that overlap its own pieces. `dtype`: the
     type it is computed in, if that is not the training's. `is_adapter`: it reads what the product beside it
-    reads, and the gradients of that input are added."""
+    reads, and the gradients of that input are added. In fp8 training: `input_parts` and `gradient_parts`: the
+    ranks that each cast a part of its input, or of its output's gradient, before it is gathered;
+    `follows_norm`: the norm before it writes what it reads; `in_bf16`: it is left out."""
 
     in_features: int
     out_features: int
@@ -90,6 +94,10 @@ class Linear:
     in_pieces: InPieces | None = None
     dtype: str = ""
     is_adapter: bool = False
+    input_parts: int = 1
+    gradient_parts: int = 1
+    follows_norm: bool = False
+    in_bf16: bool = False
 
     @property
     def gathers_input(self) -> bool:
@@ -100,10 +108,12 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Normalisation over `width`: `layer`, `rms`, `gemma_rms` (multiplies by its weight in fp32), or another
-    of `zsim.cost.kernels.elementwise`."""
+    of `zsim.cost.kernels.elementwise`.
+    `writes_fp8`: its output is quantised as it is written (Transformer Engine's fused layers)."""
 
     width: int
     kind: str = "rms"
+    writes_fp8: bool = False
 
 
 ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
@@ -203,8 +213,8 @@ class Exchange:
     """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
     `width`: elements per token of the full tensor, which each of `ranks` holds a part of before a gather and
     after a scatter; `in_fp32`: statistics of the loss; `follows_precision`: a product behind it reads fp8 in
-    fp8 training, and gets it gathered as fp8 (Transformer Engine). `dtype`: of its elements, "" for the
-    activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
+    fp8 training, and gets it gathered quantised where the recipe does so. `dtype`: of its elements, "" for
+    the activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
     all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
     `returns`) over the mean; () if all receive as much."""
 

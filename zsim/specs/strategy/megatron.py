@@ -46,7 +46,8 @@ class MegatronTable(BaseModel):
     (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
     `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of all experts together,
     fused permutation, the gate's type, a loss that balances the experts, every expert's rows filled up to its
-    capacity."""
+    capacity. `fp8_param_gather`: the weights of fp8 products are kept and gathered in
+    fp8; `tp_only_amax_red`: delayed scales agree among the ranks of a tensor- and context-parallel group."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -132,6 +133,12 @@ class MegatronTable(BaseModel):
         description="micro-batches that a chunk runs before the next chunk; left out: as many as "
         "pipeline ranks",
     )
+    fp8_param_gather: StrictBool = Field(
+        default=False, description="the weights of fp8 products are kept and gathered in fp8"
+    )
+    tp_only_amax_red: StrictBool = Field(
+        default=False, description="delayed scales agree among tensor- and context-parallel ranks alone"
+    )
     moe_grouped_gemm: StrictBool = Field(
         default=False, description="the products of all local experts run as one kernel"
     )
@@ -168,7 +175,8 @@ class Megatron:
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
     (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
-    it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
+    it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the
+    weights of fp8 products are kept and gathered in fp8.
     """
 
     distributed_optimizer: bool
@@ -192,6 +200,7 @@ class Megatron:
     micro_batch_group: int | None = None
     waits_sends: bool = False
     cuts_messages: bool = False
+    fp8_param_gather: bool = False
 
 
 def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
@@ -204,6 +213,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     _check_release(table, release)
     _check_combination(table, world_size)
     _refuse_unsimulated(table)
+    _check_fp8(table, training)
     low = "bf16" if training.precision == "fp8" else training.precision
     if table.grad_reduce_dtype not in ("fp32", low):
         raise InputError(
@@ -245,7 +255,23 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         micro_batch_group=table.micro_batch_group,
         waits_sends=has_core and release >= _WAITS_SENDS,
         cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
+        fp8_param_gather=table.fp8_param_gather,
     )
+
+
+def _check_fp8(table: MegatronTable, training: Training) -> None:
+    for key in ("fp8_param_gather", "tp_only_amax_red"):
+        if getattr(table, key) and training.precision != "fp8":
+            raise InputError(
+                f"strategy.{key}: found true with training.precision '{training.precision}', where nothing "
+                f"is "
+                "cast; expected precision 'fp8', or false"
+            )
+    if table.fp8_param_gather and not table.distributed_optimizer:
+        raise InputError(
+            "strategy.fp8_param_gather: found true without the distributed optimizer, which alone gathers "
+            "parameters; expected distributed_optimizer = true"
+        )
 
 
 def _refuse_unsimulated(table: MegatronTable) -> None:

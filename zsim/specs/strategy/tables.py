@@ -146,6 +146,10 @@ class Fsdp2Table(_FsdpTable):
         "over so many ranks; left out: all but the last",
     )
 
+    precompute_fp8_scales: bool = Field(
+        default=False, description="the scales of all fp8 weights are agreed on at once, behind the update"
+    )
+
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
     def _group_or_flag(cls, value: object) -> object:

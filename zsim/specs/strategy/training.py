@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
+from zsim.specs.strategy.lengths import DrawnLengths
+
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
 # every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
@@ -19,10 +22,6 @@ AttentionKind = Literal["flash", "math"]
 CrossEntropy = Literal[
     "eager", "autocast", "megatron", "megatron-before-0.8", "unsloth", "fused", "fused_linear"
 ]
-# "torchao": torchtitan's, dynamic scales, casts at every product; "transformer-engine": Megatron's, delayed
-# scales, weights cast once a step.
-Fp8Engine = Literal["torchao", "transformer-engine"]
-
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
@@ -45,7 +44,9 @@ class Training:
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
     (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
     `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps.
-    `stochastic_rounding`: torchao's optimizers write bf16 weights so.
+    `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
+    length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
+    "fp8".
     """
 
     sequence_length: int
@@ -70,9 +71,10 @@ class Training:
     cross_entropy: CrossEntropy = "eager"
     block_checkpointing: tuple[Checkpointing, ...] = ()
     device_max_connections: int = DEFAULT_CONNECTIONS
-    fp8_engine: Fp8Engine = "torchao"
+    fp8: Fp8 = TORCHAO_TENSORWISE
     layers_per_checkpoint: int = 1
     recompute_modules: tuple[str, ...] = ()
+    lengths: DrawnLengths | None = None
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every

@@ -42,7 +42,17 @@ _MODEL_PARALLEL = r"\bTP ?(?!1\b)\d+|PTD-P|3D|\+ ?MP"  # without degrees in the 
 # half.
 _MEGATRONS = r"Megatron|NeMo|mcore"  # whose "selective" is the core of attention
 _EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
-_PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+_PRECISIONS = {"nvfp4": "fp8", "mxfp8": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+# Word of a row's precision -> its recipe; "nvfp4 (with fp8 parts)" says that not all products are in fp4.
+_RECIPES = (
+    (r"with fp8 parts|nvfp4/fp8|\?", ""),
+    (r"nvfp4", "nvfp4"),
+    (r"mx", "mxfp8"),
+    (r"block|sub-channel", "block"),
+    (r"-cs|current|per-tensor", "current"),
+    (r"delayed", "delayed"),
+    (r"rowwise", "torchao-rowwise"),
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
             "micro_batch_size": micro_batch // pieces,
             "gradient_accumulation_steps": steps * pieces,
             "global_batch_size": total,
-            "precision": _precision(run, assumptions),
+            **_precision(run, strategy["kind"], assumptions),
             **_checkpointing(run),
             "attention": _attention(run),
             "compile": run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile"),
@@ -181,17 +191,25 @@ def _batch(
     return steps, None if sequences == steps * micro_batch else total
 
 
-def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
+def _precision(run: PublishedRun, kind: str, assumptions: list[str]) -> dict[str, Any]:
+    """Keys of the precision, with the recipe of fp8 training where the row says it. "tensorwise" is
+    Megatron's word for current scales."""
     text = run.text("precision").lower()
     if not text:
         assumptions.append("precision")
-        return None
-    for word, precision in _PRECISIONS.items():
-        if word in text:
-            if not precision:
-                break
-            return precision
-    raise NotSimulatedError(f"precision '{run.text('precision')}' is not simulated")
+        return {}
+    precision = next((precision for word, precision in _PRECISIONS.items() if word in text), None)
+    if precision is None:
+        raise NotSimulatedError(f"precision '{run.text('precision')}' is not simulated")
+    if precision != "fp8":
+        return {"precision": precision}
+    recipe = next((recipe for pattern, recipe in _RECIPES if re.search(pattern, text)), None)
+    if recipe == "":
+        found = run.text("precision")
+        raise NotSimulatedError(f"precision '{found}': which products are in which type is not published")
+    if recipe is None and kind == "megatron" and "tensorwise" in text:
+        recipe = "current"
+    return {"precision": precision, "fp8_recipe": recipe} if recipe else {"precision": precision}
 
 
 def _checkpointing(run: PublishedRun) -> dict[str, Any]:

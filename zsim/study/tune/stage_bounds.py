@@ -127,7 +127,7 @@ class StageBounds:
         way: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
         calls: list[tuple[CollectiveKind, int, str]] = [(way, reduced, strategy.grad_dtype)]
         if strategy.distributed_optimizer and not strategy.overlap_param_gather:
-            calls.append(("all_gather", numel, strategy.param_dtype))
+            calls.append(("all_gather", numel, "fp8" if strategy.fp8_param_gather else strategy.param_dtype))
         return sum(
             self._collectives.seconds(job, Collective(kind, count * DTYPE_BYTES[dtype], dtype, DATA))
             for kind, count, dtype in calls
@@ -244,7 +244,8 @@ def _bytes_per_parameter(job: Job) -> float:
     if isinstance(strategy, Megatron):
         master = 0 if strategy.param_dtype == "fp32" else 4
         states = (master + 4 * moments) / (ranks if strategy.distributed_optimizer else 1)
-        return DTYPE_BYTES[strategy.param_dtype] + DTYPE_BYTES[strategy.grad_dtype] + states
+        parameter = 1 if strategy.fp8_param_gather else DTYPE_BYTES[strategy.param_dtype]
+        return parameter + DTYPE_BYTES[strategy.grad_dtype] + states
     if isinstance(strategy, Fsdp2) and not strategy.cpu_offload:
         return 4 * (1 + moments) * strategy.replicate / ranks
     return 0.0

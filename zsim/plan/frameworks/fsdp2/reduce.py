@@ -50,6 +50,7 @@ class Fsdp2Reducer:
         parameter on the compute stream (`FSDPParam._get_grad_inner_tensor`): in the parameters' type, or in
         the reduce dtype once gradients were accumulated."""
         dtype = self.strategy.reduce_dtype if gradient.accumulated_bytes else self.strategy.param_dtype
+        dtype = "bf16" if dtype == "fp8" else dtype
         for parameter in unit.trainable:
             if parameter.summed_over:
                 self.builder.collective(

@@ -17,6 +17,7 @@ from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
+from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8, precompute_scales
 from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, make_param_groups
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
@@ -54,7 +55,8 @@ class Fsdp2Schedule(Hooks):
         self.training = stage.training
         self.mesh = dense_mesh(stage, strategy)
         self.home = Fsdp2Home(stage.builder, strategy) if strategy.cpu_offload else None
-        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.gathers_fp8 = gathers_fp8(strategy)
+        self.param_bytes = 2 if self.gathers_fp8 else DTYPE_BYTES[strategy.param_dtype]
         self.experts = experts_mesh(stage, strategy)
         self.units = make_param_groups(stage, strategy, self.mesh, self.experts)
         self.states = {unit.name: _State() for unit in self.units}
@@ -109,13 +111,18 @@ class Fsdp2Schedule(Hooks):
             state.all_gather = -1
             state.all_gather_bytes = 0
             return
-        full = sum(unit.gathered_bytes(self.strategy.param_dtype))
+        full = self._unsharded_bytes(unit)
         casts = () if state.is_sharded_post_forward else unit.cast_bytes(self.strategy.param_dtype)
         cast = sum(casts)
+        cast_reads = 4 * unit.unsharded_numel // ranks if cast else 0
+        if cast:
+            cast_reads += agree_on_scales(builder, self.strategy, unit, copy_in)
+        if cast and self.gathers_fp8:
+            casts = self._parts(unit, ranks)
+            cast = sum(casts)
         builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
         builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks
-        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
         builder.kernels(
             f"all_gather_copy_in {unit.name}",
@@ -127,7 +134,7 @@ class Fsdp2Schedule(Hooks):
         builder.free("buffers", cast, owner=unit.name, part=_CASTS)
         builder.wait_stream(ALL_GATHER, copy_in)
         state.all_gather = builder.collective(
-            "all_gather", full, self.strategy.param_dtype, group.name, stream=ALL_GATHER,
+            "all_gather", full, self._gathered_dtype(unit), group.name, stream=ALL_GATHER,
             name=f"all_gather {unit.name}", module=unit.name,
         )  # fmt: skip
         state.all_gather_bytes = full
@@ -140,11 +147,8 @@ class Fsdp2Schedule(Hooks):
         in_forward = builder.phase == "forward" and not is_told
         if in_forward:
             self._release_previous_gather()
-        parts = unit.gathered_bytes(self.strategy.param_dtype)
-        size = sum(parts)
-        builder.allocate(
-            "buffers", size, owner=unit.name, part=_PARAMETERS, tensors=tuple(filter(None, parts))
-        )
+        size = self._unsharded_bytes(unit)
+        builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
         # chunks of another dimension than the first are joined by a copy more
@@ -162,9 +166,23 @@ class Fsdp2Schedule(Hooks):
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
 
+    def _parts(self, unit: ParamGroup, ranks: int) -> tuple[int, ...]:
+        """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
+        sizes = unit.gathered_bytes(self.strategy.param_dtype)
+        return tuple(size // ranks for size in sizes if size)
+
+    def _unsharded_bytes(self, unit: ParamGroup) -> int:
+        return sum(unit.gathered_bytes(self.strategy.param_dtype))
+
+    def _gathered_dtype(self, unit: ParamGroup) -> str:
+        """Tensors of several types are gathered as bytes (`_get_all_gather_input_metadatas`)."""
+        if not self.gathers_fp8:
+            return self.strategy.param_dtype
+        return "fp8" if unit.num_in_fp8 else "bf16"
+
     def _post_forward_shard_bytes(self, unit: ParamGroup) -> int:
         assert unit.post_forward is not None
-        return sum(unit.gathered_bytes(self.strategy.param_dtype)) // unit.post_forward.size
+        return self._unsharded_bytes(unit) // unit.post_forward.size
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
@@ -191,7 +209,7 @@ class Fsdp2Schedule(Hooks):
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        size = sum(unit.gathered_bytes(self.strategy.param_dtype))
+        size = self._unsharded_bytes(unit)
         builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
         state.is_unsharded = False
 
@@ -419,6 +437,7 @@ class Fsdp2Schedule(Hooks):
             self._update_matrices([one for one in updated if one.is_matrix])
             updated = [one for one in updated if not one.is_matrix]
         update(builder, training, updated)
+        precompute_scales(builder, self.strategy, units)
         builder.free("gradients", 4 * sum(numels))
 
     def _update_matrices(self, matrices: list[Updated]) -> None:

@@ -94,7 +94,7 @@ class ParamGroup:
     def gathered_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each gathered parameter with padding: in `dtype`, but for 4-bit weights, which stay so."""
         return tuple(
-            stored_bytes(one, dtype, numel) if is_packed(one) else numel * DTYPE_BYTES[dtype]
+            stored_bytes(one, dtype, numel) if is_packed(one) else numel * _element_bytes(one, dtype)
             for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
         )
 
@@ -102,7 +102,7 @@ class ParamGroup:
         """Bytes of each shard that is cast to `dtype` before the gather: those kept in another type."""
         shards = zip(self.parameters, self.parameter_shards, strict=True)
         return tuple(
-            numel * DTYPE_BYTES[dtype]
+            numel * _element_bytes(one, dtype)
             for one, numel in shards
             if not is_packed(one) and (one.stored or "fp32") != dtype
         )
@@ -135,6 +135,17 @@ class ParamGroup:
     def padded_numels(self, num_ranks: int) -> tuple[int, ...]:
         """Elements of each parameter, padded for `num_ranks` shards."""
         return tuple(_padded(parameter, num_ranks, self.shard_dimension) for parameter in self.parameters)
+
+    @property
+    def num_in_fp8(self) -> int:
+        """The number of parameters that fp8 products read."""
+        return sum(parameter.in_fp8 for parameter in self.parameters)
+
+    @property
+    def fp8_numel(self) -> int:
+        """Their elements, padded."""
+        numels = self.padded_numels(self.shard_size)
+        return sum(numel for numel, one in zip(numels, self.parameters, strict=True) if one.in_fp8)
 
 
 @dataclass
@@ -313,3 +324,10 @@ def _name(part: Sequence[Segment]) -> str:
     """The name of a unit of blocks: the block's, or "first-number of the last"."""
     first, last = part[0].name, part[-1].name
     return first if first == last else f"{first}-{last.rpartition('.')[2]}"
+
+
+def _element_bytes(parameter: Parameter, dtype: str) -> int:
+    """Bytes of a gathered element: with "fp8", bf16 but for the weights that fp8 products read."""
+    if dtype != "fp8":
+        return DTYPE_BYTES[dtype]
+    return 1 if parameter.in_fp8 else 2

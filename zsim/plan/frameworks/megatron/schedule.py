@@ -37,6 +37,7 @@ from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kern
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
+from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
@@ -72,6 +73,7 @@ class MegatronSchedule(Hooks):
         named = list(workload.model.named_parameters())
         self._numels = {name: one.numel for name, one in named if one.trainable and not one.belongs_to}
         self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
+        self._weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
         sharded = strategy.distributed_optimizer
@@ -137,11 +139,13 @@ class MegatronSchedule(Hooks):
         parameters = self._numel if strategy.distributed_optimizer else trained
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
         lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
+        quantized = self._weights
         return [
-            Memory("parameters", parameters * self.param_bytes + self._frozen_bytes),
+            Memory("parameters", parameters * self.param_bytes + self._frozen_bytes - quantized.saved_bytes),
             Memory("gradients", self._numel * self.grad_bytes if strategy.is_contiguous else 0),
             Memory("optimizer_states", master),
             Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
+            *([Memory("buffers", quantized.copy_bytes)] if quantized.copy_bytes else []),
         ]
 
     # -- parameters -------------------------------------------------------------------------------------
@@ -185,12 +189,12 @@ class MegatronSchedule(Hooks):
 
     def gather(self, bucket: Bucket, stream: str) -> int:
         """Issue the all-gather of a bucket's parameters; returns its event."""
-        size = bucket.numel * self.param_bytes
+        size = bucket.numel * self.param_bytes - self._weights.ungathered_bytes(bucket.names)
+        size = -(-size // self.ranks) * self.ranks
         name = f"all_gather parameters {bucket.number}"
+        dtype = self._weights.gathered_dtype(self.strategy.param_dtype)
         group = self._part_of[bucket.number].shard.name
-        return self.builder.collective(
-            "all_gather", size, self.strategy.param_dtype, group, stream=stream, name=name
-        )
+        return self.builder.collective("all_gather", size, dtype, group, stream=stream, name=name)
 
     # -- layers -----------------------------------------------------------------------------------------
 
@@ -358,6 +362,14 @@ class MegatronSchedule(Hooks):
         strategy = self.strategy
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
+        if strategy.fp8_param_gather:
+            quantize_masters(
+                self.builder,
+                self.training,
+                [chunk._weights for chunk in self.chunks],
+                self.ranks,
+                self.shard.name,
+            )
         for chunk in self.chunks:
             chunk.finish_update()
 

@@ -16,11 +16,11 @@ from zsim.report.memory import MemoryLevels
 from zsim.report.report import Report
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.meanings import (
-    BREAKDOWN,
     CAPACITY,
     COMMUNICATION,
     MEMORY,
     TOTAL,
+    WHOLE_STEP,
     Meaning,
     span_meaning,
 )
@@ -68,8 +68,8 @@ def step_breakdown(report: Report) -> Figure:
     if len(phases) > 1:
         rows |= {_PHASES.get(phase, phase): row for phase, row in phases.items()}
     figure = Figure(layout(110 + 46 * len(rows), barmode="stack"))
-    for name, meaning in BREAKDOWN.items():
-        seconds = [row[name] for row in rows.values()]
+    for name, meaning in WHOLE_STEP.items():
+        seconds = [row.get(name, 0.0) for row in rows.values()]
         if not any(seconds):
             continue
         shares = [value / report.step_seconds for value in seconds]

@@ -17,7 +17,7 @@ from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import stream_timeline, views
-from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
@@ -55,9 +55,9 @@ def html_report(report: Report, trace: Trace) -> str:
         communication=list(_communication(report)),
         offload=_offload(report, trace),
         breakdown_rows=[
-            (BREAKDOWN[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
+            (WHOLE_STEP[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
             for name, seconds in report.breakdown.seconds.items()
-            if seconds or name != "bubble"
+            if seconds or name not in ("bubble", "data_loading")
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
         irregular=list(irregular_tables(report)),

@@ -10,7 +10,7 @@ from zsim.report.fit import fit_of
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
-from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.views.meanings import DATA_LOADING, EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
 from zsim.report.views.text.irregular import Words, irregular_tables
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
@@ -101,6 +101,12 @@ def _speed(report: Report) -> Table:
     table.add_row(
         "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
     )
+    padding = report.work.padding
+    if padding is not None:
+        found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
+        slowest = f"{padding.slowest_over_mean:.3f} x mean"
+        with_padding = f"{found['padded_tokens_per_second_per_gpu']:,.0f}"
+        table.add_row("with padding", with_padding, "slowest rank", slowest)
     table.add_row(
         "model FLOP/s/GPU",
         "-" if flops is None else format_flops(flops),
@@ -121,9 +127,9 @@ def _range(report: Report, validation: Validation) -> Text:
 
 def _breakdown(report: Report, is_plain: bool) -> Table:
     table = _table("Where the step goes", "", "time", "share", "")
-    for name, meaning in BREAKDOWN.items():
-        seconds = report.breakdown.seconds[name]
-        if name == "bubble" and not seconds:
+    for name, meaning in WHOLE_STEP.items():
+        seconds = report.breakdown.seconds.get(name, 0.0)
+        if name in ("bubble", DATA_LOADING) and not seconds:
             continue
         share = seconds / report.step_seconds
         bar = _bar(share, meaning.terminal, is_plain)

@@ -18,7 +18,6 @@ NOT_SIMULATED: Mapping[str, str] = {
     "distribute-saved-activations": "checkpoints that tensor ranks share",
     "ddp-num-buckets": "a number of buckets (--ddp-bucket-size gives their size)",
     "ddp-reduce-scatter-with-fp32-accumulation": "gradients exchanged all-to-all and summed in fp32",
-    "fp4-format": "fp4",
     "perform-rl-step": "steps of reinforcement learning",
     "symmetric-ar-type": "all-reduces of symmetric memory",
     "yaml-cfg": "flags in another file (give that file instead)",

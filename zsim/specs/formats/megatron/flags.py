@@ -90,7 +90,8 @@ _SWITCHES = """
     rotary-interleaved run-workload-inspector-server sequence-parallel sft skip-train squared-relu
     standalone-embedding-stage swiglu te-rng-tracker test-mode tokenizer-hf-include-special-tokens
     tokenizer-hf-use-fast tokenizer-sentencepiece-legacy torch-fsdp2-no-reshard-after-forward
-    tp-comm-overlap tp-comm-overlap-rs-dgrad trust-remote-code untie-embeddings-and-output-weights
+    tp-comm-overlap tp-comm-overlap-rs-dgrad tp-only-amax-red trust-remote-code
+    untie-embeddings-and-output-weights
     use-checkpoint-args use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler
     use-contiguous-buffers-in-ddp use-cpu-initialization use-custom-fsdp use-dist-ckpt
     use-distributed-optimizer use-flash-attn use-fused-weighted-squared-relu use-kitchen-attention

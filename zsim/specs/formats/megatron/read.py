@@ -14,11 +14,13 @@ from zsim.specs.formats.megatron.degrees import read_degrees
 from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.specs.formats.megatron.expert_flags import read_experts
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.strategy.fp8 import Fp8Recipe
 
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
-_FP8_DETAILS = (
-    "fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-compute-algo", "tp-only-amax-red",
-)  # fmt: skip
+_FP8_DETAILS = ("fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-compute-algo")
+_RECIPES: dict[str, Fp8Recipe] = {
+    "delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mxfp8",
+}  # fmt: skip
 _INTERLEAVED = ("overlap_p2p", "align_param_gather")
 _CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -83,24 +85,49 @@ def _read_precision(found: Arguments, file: TrainingFile) -> None:
         raise InputError(f"{found.where}: --fp16: Megatron refuses it beside --bf16; give one of them")
     low = "bf16" if is_bf16 else "fp16" if is_fp16 else "fp32"
     fp8 = found.text("fp8-format", None, ("e4m3", "hybrid"))
-    if fp8 is not None and low != "bf16":
-        raise NotSimulatedError(
-            f"{found.where}: --fp8-format: zsim simulates fp8 beside bf16 only; expected --bf16"
+    fp4 = found.text("fp4-format", None, ("e2m1",))
+    if fp8 is not None and fp4 is not None:
+        raise InputError(
+            f"{found.where}: --fp4-format: Megatron refuses it beside --fp8-format; give one of them"
         )
-    file.says["training.precision"] = "fp8" if fp8 is not None else low
-    if fp8 is not None:
-        found.has(*_FP8_DETAILS)
-    if fp8 is None:
+    if fp8 is None and fp4 is None:
+        file.says["training.precision"] = low
         return
-    recipe = found.text("fp8-recipe", "delayed")
-    file.note(f"--fp8-recipe {recipe}: simulated at the rates of the GPU's fp8 products")
+    if low != "bf16":
+        flag = "fp8-format" if fp4 is None else "fp4-format"
+        raise NotSimulatedError(
+            f"{found.where}: --{flag}: zsim simulates it beside bf16 only; expected --bf16"
+        )
+    found.has(*_FP8_DETAILS)
+    file.says |= {"training.precision": "fp8", "training.fp8_recipe": _recipe(found, is_fp4=fp4 is not None)}
+    if found.has("first-last-layers-bf16"):
+        first, last = found.integer("num-layers-at-start-in-bf16"), found.integer("num-layers-at-end-in-bf16")
+        file.says["training.bf16_first_layers"] = 1 if first is None else first
+        file.says["training.bf16_last_layers"] = 1 if last is None else last
+    found.asked |= {"num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"}
+    for flag, key in (("fp8-param-gather", "fp8_param_gather"), ("tp-only-amax-red", "tp_only_amax_red")):
+        if found.has(flag):
+            file.says[f"strategy.{key}"] = True
     for flag, what in (
-        ("fp8-param-gather", "parameters that are gathered in fp8"),
-        ("first-last-layers-bf16", "first and last layers in bf16"),
+        ("fp4-param-gather", "parameters that are gathered in fp4"),
         ("no-fp8-wgrad", "weight gradients in bf16 beside fp8"),
         ("disable-fp8-wgrad", "weight gradients in bf16 beside fp8"),
     ):
         refuse(found, flag, what)
+
+
+def _recipe(found: Arguments, *, is_fp4: bool) -> Fp8Recipe:
+    """`--fp8-recipe` or `--fp4-recipe` by zsim's name; Megatron calls current scales tensorwise."""
+    if is_fp4:
+        flag, name, offered = "fp4-recipe", found.text("fp4-recipe", "nvfp4", ("nvfp4", "custom")), "nvfp4"
+    else:
+        flag, offered = "fp8-recipe", ", ".join(_RECIPES)
+        name = found.text("fp8-recipe", "delayed", (*_RECIPES, "custom"))
+    if name == "custom":
+        raise NotSimulatedError(
+            f"{found.where}: --{flag}: zsim does not simulate quantizers of one's own; expected {offered}"
+        )
+    return "nvfp4" if is_fp4 else _RECIPES[str(name)]
 
 
 def _read_recomputation(found: Arguments, file: TrainingFile) -> None:

@@ -28,6 +28,8 @@ _NAMES = {
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
     "num_moe_experts": "num-experts",
     "fp8": "fp8-format",
+    "fp4": "fp4-format",
+    "fp4_param": "fp4-param-gather",
     "fp8_param": "fp8-param-gather",
     "fp8_params": "fp8-param-gather",
     "average_in_collective": "ddp-average-in-collective",
@@ -55,6 +57,17 @@ _OFF = {
     "grad_reduce_in_fp32": "grad-reduce-in-bf16",
 }
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+# Name of a mixed precision -> its flags (training/mixed_precision.py of Megatron-Bridge of August 2026).
+_MIXED: dict[str, dict[str, Any]] = {
+    "fp8_current_scaling": {
+        "fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": True,
+        "first-last-layers-bf16": True,
+    },
+    "fp8_delayed_scaling": {"fp8-format": "hybrid", "fp8-recipe": "delayed", "fp8-param-gather": True},
+    "fp8_subchannel_scaling": {"fp8-format": "hybrid", "fp8-recipe": "blockwise"},
+    "mxfp8": {"fp8-format": "hybrid", "fp8-recipe": "mxfp8"},
+    "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
+}  # fmt: skip
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
 _ACTIVATIONS = {
     "swiglu": "swiglu", "fast-swiglu": "swiglu", "silu": "swiglu", "squared-relu": "squared-relu",
@@ -193,7 +206,12 @@ def _set_precision(found: Arguments, fields: Mapping[str, Any]) -> None:
                 found.values["bf16"] = True
             elif "16" in text:
                 found.values["fp16"] = True
-    if any("fp8" in text for text in asked):
+    named = [(word, flags) for word, flags in _MIXED.items() if any(word in text for text in asked)]
+    if named:
+        _, flags = named[0]
+        for flag, value in flags.items():
+            found.values.setdefault(flag, value)
+    elif any("fp8" in text for text in asked):
         found.values.setdefault("fp8-format", "hybrid")
     if "bf16" not in found.values:
         found.values.pop("grad-reduce-in-bf16", None)

@@ -10,6 +10,7 @@ from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
 from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.fp8_layers import without_fp8_layers
 from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, Megatron, MegatronTable, is_core
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -18,6 +19,7 @@ SCRIPT = "megatron.sh"
 _METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather"}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "fused")
+_RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
 def why_not_megatron(job: Job) -> str | None:
@@ -43,7 +45,7 @@ def why_not_megatron(job: Job) -> str | None:
         return "it runs one pipeline a step"
     if min(parallelism.layers_per_stage, default=1) < 1:
         return "it puts layers on every stage"
-    return why_not_network(job.model)
+    return why_not_network(without_fp8_layers(job.model))
 
 
 def megatron_script(job: Job) -> str:
@@ -74,7 +76,7 @@ def _environment(job: Job) -> Iterator[str]:
 
 def _network(job: Job) -> Iterator[str]:
     vocabulary = Library().model(job.experiment.model).vocab_size
-    yield from network_flags(job.model, vocabulary, job.training.sequence_length)
+    yield from network_flags(without_fp8_layers(job.model), vocabulary, job.training.sequence_length)
     table = job.experiment.strategy
     assert isinstance(table, MegatronTable)
     if table.vocabulary_multiple != VOCABULARY_MULTIPLE:
@@ -93,11 +95,28 @@ def _training(job: Job) -> Iterator[str]:
     if training.precision != "fp32":
         yield "--bf16" if training.precision == "fp8" else f"--{training.precision}"
     if training.precision == "fp8":
-        yield "--fp8-format hybrid"
+        yield from _low_precision(job)
     yield f"--attention-backend {'flash' if training.attention == 'flash' else 'unfused'}"
     if training.cross_entropy == "fused":
         yield "--cross-entropy-loss-fusion"
     yield from _recomputation(asked)
+
+
+def _low_precision(job: Job) -> Iterator[str]:
+    recipe, asked = job.training.fp8.recipe, job.experiment.training
+    table = job.experiment.strategy
+    assert isinstance(table, MegatronTable)
+    yield "--fp4-format e2m1" if recipe == "nvfp4" else "--fp8-format hybrid"
+    if recipe in _RECIPES:
+        yield f"--fp8-recipe {_RECIPES[recipe]}"
+    ends = asked.bf16_first_layers, asked.bf16_last_layers
+    if max(ends):
+        yield "--first-last-layers-bf16"
+        yield f"--num-layers-at-start-in-bf16 {ends[0]} --num-layers-at-end-in-bf16 {ends[1]}"
+    if table.fp8_param_gather:
+        yield "--fp8-param-gather"
+    if table.tp_only_amax_red:
+        yield "--tp-only-amax-red"
 
 
 def _recomputation(asked: TrainingTable) -> Iterator[str]:

@@ -30,6 +30,11 @@ RENAMED = {
     "training.compile": "compile.enable",
     "training.enable_fp8_linear": "float8.enable_float8_linear",
     "quantize.linear.float8.enable_fsdp_float8_all_gather": "float8.enable_fsdp_float8_all_gather",
+    "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp": (
+        "float8.precompute_float8_dynamic_scale_for_fsdp"
+    ),
+    "quantize.linear.float8.recipe_name": "float8.recipe_name",
+    "quantize.linear.mx.recipe_name": "mx.recipe_name",
 }
 
 TENSOR_DEGREE = "parallelism.tensor_parallel_degree"
@@ -103,6 +108,9 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     "model.converters": list,
     "float8.enable_float8_linear": bool,
     "float8.enable_fsdp_float8_all_gather": bool,
+    "float8.precompute_float8_dynamic_scale_for_fsdp": bool,
+    "float8.recipe_name": str,
+    "mx.recipe_name": str,
     TENSOR_DEGREE: int,
     PIPELINE_DEGREE: int,
     CONTEXT_DEGREE: int,
@@ -117,7 +125,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 # Sections without effect on a step in its steady state.
 IDLE_SECTIONS = (
     "job", "profiling", "profiler", "metrics", "lr_scheduler", "checkpoint", "comm", "validation",
-    "validator", "memory_estimation", "tokenizer", "dataloader", "debug", "override", "mx", "liger_kernel",
+    "validator", "memory_estimation", "tokenizer", "dataloader", "debug", "override", "liger_kernel",
 )  # fmt: skip
 
 # Keys of the other sections without effect on a step, or without the parallelism that they belong to.
@@ -136,9 +144,8 @@ IDLE_KEYS = {
     "compile": ("backend",),
     "optimizer": ("lr", "beta1", "beta2", "eps", "weight_decay"),
     "model": ("tokenizer_path", "hf_assets_path", "norm_type", "print_after_conversion"),
-    "float8": (
-        "filter_fqns", "recipe_name", "precompute_float8_dynamic_scale_for_fsdp", "moe_fqns_prototype",
-    ),
+    "float8": ("filter_fqns", "moe_fqns_prototype"),
+    "mx": ("filter_fqns", "mxfp8_dim1_cast_kernel_choice", "moe_fqns_prototype"),
     "fault_tolerance": (
         "process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
         "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha",

@@ -21,12 +21,16 @@ from zsim.specs.formats.torchtitan.parallel_degrees import read_degrees
 from zsim.specs.formats.torchtitan.settings import TitanSettings
 from zsim.specs.formats.torchtitan.text import read_settings
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.strategy.fp8 import Fp8Recipe
 
 _FLOAT8 = ("float8", "quantize.linear.float8")
+_MX = ("mx", "quantize.linear.mx")
+_GATHERS = "float8.enable_fsdp_float8_all_gather"
+_PRECOMPUTES = "float8.precompute_float8_dynamic_scale_for_fsdp"
 _NO_EFFECT_IN_DDP = (
     "training.mixed_precision_reduce", "training.enable_cpu_offload",
     "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_defer_gradient_reduction",
-    "float8.enable_fsdp_float8_all_gather",
+    _GATHERS, _PRECOMPUTES,
 )  # fmt: skip
 
 
@@ -121,16 +125,57 @@ def _read_precision(read: TitanSettings) -> None:
     precision = read.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
     read.choose("training.mixed_precision_reduce", "float32", {"float32": "fp32"})
     is_fp8 = read.get("float8.enable_float8_linear", False)
+    is_mx = False
     for converter in converters:
-        if converter not in _FLOAT8:
+        if converter not in (*_FLOAT8, *_MX):
             raise NotSimulatedError(
-                f"{read.file.name}: model.converters: zsim does not simulate '{converter}' yet, only float8"
+                f"{read.file.name}: model.converters: zsim does not simulate '{converter}' yet, only float8 "
+                f"and mx"
             )
-        is_fp8 = True
-    gathers_fp8 = is_fp8 and read.get("float8.enable_fsdp_float8_all_gather", False)
-    read.put("training.precision", "fp8" if is_fp8 else precision, key, "model.converters")
+        is_mx = is_mx or converter in _MX
+        is_fp8 = is_fp8 or converter in _FLOAT8
+    if is_fp8 and is_mx:
+        raise InputError(
+            f"{read.file.name}: model.converters: float8 and mx convert the same layers; give one"
+        )
+    gathers_fp8 = is_fp8 and read.get(_GATHERS, False)
+    read.put("training.precision", "fp8" if is_fp8 or is_mx else precision, key, "model.converters")
+    if is_fp8 or is_mx:
+        recipe = _float8_recipe(read, gathers_fp8=gathers_fp8) if is_fp8 else _mx_recipe(read)
+        read.put("training.fp8_recipe", recipe, "float8.recipe_name", "mx.recipe_name")
     read.put("strategy.param_dtype", "fp8" if gathers_fp8 else precision, key)
+    if gathers_fp8 and read.get(_PRECOMPUTES, False):
+        read.put("strategy.precompute_fp8_scales", True, _PRECOMPUTES)
     read.put("strategy.reduce_dtype", "fp32", "training.mixed_precision_reduce")
+
+
+def _float8_recipe(read: TitanSettings, *, gathers_fp8: bool) -> Fp8Recipe:
+    """The recipe of `recipe_name`, which torchtitan refuses beside the gather in fp8."""
+    name = read.get("float8.recipe_name", "") or ""
+    if name and gathers_fp8:
+        raise InputError(
+            f"{read.file.name}: {_GATHERS}: torchtitan refuses it with recipe_name '{name}'; expected no "
+            "recipe_name, which is tensorwise, or no gather in fp8"
+        )
+    if name == "rowwise_with_gw_hp":
+        raise NotSimulatedError(
+            f"{read.file.name}: float8.recipe_name: zsim does not simulate 'rowwise_with_gw_hp' (gradients "
+            f"of "
+            "weights in bf16) yet; expected 'rowwise'"
+        )
+    names: dict[str, Fp8Recipe] = {"tensorwise": "torchao-tensorwise", "rowwise": "torchao-rowwise"}
+    return read.choose("float8.recipe_name", "tensorwise", names) if name else "torchao-tensorwise"
+
+
+def _mx_recipe(read: TitanSettings) -> Fp8Recipe:
+    """torchao's MXFP8, simulated with Transformer Engine's casts."""
+    name = read.get("mx.recipe_name", "mxfp8_cublas")
+    if not name.startswith("mxfp8"):
+        raise NotSimulatedError(
+            f"{read.file.name}: mx.recipe_name: zsim does not simulate '{name}' yet, only 'mxfp8_cublas'"
+        )
+    read.file.note("[quantize.linear.mx]: simulated with the casts of Transformer Engine's mxfp8")
+    return "mxfp8"
 
 
 def _read_sharding(read: TitanSettings, is_new: bool) -> None:
@@ -202,7 +247,7 @@ def _read_ddp(read: TitanSettings, replicate: int) -> None:
     file.shard_degree = None
     file.says.setdefault("gpus", replicate)
     for table in (file.says, file.assumes):
-        for key in ("strategy.param_dtype", "strategy.reduce_dtype"):
+        for key in ("strategy.param_dtype", "strategy.reduce_dtype", "strategy.precompute_fp8_scales"):
             table.pop(key, None)
 
 

@@ -23,6 +23,7 @@ from zsim.specs.strategy.training import Training
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # "fused" if it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
+_RECIPES = ("torchao-tensorwise", "torchao-rowwise", "mxfp8")
 _NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
 _POLICIES = {None: "default", True: "always", False: "never"}
 
@@ -45,6 +46,10 @@ def why_not_torchtitan(job: Job) -> str | None:
         return f"it trains in bf16, fp32 or fp8, not in {training.precision}"
     if strategy.param_dtype not in ("bf16", "fp32", "fp8"):
         return f"it gathers in bf16, fp32 or fp8, not in {strategy.param_dtype}"
+    if training.precision == "fp8" and training.fp8.recipe not in _RECIPES:
+        return f"its layers are torchao's, without recipe '{training.fp8.recipe}'"
+    if job.experiment.training.bf16_first_layers + job.experiment.training.bf16_last_layers:
+        return "it converts all layers, or leaves them out by name"
     if training.block_checkpointing:
         return "it checkpoints every n-th block alike, not each block in its own way"
     if training.activation_checkpointing not in _MODES:
@@ -122,9 +127,20 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
         "compile": _compile(training),
     }
     if training.precision == "fp8":
-        gathers = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
-        sections["quantize"] = {"linear": {"float8": gathers}}
+        sections["quantize"] = {"linear": _quantize(strategy, training)}
     return sections
+
+
+def _quantize(strategy: Fsdp2, training: Training) -> dict[str, Any]:
+    """`[quantize.linear]`: no `recipe_name` is torchao's tensorwise scaling, which alone gathers in fp8."""
+    if training.fp8.recipe == "mxfp8":
+        return {"mx": {"recipe_name": "mxfp8_cublas"}}
+    if training.fp8.recipe == "torchao-rowwise":
+        return {"float8": {"recipe_name": "rowwise"}}
+    gathers: dict[str, Any] = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
+    if strategy.precomputes_scales:
+        gathers["precompute_float8_dynamic_scale_for_fsdp"] = True
+    return {"float8": gathers}
 
 
 def _compile(training: Training) -> dict[str, Any]:
@@ -144,4 +160,7 @@ def torchtitan_model(job: Job) -> tuple[str, str] | None:
 def _model(job: Job) -> dict[str, Any]:
     found = torchtitan_model(job)
     model: dict[str, Any] = {} if found is None else {"name": found[0], "flavor": found[1]}
-    return model | ({"converters": ["quantize.linear.float8"]} if job.training.precision == "fp8" else {})
+    if job.training.precision != "fp8":
+        return model
+    kind = "mx" if job.training.fp8.recipe == "mxfp8" else "float8"
+    return model | {"converters": [f"quantize.linear.{kind}"]}

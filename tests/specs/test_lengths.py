@@ -1,0 +1,178 @@
+"""Documents of different lengths: what is drawn, by hand and by order statistics; what is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import exp, isclose
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.data.draw import BatchPlan, draw_lengths
+from zsim.specs.experiment.data.lengths import LengthsTable
+from zsim.specs.experiment.data.loading import DataTable, waiting_seconds
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.lengths import DrawnLengths
+
+
+def drawn(
+    ranks: int = 1, micro_batches: int = 1, sequences: int = 1, length: int = 4096, *, often: bool = True,
+    multiple: int = 1, token_flops: float = 1.0, pair_flops: float = 0.0, **table: Any,
+) -> DrawnLengths:  # fmt: skip
+    plan = BatchPlan(ranks, micro_batches, sequences, length, meets_often=often)
+    return draw_lengths(LengthsTable(**table), plan, token_flops, pair_flops, multiple)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_documents_as_long_as_a_sequence_are_the_fixed_length(batching: str) -> None:
+    found = drawn(8, 4, 2, documents=(4096,), batching=batching)
+    assert (found.length, found.span, found.padding_fraction) == (4096, 4096.0, 0.0)
+    assert found.slowest_over_mean == 1.0
+
+
+def test_packed_documents_of_one_length_leave_each_token_its_own_document() -> None:
+    """Four documents of 1,024 in 4,096 tokens: sum(s^2) / sum(s) = 1,024, a quarter of the pairs."""
+    found = drawn(8, 4, 2, law="constant", mean=1024)
+    assert (found.length, found.span, found.by_document) == (4096, 1024.0, True)
+    whole = drawn(8, 4, 2, law="constant", mean=1024, attention_by_document=False)
+    assert (whole.span, whole.by_document) == (4096.0, False)
+
+
+def test_documents_are_cut_at_the_end_of_a_sequence() -> None:
+    """3,000 tokens each in sequences of 4,096. Cut at 4,096 k, 375 sequences hold 512 documents and one of 8
+    ends with each: the mean of (sum of s^2) / 4,096 over a period, from the pieces counted one by one."""
+    cuts = sorted({*range(0, 4096 * 375 + 1, 4096), *range(0, 3000 * 512 + 1, 3000)})
+    squares = sum((b - a) ** 2 for a, b in pairwise(cuts))
+    found = drawn(ranks=1, micro_batches=375, law="constant", mean=3000)
+    assert isclose(found.span, squares / (4096 * 375), rel_tol=1e-9)
+
+
+def test_padding_of_uniform_lengths_follows_order_statistics() -> None:
+    """The longest of n uniform on (0, 1) is n / (n + 1) in the mean, the mean a half: with 4 sequences from 1
+    to 4,096 tokens 0.8 of 4,096 are computed and 0.375 of that is padding."""
+    found = drawn(64, 16, 4, law="uniform", low=1, high=4096, batching="padded")
+    assert found.mean_tokens / 4 == pytest.approx(0.8 * 4096, rel=0.01)
+    assert found.padding_fraction == pytest.approx(0.375, abs=0.01)
+
+
+def test_the_slowest_of_many_ranks_follows_order_statistics() -> None:
+    """One sequence each: of 31 ranks the longest of 31 uniform lengths, 31/32; of one, the mean."""
+    found = drawn(31, 64, law="uniform", low=1, high=4096, batching="padded")
+    assert found.length == pytest.approx(31 / 32 * 4096, rel=0.01)
+    assert found.slowest_over_mean == pytest.approx(2 * 31 / 32, rel=0.02)
+    assert drawn(1, 64, law="uniform", low=1, high=4096, batching="padded").slowest_over_mean == 1.0
+
+
+def test_ranks_that_meet_once_a_step_average_over_its_micro_batches() -> None:
+    """Sums of 64 lengths are nearly normal: the largest of 16 is 1.766 standard deviations above the mean (a
+    table of normal order statistics), 1.766 / sqrt(3 x 64) = 0.127 of it for uniform lengths."""
+    often = drawn(16, 64, law="uniform", low=1, high=4096, batching="padded")
+    once = drawn(16, 64, law="uniform", low=1, high=4096, batching="padded", often=False)
+    assert often.slowest_over_mean == pytest.approx(2 * 16 / 17, rel=0.02)
+    assert once.slowest_over_mean == pytest.approx(1.127, abs=0.02)
+
+
+def test_exponential_documents_see_twice_their_mean() -> None:
+    """A token is in a document of mean length E(s^2) / E(s) = 2 m where sequences are much longer."""
+    found = drawn(1, 32, 1, 2**18, law="exponential", mean=500)
+    assert found.span == pytest.approx(1000, rel=0.03)
+
+
+def test_lognormal_documents_have_their_median_and_sigma() -> None:
+    """E(s^2) / E(s) = exp(mu + 3/2 sigma^2)."""
+    found = drawn(1, 32, 1, 2**18, law="lognormal", median=400, sigma=0.5)
+    assert found.span == pytest.approx(400 * exp(1.5 * 0.25), rel=0.03)
+
+
+def test_a_seed_gives_the_same_lengths_again() -> None:
+    one = drawn(8, 4, law="lognormal", median=400, sigma=1.0)
+    assert one == drawn(8, 4, law="lognormal", median=400, sigma=1.0)
+    assert one != drawn(8, 4, law="lognormal", median=400, sigma=1.0, seed=1)
+
+
+def test_padded_sequences_are_whole_multiples() -> None:
+    """1,000 tokens padded to 64: 1,024; then to what ranks must share, 96: 1,056."""
+    assert drawn(law="constant", mean=1000, batching="padded", pad_to=64).length == 1024
+    assert drawn(law="constant", mean=1000, batching="padded", pad_to=64, multiple=96).length == 1056
+
+
+def test_a_histogram_weighs_lengths_by_their_counts(tmp_path: Path) -> None:
+    """512 three times as often as 1,024: (3 x 512 + 1,024) / 4 = 640 in the mean."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("length,count\n512,3\n1024,1\n")
+    found = drawn(64, 64, file=str(path), batching="padded")
+    assert found.real_tokens == pytest.approx(640, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("512,many\n9,x\n", "line 1: found '512,many', expected a length"), ("", "found no documents"),
+     ("512,0\n", "found no documents"), ("512,1\n0,4\n", "line 2: found '0,4'")],
+)  # fmt: skip
+def test_a_histogram_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        drawn(file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "found none of them; expected one of `documents`"),
+        ({"documents": [5], "law": "constant", "mean": 3}, "found documents and law"),
+        ({"law": "lognormal", "median": 600}, r"lengths.sigma: missing, which law 'lognormal' needs"),
+        (
+            {"law": "exponential", "median": 6, "mean": 3},
+            "lengths.median: law 'exponential' has no such.*mean",
+        ),
+        ({"law": "uniform", "low": 9, "high": 3}, "lengths.high: found 3, expected at least the low of 9"),
+        ({"documents": [5], "pad_to": 8}, "pads nothing; expected batching 'padded'"),
+        ({"file": "nowhere.csv"}, "nowhere.csv: no such file"),
+        ({"law": "lognormale", "median": 6}, "did you mean 'lognormal'"),
+    ],
+)
+def test_lengths_that_say_too_little_or_too_much_are_refused(table: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(lengths=table)
+
+
+def job(parallelism: Any = None, strategy: Any = None, **training: Any) -> Any:
+    return resolve(
+        Experiment(
+            model="llama-2-7b", cluster="dgx-h100", nodes=1, parallelism=parallelism or {},
+            strategy=strategy or {"kind": "fsdp2"}, training={"sequence_length": 4096, **training},
+        )
+    )  # fmt: skip
+
+
+def test_attention_by_document_is_of_the_fused_kernel_on_one_rank() -> None:
+    table = {"law": "constant", "mean": 512}
+    with pytest.raises(NotSimulatedError, match="attention 'math' computes all pairs"):
+        job(lengths=table, attention="math")
+    with pytest.raises(NotSimulatedError, match=r"parallelism.context = 2; expected context = 1"):
+        job({"context": 2}, lengths=table)
+    assert (
+        job({"context": 2}, lengths={**table, "attention_by_document": False}).training.lengths.span == 4096
+    )
+
+
+def test_ranks_of_fsdp2_meet_in_every_micro_batch_and_megatrons_do_not() -> None:
+    table = {"law": "uniform", "low": 1, "high": 4096, "batching": "padded"}
+    often = job(lengths=table, gradient_accumulation_steps=16).training
+    once = job(strategy={"kind": "megatron"}, lengths=table, gradient_accumulation_steps=16).training
+    assert often.sequence_length > 1.3 * once.sequence_length
+
+
+def test_a_step_waits_for_samples_that_load_more_slowly() -> None:
+    """8 GPUs load 8 x 2 x 4 = 64 sequences a step: at 16 a second 4 s, of which a step of 1 s hides 1."""
+    training = job(micro_batch_size=2, gradient_accumulation_steps=4).training
+    slow = DataTable(samples_per_second_per_host=16.0)
+    assert waiting_seconds(slow, training, 8, 1, 1.0) == 3.0
+    assert waiting_seconds(slow, training, 8, 1, 5.0) == 0.0
+    assert waiting_seconds(slow.model_copy(update={"prefetch": False}), training, 8, 1, 5.0) == 4.0
+    assert waiting_seconds(slow, training, 8, 8, 0.25) == 0.25  # ranks of one model read the same 8
+    assert waiting_seconds(DataTable(), training, 8, 1, 1.0) == 0.0

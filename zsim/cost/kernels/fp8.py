@@ -1,0 +1,226 @@
+"""The kernels around fp8 and fp4 products that quantise their operands, and what is kept and sent quantised.
+
+A cast is bound by HBM: it reads 2 bytes per element, and writes each direction that is asked for. Read in
+Transformer Engine 2.17 and torchao 0.15:
+
+- delayed: one kernel, whose scale is known before (`nvte_quantize_v2`); its maximum is found on the way.
+- current: a kernel for the maximum, one for the scale, then the cast (csrc/quantizer.cpp
+  Float8CurrentScalingQuantizer::quantize_impl).
+- block, mxfp8: one kernel, scales included.
+- nvfp4: the maximum first; inputs and gradients are rotated (16 x 16 Hadamard) along tokens inside both
+  kernels (NVFP4Quantizer::quantize_impl, `nvte_hadamard_transform_amax`,
+  `nvte_quantize_with_hadamard_transform`).
+- a fused norm writes what the product reads (csrc/extensions/normalization.cpp): with delayed scales at once,
+  transposed by a second kernel; with current scales it finds the maximum; before other casts it writes 16
+  bits.
+- torchao-tensorwise: maximum and cast are two kernels; operands are kept in 16 bits and cast again in
+  backward, the output's gradient in two layouts (torchao/float8/float8_linear.py, float8_ops.py
+  `preprocess_addmm`).
+- torchao-rowwise: a row's maximum and its cast are one kernel, a column's two.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import WorkOptions
+from zsim.specs.model.spec import Linear, Module
+from zsim.specs.strategy.fp8 import Fp8
+
+Marked = list[tuple[Kernel, bool]]
+_HEAD = "lm_head"
+
+
+def is_quantized(module: Module, options: WorkOptions) -> bool:
+    """Whether the module's products run in fp8 or fp4: recipes skip the LM head and need dimensions divisible
+    by 16.
+
+    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output");
+    Megatron's output layer is no layer of Transformer Engine.
+    """
+    work = module.work
+    if options.dtype != "fp8" or not isinstance(work, Linear) or module.name == _HEAD or work.in_bf16:
+        return False
+    return work.in_features % 16 == 0 and work.out_features % 16 == 0
+
+
+def product(m: int, n: int, k: int, output_bytes: float, fp8: Fp8) -> Kernel:
+    """One product of quantised operands, m x k by k x n. Every 8-bit product is "nt": see [Note: two
+    directions]."""
+    read = fp8.operand_bytes(m * k) + fp8.operand_bytes(k * n)
+    return Kernel("gemm", 2.0 * m * n * k, float(read + output_bytes), fp8.dtype, (m, n, k))
+
+
+def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Kernel]:
+    """Kernels before a product: those of its input, unless an earlier product has cast it, and of its
+    weight."""
+    work, fp8 = _linear(module), options.fp8
+    numel, weight = tokens * work.in_features, work.in_features * work.out_features
+    if not fp8.is_engine:
+        parts = _parts(work.input_parts, fp8)
+        is_cast = module.shares_input and parts > 1  # before it was gathered, for an earlier product
+        found = [] if is_cast else _torchao(numel // parts, options, is_row=True)
+        return [*found, *([] if fp8.has_quantized_weights else _torchao(weight, options, is_row=True))]
+    found = [] if module.shares_input else _engine_input(work, numel, options)
+    return [*found, *weight_casts(weight, options, is_backward=False)]
+
+
+def backward_casts(module: Module, tokens: int, options: WorkOptions) -> Marked:
+    """Kernels before the two products of backward, each with whether it is for the weight's gradient."""
+    work, fp8 = _linear(module), options.fp8
+    outputs, inputs = tokens * work.out_features, tokens * work.in_features
+    weight = work.in_features * work.out_features
+    if fp8.is_engine:
+        found = _gathered(outputs, work.gradient_parts, options, is_gradient=True)
+        casts = [(kernel, False) for kernel in found]
+        casts += [(kernel, False) for kernel in weight_casts(weight, options, is_backward=True)]
+        if work.input_parts > 1 and fp8.has_one_scale and fp8.transposes:
+            casts.append((_moves(2 * inputs, options), True))  # gathered again, then transposed
+        return casts
+    is_gathered = _parts(work.input_parts, fp8) > 1
+    first = _torchao(outputs // _parts(work.gradient_parts, fp8), options, is_row=True)
+    casts = [(kernel, False) for kernel in first]
+    if fp8.has_quantized_weights:
+        casts.append((_moves(2 * weight, options), False))
+    else:
+        casts += [(kernel, False) for kernel in _torchao(weight, options, is_row=False)]
+    if fp8.has_one_scale:
+        casts.append((_moves(2 * outputs, options), True))
+    else:
+        casts += [(kernel, True) for kernel in _torchao(outputs, options, is_row=False)]
+    if is_gathered:
+        casts.append((_moves(2 * inputs, options), True))
+    else:
+        casts += [(kernel, True) for kernel in _torchao(inputs, options, is_row=False)]
+    return casts
+
+
+def cast(numel: int, options: WorkOptions) -> list[Kernel]:
+    """Transformer Engine's kernels that quantise `numel` elements for both directions."""
+    return _engine(numel, _directions(options.fp8), options)
+
+
+def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
+    """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
+    has its part. Quantised weights of one scale, or in squares, are transposed; mxfp8's are gathered in 16
+    bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
+    core/optimizer/distrib_optimizer.py)."""
+    fp8 = options.fp8
+    if fp8.keeps_weights or fp8.has_quantized_weights:
+        if is_backward:
+            return []
+        part = numel // options.micro_batches
+        if not fp8.has_quantized_weights or fp8.recipe in ("mxfp8", "nvfp4"):
+            return _engine(part, _directions(fp8), options)
+        return [_moves(2 * part, options)] if _directions(fp8) == 2 else []
+    if not fp8.recasts_weights:
+        return [] if is_backward else _engine(numel, _directions(fp8), options)
+    return _engine(numel, _directions(fp8) if is_backward else 1, options)
+
+
+def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
+    """Bytes of a quantised product's input of `numel` elements that backward needs: one direction under
+    Transformer Engine, which saves what it has cast; 16 bits under torchao, but for what was gathered in
+    fp8."""
+    fp8 = options.fp8
+    if fp8.is_engine or _parts(work.input_parts, fp8) > 1:
+        return fp8.operand_bytes(numel)
+    return numel * options.activation_bytes
+
+
+def kept_weight_bytes(work: Linear, options: WorkOptions) -> int:
+    """Bytes of a weight's quantised copies that are kept from forward to backward: Transformer Engine's,
+    where they are neither kept all the time nor made again."""
+    fp8 = options.fp8
+    if not fp8.is_engine or fp8.keeps_weights or fp8.recasts_weights or fp8.has_quantized_weights:
+        return 0
+    return fp8.weight_copy_bytes(work.in_features * work.out_features)
+
+
+def norm_saving(numel: int, options: WorkOptions) -> int:
+    """Bytes less that a fused norm writes, which quantises its output of `numel` elements itself."""
+    return numel if options.dtype == "fp8" and options.fp8.recipe == "delayed" else 0
+
+
+def gathered_bytes(numel: int, ranks: int, options: WorkOptions, *, is_gradient: bool = False) -> int:
+    """Bytes of a tensor of `numel` elements that `ranks` ranks gather for a product. A gradient with a scale
+    per block is gathered in both directions (`gather_along_first_dim` of pytorch/distributed.py)."""
+    if not is_gathered_quantized(options):
+        return numel * options.activation_bytes
+    directions = 2 if is_gradient and not options.fp8.has_one_scale else 1
+    return directions * ranks * options.fp8.operand_bytes(numel // ranks)
+
+
+def is_gathered_quantized(options: WorkOptions) -> bool:
+    """Whether operands are gathered quantised."""
+    return options.dtype == "fp8" and options.fp8.gathers_quantized
+
+
+def sums_maxima(options: WorkOptions) -> bool:
+    """Whether ranks that gather an operand quantised first agree on its scale: an all-reduce of its maximum
+    (`with_amax_reduction` of Transformer Engine's current scaling; torchao's casts of a DTensor)."""
+    return is_gathered_quantized(options) and options.fp8.recipe in ("current", "torchao-tensorwise")
+
+
+def _parts(parts: int, fp8: Fp8) -> int:
+    """Ranks that each cast a part of an operand that is then gathered; 1: it is gathered in 16 bits."""
+    return parts if fp8.gathers_quantized else 1
+
+
+def _engine_input(work: Linear, numel: int, options: WorkOptions) -> list[Kernel]:
+    """Casts of an input, which a fused norm has begun."""
+    fp8 = options.fp8
+    if not work.follows_norm or fp8.recipe not in ("delayed", "current"):
+        return _gathered(numel, work.input_parts, options, is_gradient=False)
+    both = fp8.transposes and work.input_parts == 1
+    if fp8.recipe == "delayed":
+        return [_moves(2 * numel, options)] if both else []
+    part = numel // work.input_parts
+    return [_scale(options), _moves(part * (4 if both else 3), options)]
+
+
+def _gathered(numel: int, parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
+    """Casts of an input, or of an output's gradient, of which `parts` ranks each cast a part and gather it;
+    what is gathered along one direction is transposed behind."""
+    fp8 = options.fp8
+    is_single = fp8.has_one_scale and (not fp8.transposes or parts > 1)
+    found = _engine(numel // parts, 1 if is_single else 2, options)
+    if is_gradient and parts > 1 and fp8.has_one_scale and fp8.transposes:
+        found.append(_moves(2 * numel, options))
+    return found
+
+
+def _engine(numel: int, directions: int, options: WorkOptions) -> list[Kernel]:
+    """Transformer Engine's kernels that quantise `numel` elements of 16 bits."""
+    fp8 = options.fp8
+    cast = _moves(2 * numel + directions * fp8.operand_bytes(numel), options)
+    if fp8.recipe == "current":
+        return [_moves(2 * numel, options), _scale(options), cast]
+    if fp8.recipe == "nvfp4":
+        return [_scale(options), _moves(2 * numel, options), cast]
+    return [cast]
+
+
+def _directions(fp8: Fp8) -> int:
+    return 2 if fp8.transposes or not fp8.has_one_scale else 1
+
+
+def _torchao(numel: int, options: WorkOptions, *, is_row: bool) -> list[Kernel]:
+    """torchao's cast: 2 bytes read for the maximum, 2 read and 1 written for the cast; along rows at once
+    where scales are by row."""
+    if is_row and not options.fp8.has_one_scale:
+        return [_moves(3 * numel, options)]
+    return [_moves(5 * numel, options, launches=2)]
+
+
+def _scale(options: WorkOptions) -> Kernel:
+    """The kernel that makes a scale of a maximum, or sets the maximum to zero."""
+    return _moves(8, options)
+
+
+def _moves(num_bytes: int, options: WorkOptions, launches: int = 1) -> Kernel:
+    return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches)
+
+
+def _linear(module: Module) -> Linear:
+    assert isinstance(module.work, Linear)
+    return module.work

@@ -1,0 +1,51 @@
+"""Scales of weights that FSDP2 gathers in fp8: maxima of sharded tensors, over all ranks that shard.
+
+Read in torchao 0.15 float8/fsdp_utils.py: `WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather` and
+`precompute_float8_dynamic_scale_for_fsdp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.update import norm_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.frameworks.fsdp2.units import ParamGroup
+from zsim.specs.strategy.frameworks import Fsdp2
+
+
+def gathers_fp8(strategy: Fsdp2) -> bool:
+    """Whether the weights of fp8 products are gathered in fp8."""
+    return strategy.param_dtype == "fp8"
+
+
+def agree_on_scales(builder: PlanBuilder, strategy: Fsdp2, unit: ParamGroup, stream: str) -> int:
+    """Without scales computed beforehand, sum up each weight's maximum before it is cast; returns the bytes
+    of fp32 shards that are read for the maxima."""
+    if strategy.precomputes_scales or not gathers_fp8(strategy):
+        return 0
+    for _ in range(unit.num_in_fp8):
+        builder.collective(
+            "all_reduce", 4, "fp32", unit.mesh.shard.name, stream=stream,
+            name=f"all_reduce maximum of {unit.name}", module=unit.name,
+        )  # fmt: skip
+    return 4 * unit.fp8_numel // unit.shard_size
+
+
+def precompute_scales(builder: PlanBuilder, strategy: Fsdp2, units: Sequence[ParamGroup]) -> None:
+    """After the update: the maxima of all weights, then one all-reduce of all of them."""
+    count = sum(unit.num_in_fp8 for unit in units)
+    if not (strategy.precomputes_scales and gathers_fp8(strategy) and count):
+        return
+    numel = sum(unit.fp8_numel // unit.shard_size for unit in units)
+    builder.kernels("maxima of fp8 weights", norm_kernels(numel, "fp32", count))
+    shard = units[0].mesh.shard
+    if shard.size > 1:
+        builder.collective(
+            "all_reduce",
+            4 * count,
+            "fp32",
+            shard.name,
+            stream=COMPUTE,
+            name="all_reduce maxima of fp8 weights",
+        )

@@ -1,0 +1,131 @@
+"""Micro-batches of drawn documents: what the mean rank computes, and the slowest.
+
+# [Note: the slowest rank of a micro-batch]
+Ranks that gather parameters or reduce gradients in every micro-batch (FSDP2, FSDP1, ZeRO-3) wait for one
+another there: a step takes the sum of its micro-batches' slowest ranks. Others meet once a step: it takes the
+largest of the ranks' sums. Both are means over drawn steps. The slowest rank has the most FLOPs: a for each
+token and b for each pair of a token and a token of its document.
+
+Uniform numbers are those of numpy's PCG64; lengths are made of them by inverse distributions, normal numbers
+by Box and Muller's (1958), so that a seed means the same lengths everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log, pi
+
+import numpy as np
+
+from zsim.arrays import Floats
+from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
+from zsim.specs.strategy.lengths import DrawnLengths
+
+_STEPS = 32  # drawn
+_MOST = 60_000  # sequences in all of them
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A step's micro-batches: of `ranks` replicas, each of `micro_batches` with `sequences` of at most
+    `length` tokens; `meets_often`: ranks wait for one another in each of them."""
+
+    ranks: int
+    micro_batches: int
+    sequences: int
+    length: int
+    meets_often: bool
+
+
+def draw_lengths(
+    table: LengthsTable, plan: BatchPlan, token_flops: float, pair_flops: float, multiple: int = 1
+) -> DrawnLengths:
+    """The mean and the slowest rank's micro-batches; tokens of a padded sequence are rounded up to
+    `multiple`.
+
+    Raises InputError for a table that names no lengths, or several.
+    """
+    check_lengths(table)
+    micro_batches = min(plan.micro_batches, max(1, _MOST // (plan.ranks * plan.sequences)))
+    each = plan.ranks * micro_batches * plan.sequences
+    steps = max(1, min(_STEPS, _MOST // each))
+    generator = np.random.default_rng(table.seed)
+    shape = (steps, micro_batches, plan.ranks, plan.sequences)
+    if table.batching == "packed":
+        real, pairs = _packed(table, generator, shape, plan.length)
+        tokens = np.full(shape[:3], float(plan.sequences * plan.length))
+    else:
+        real, tokens, pairs = _padded(table, generator, shape, plan.length)
+    if table.batching == "packed" and not table.attention_by_document:
+        pairs = tokens * plan.length
+    cost = token_flops * tokens + pair_flops * pairs
+    slowest_tokens, slowest_pairs = _of_slowest(cost, tokens, plan), _of_slowest(cost, pairs, plan)
+    longest = ceil(slowest_tokens / plan.sequences / multiple - 1e-9) * multiple
+    return DrawnLengths(
+        length=min(longest, -(-plan.length // multiple) * multiple),
+        span=slowest_pairs / slowest_tokens,
+        real_tokens=float(real.mean()),
+        mean_tokens=float(tokens.mean()),
+        slowest_over_mean=_of_slowest(cost, cost, plan) / float(cost.mean()),
+        by_document=table.batching == "packed" and table.attention_by_document,
+    )
+
+
+def _of_slowest(cost: Floats, values: Floats, plan: BatchPlan) -> float:
+    """Mean over steps and micro-batches of `values` of the slowest rank; see the module's note."""
+    if not plan.meets_often:
+        cost, values = cost.mean(axis=1, keepdims=True), values.mean(axis=1, keepdims=True)
+    slowest = cost.argmax(axis=2)[..., None]
+    return float(np.take_along_axis(values, slowest, axis=2).mean())
+
+
+def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) -> Floats:
+    """`count` drawn lengths, in whole tokens of at least one."""
+    uniform = generator.random(count)
+    if table.law == "constant":
+        drawn = np.full(count, float(table.mean or 1))
+    elif table.law == "uniform":
+        low, high = table.low or 1, table.high or 1
+        drawn = np.floor(low + uniform * (high - low + 1))
+    elif table.law == "exponential":
+        drawn = -float(table.mean or 1) * np.log1p(-uniform)
+    elif table.law == "lognormal":
+        normal = np.sqrt(-2.0 * np.log1p(-uniform)) * np.cos(2.0 * pi * generator.random(count))
+        drawn = np.exp(log(table.median or 1) + (table.sigma or 0.0) * normal)
+    else:
+        values, weights = histogram_of(table)
+        edges = np.cumsum(np.array(weights)) / sum(weights)
+        places = np.minimum(np.searchsorted(edges, uniform, side="right"), len(values) - 1)
+        drawn = np.array(values, dtype=np.float64)[places]
+    whole: Floats = np.maximum(np.rint(drawn), 1.0)
+    return whole
+
+
+def _padded(
+    table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
+) -> tuple[Floats, Floats, Floats]:
+    """Real tokens, tokens, and pairs of tokens of each micro-batch of one document a sequence, as long as the
+    longest."""
+    drawn = np.minimum(_lengths(table, generator, int(np.prod(shape))), length).reshape(shape)
+    longest = np.minimum(np.ceil(drawn.max(axis=3) / table.pad_to) * table.pad_to, length)
+    tokens = longest * shape[3]
+    return drawn.sum(axis=3), tokens, tokens * longest
+
+
+def _packed(
+    table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
+) -> tuple[Floats, Floats]:
+    """Real tokens and pairs of each micro-batch of documents one after the other, cut at the ends of
+    sequences."""
+    count = int(np.prod(shape))
+    total, ends, reached = count * length, [np.zeros(1)], 0.0
+    while reached < total:
+        part = reached + np.cumsum(_lengths(table, generator, 4 * count + 1024))
+        ends.append(part)
+        reached = float(part[-1])
+    found = np.concatenate(ends)
+    cuts = np.union1d(found[found < total], np.arange(count + 1, dtype=np.float64) * length)
+    pieces = np.diff(cuts)
+    rows = (cuts[:-1] // length).astype(np.int64)
+    pairs = np.bincount(rows, pieces * pieces, count).reshape(shape).sum(axis=3)
+    return np.full(shape[:3], float(shape[3] * length)), pairs

@@ -1,0 +1,131 @@
+"""`[training.lengths]`: the lengths of the documents that a training reads, and how they become
+micro-batches.
+
+    [training.lengths]
+    law = "lognormal"      # or documents = [512, 4096], or file = "lengths.csv" with lines `length,count`
+    median = 600
+    sigma = 1.1            # standard deviation of the natural logarithm
+    batching = "packed"    # documents one after the other, cut at sequence_length; "padded": one a sequence
+    pad_to = 64            # padded sequences are a multiple of it long; left out: 1
+    seed = 0
+
+Laws: "constant" (`mean`), "uniform" (`low` to `high`), "exponential" (`mean`), "lognormal" (`median`,
+`sigma`). Documents are at least a token long; padded ones are cut at `sequence_length`.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import read_text, whole_number
+
+Length = Annotated[int, Field(gt=0, le=2**27, strict=True)]
+Positive = Annotated[float, Field(gt=0, le=2**27, allow_inf_nan=False)]
+_PARAMETERS = {
+    "constant": ("mean",),
+    "uniform": ("low", "high"),
+    "exponential": ("mean",),
+    "lognormal": ("median", "sigma"),
+}
+_KEYS = ("mean", "median", "sigma", "low", "high")
+_MOST_LINES = 100_000
+
+
+class LengthsTable(BaseModel):
+    """`[training.lengths]`. `attention_by_document`: in packed sequences a token sees its own document alone,
+    a mask of blocks; false: all tokens before it. `seed`: of the drawn documents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MOST_LINES)] | None = Field(
+        default=None, description="lengths of documents: a list, or a histogram of {length: count}"
+    )
+    file: str | None = Field(default=None, description="lines of a length and how many documents have it")
+    law: Literal["constant", "uniform", "exponential", "lognormal"] | None = Field(
+        default=None, description="law that lengths are drawn from"
+    )
+    mean: Positive | None = Field(default=None, description="mean length of the law")
+    median: Positive | None = Field(default=None, description="median length of the law")
+    sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = Field(
+        default=None, description="standard deviation of the length's logarithm"
+    )
+    low: Length | None = Field(default=None, description="shortest document")
+    high: Length | None = Field(default=None, description="longest document; longer ones are cut")
+    batching: Literal["packed", "padded"] = Field(
+        default="packed",
+        description="documents are packed into sequences, or padded to the longest of a micro-batch",
+    )
+    pad_to: Length = Field(default=1, description="padded lengths are a multiple of this")
+    attention_by_document: StrictBool = Field(
+        default=True, description="tokens attend to those of their own document alone"
+    )
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, strict=True, description="seed of the draws")
+
+
+def check_lengths(table: LengthsTable) -> None:
+    """Raises InputError unless the lengths come from one place, with the parameters of their law."""
+    given = [key for key in ("documents", "file", "law") if getattr(table, key) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise InputError(
+            f"training.lengths: found {found}; expected one of `documents` (a list of lengths), `file` (a "
+            "histogram) or `law`"
+        )
+    wanted = _PARAMETERS.get(table.law or "", ())
+    of = f"law '{table.law}'" if table.law else f"`{given[0]}`"
+    for key in _KEYS:
+        if key in wanted and getattr(table, key) is None:
+            raise InputError(f"training.lengths.{key}: missing, which {of} needs")
+        if key not in wanted and getattr(table, key) is not None:
+            expected = f"expected {' and '.join(wanted)}" if wanted else "it belongs to a law"
+            hint = did_you_mean(key, wanted)
+            raise InputError(f"training.lengths.{key}: {of} has no such parameter{hint}; {expected}")
+    if table.low is not None and table.high is not None and table.low > table.high:
+        raise InputError(
+            f"training.lengths.high: found {table.high:,}, expected at least the low of {table.low:,}"
+        )
+    if table.pad_to > 1 and table.batching == "packed":
+        raise InputError(
+            f"training.lengths.pad_to: found {table.pad_to} with batching 'packed', which pads nothing; "
+            f"expected "
+            "batching 'padded', or no pad_to"
+        )
+
+
+def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Lengths and their weights, of `documents` or `file`.
+
+    Raises InputError for a file that cannot be read as a histogram."""
+    if table.documents is not None:
+        return table.documents, (1.0,) * len(table.documents)
+    assert table.file is not None
+    where = f"training.lengths.file: {table.file}"
+    try:
+        text = read_text(Path(table.file))
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file; expected lines of a length and a count") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: {why_unreadable(error)}") from None
+    lengths: list[int] = []
+    weights: list[float] = []
+    for number, row in enumerate(csv.reader(text.splitlines()), 1):
+        if not row or (number == 1 and not row[0].strip().isdecimal()):
+            continue  # an empty line, or the header
+        length = whole_number(row[0].strip())
+        count = whole_number(row[1].strip()) if len(row) == 2 else 1 if len(row) == 1 else None
+        if not length or count is None or len(lengths) >= _MOST_LINES:
+            raise InputError(
+                f"{where}: line {number}: found {','.join(row)[:60]!r}, expected a length of at least 1 and "
+                f"how "
+                f"many documents have it, as in '512,40', in at most {_MOST_LINES:,} lines"
+            )
+        lengths.append(length)
+        weights.append(float(count))
+    if not sum(weights):
+        raise InputError(f"{where}: found no documents; expected lines of a length and a count")
+    return tuple(lengths), tuple(weights)

@@ -1,0 +1,163 @@
+"""The recipe of fp8 training that an experiment asks for, held against its GPU and framework."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.model.fp8_layers import with_fp8_layers
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.fp8 import TORCHAO, Fp8, Fp8Recipe
+from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
+
+# The least compute capability of each recipe: Transformer Engine 2.17 pytorch/quantization.py
+# (`_compute_fp8_support` and those after it), torchtitan v0.2.2 components/quantization/float8.py.
+_LEAST: dict[Fp8Recipe, float] = {"block": 9.0, "mxfp8": 10.0, "nvfp4": 10.0}
+_FP8_LEAST, _TRANSPOSES_UNTIL = 8.9, 10.0
+_CONSUMER_BLACKWELL = (12.0, 13.0)  # no mxfp8, and operands along one direction only
+_NEAREST: tuple[Fp8Recipe, ...] = ("mxfp8", "block", "current")
+_OF_TORCHAO: dict[Fp8Recipe, Fp8Recipe] = {"torchao-tensorwise": "current", "torchao-rowwise": "block"}
+
+
+def with_fp8_precision(table: TrainingTable) -> TrainingTable:
+    """`[training]` with precision "fp8" where a recipe is given and no precision.
+
+    Raises InputError for keys of fp8 with another precision."""
+    if table.fp8_recipe is not None and table.precision is None:
+        return table.model_copy(update={"precision": "fp8"})
+    for key in ("fp8_recipe", "bf16_first_layers", "bf16_last_layers"):
+        if getattr(table, key) and table.precision != "fp8":
+            found = f"'{table.precision}'" if table.precision else "none"
+            raise InputError(
+                f"training.{key}: found {getattr(table, key)!r} with training.precision {found}, where no "
+                "product is cast; expected precision 'fp8', or no such key"
+            )
+    return table
+
+
+def resolve_fp8(
+    table: TrainingTable, strategy: StrategyTable, gpu: Gpu, model: ModelSpec, notes: list[str]
+) -> tuple[Fp8, ModelSpec]:
+    """The recipe, and the model with its products marked.
+
+    By default Megatron's is "delayed" (`--fp8-recipe`) on every GPU, torch's frameworks have
+    "torchao-tensorwise". Raises InputError for a recipe that the GPU or the framework lacks.
+    """
+    is_megatron = isinstance(strategy, MegatronTable) and strategy.engine == "megatron"
+    recipe = table.fp8_recipe or ("delayed" if is_megatron else "torchao-tensorwise")
+    _check_framework(recipe, table, strategy, is_megatron=is_megatron)
+    _check_gpu(recipe, gpu)
+    if recipe == "block" and (gpu.compute_capability or 0.0) >= _LEAST["mxfp8"]:
+        notes.append(
+            f"fp8_recipe 'block': GPU '{gpu.name}' computes it as mxfp8, with scales that are its own"
+        )
+    layers = len(model.blocks)
+    first, last = table.bf16_first_layers, table.bf16_last_layers
+    if first + last > layers:
+        raise InputError(
+            f"training.bf16_first_layers: found {first}, and {last} at the end, of {layers} layers; "
+            f"expected at "
+            f"most {layers} together"
+        )
+    is_fsdp2 = isinstance(strategy, Fsdp2Table)
+    found = Fp8(
+        recipe,
+        transposes=_transposes(gpu),
+        keeps_weights=is_megatron,
+        recasts_weights=is_fsdp2 or recipe in TORCHAO,
+        has_quantized_weights=_has_quantized_weights(strategy),
+        sums_amaxes_over="tensor" if _is_tensor_only(strategy) else "all",
+    )
+    model = with_fp8_layers(model, first_in_bf16=first, last_in_bf16=last, fuses_norms=is_megatron)
+    return found, model
+
+
+def _is_tensor_only(strategy: StrategyTable) -> bool:
+    return isinstance(strategy, MegatronTable) and strategy.tp_only_amax_red
+
+
+def _has_quantized_weights(strategy: StrategyTable) -> bool:
+    if isinstance(strategy, MegatronTable):
+        return strategy.fp8_param_gather
+    return isinstance(strategy, Fsdp2Table) and strategy.param_dtype == "fp8"
+
+
+def _transposes(gpu: Gpu) -> bool:
+    """Whether 8-bit operands are read along one direction only (`is_non_tn_fp8_gemm_supported`); assumed not
+    on other vendors' GPUs."""
+    low, high = _CONSUMER_BLACKWELL
+    capability = gpu.compute_capability
+    if gpu.vendor != "nvidia" or capability is None:
+        return False
+    return capability < _TRANSPOSES_UNTIL or low <= capability < high
+
+
+def _check_framework(
+    recipe: Fp8Recipe, table: TrainingTable, strategy: StrategyTable, *, is_megatron: bool
+) -> None:
+    if is_megatron and recipe in TORCHAO:
+        raise InputError(
+            f"training.fp8_recipe: found '{recipe}' with strategy 'megatron', whose layers are Transformer "
+            f"Engine's; the nearest that it has is '{_OF_TORCHAO[recipe]}'"
+        )
+    if isinstance(strategy, MegatronTable):
+        if not is_megatron and table.fp8_recipe is not None:
+            raise InputError(
+                f"training.fp8_recipe: found '{recipe}', but engine '{strategy.engine}' has no recipes; "
+                f"expected "
+                "engine 'megatron'"
+            )
+        if recipe == "delayed" and table.bf16_first_layers + table.bf16_last_layers:
+            raise InputError(
+                "training.bf16_first_layers, bf16_last_layers: Megatron refuses them with delayed scales, "
+                "which "
+                "are summed up once for all layers; the nearest recipe that takes them is 'current'"
+            )
+        if strategy.fp8_param_gather and recipe == "nvfp4":
+            raise NotSimulatedError(
+                "strategy.fp8_param_gather: zsim does not simulate weights that are kept in fp4 yet; "
+                "expected "
+                "false, or fp8_recipe 'mxfp8'"
+            )
+    elif recipe == "torchao-rowwise" and _has_quantized_weights(strategy):
+        raise InputError(
+            "strategy.param_dtype: found 'fp8' with fp8_recipe 'torchao-rowwise', but torchao gathers in fp8 "
+            "with one scale per tensor only; expected param_dtype 'bf16', or fp8_recipe 'torchao-tensorwise'"
+        )
+
+
+def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
+    """Raises InputError where the GPU lacks the recipe, with the nearest that it has."""
+    capability, least = gpu.compute_capability, _LEAST.get(recipe, _FP8_LEAST)
+    if gpu.vendor != "nvidia" or capability is None:
+        if recipe in _LEAST:
+            raise InputError(
+                f"training.fp8_recipe: '{recipe}' needs an NVIDIA GPU of compute capability {least:g} or "
+                f"more, "
+                f"found GPU '{gpu.name}'; the nearest that it has is 'current'"
+            )
+        return
+    low, high = _CONSUMER_BLACKWELL
+    is_refused = capability < least or (recipe == "mxfp8" and low <= capability < high)
+    if not is_refused and recipe == "nvfp4" and gpu.peak.fp4 is None:
+        raise InputError(
+            f"training.fp8_recipe: 'nvfp4' needs a rate of fp4 products, which GPU '{gpu.name}' does not "
+            f"state "
+            f"(peak.fp4); the nearest that it has is '{_nearest(capability)}'"
+        )
+    if is_refused:
+        raise InputError(
+            f"training.fp8_recipe: '{recipe}' is not there on GPU '{gpu.name}' of compute capability "
+            f"{capability:g} (from {least:g} on{'' if capability < least else f', but for {low:g}'}); the "
+            f"nearest that it has is '{_nearest(capability)}'"
+        )
+
+
+def _nearest(capability: float) -> Fp8Recipe:
+    low, high = _CONSUMER_BLACKWELL
+    for recipe in _NEAREST:
+        is_left_out = recipe == "mxfp8" and low <= capability < high
+        if capability >= _LEAST.get(recipe, _FP8_LEAST) and not is_left_out:
+            return recipe
+    return "current"
