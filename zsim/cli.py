@@ -15,7 +15,8 @@ from zsim import garbage_collection
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
-# Command name -> its module in zsim.commands, in the order of the help.
+# Command name -> its module in zsim.commands (and its function, where that is called otherwise), in the
+# order of the help.
 _COMMANDS = {
     "calibrate": "calibrate",
     "compare": "compare",
@@ -35,8 +36,8 @@ _COMMANDS = {
     "plan": "plan",
     "presets": "presets",
     "topology": "topology",
-    "explain": "explain",
-    "schema": "schema",
+    "explain": "reference:explain",
+    "schema": "reference:schema",
 }
 
 
@@ -60,13 +61,14 @@ class _Commands(TyperGroup):
 
 def _command(name: str) -> Any:
     """The command, or the group of commands, that its module defines."""
-    module = importlib.import_module(f"zsim.commands.{_COMMANDS[name]}")
+    place, _, function = _COMMANDS[name].partition(":")
+    module = importlib.import_module(f"zsim.commands.{place}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is not None:
         return typer.main.get_group(group)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
-    alone.command(name=name, context_settings=settings)(getattr(module, _COMMANDS[name]))
+    alone.command(name=name, context_settings=settings)(getattr(module, function or place))
     return typer.main.get_command(alone)
 
 

@@ -1,4 +1,4 @@
-"""`zsim explain`: what a key of a file means."""
+"""`zsim explain` and `zsim schema`: what the keys of files mean, for people and for editors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import answer, json_option
+from zsim.commands.options import answer, as_json, json_option
 
 
 def explain(
@@ -54,3 +54,18 @@ def _tables() -> Iterator[str]:
                 text, 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
             )
     yield "`zsim explain TABLE` lists its keys, `zsim explain KEY` says what one means."
+
+
+def schema(
+    file: Annotated[str, typer.Argument(help="experiment, study, topology or gpu.")] = "experiment",
+    json_: Annotated[Path | None, json_option("the schema")] = None,
+) -> None:
+    """JSON Schema of a file that zsim reads, for editors: every key, its type, values and meaning.
+
+    In VS Code (Even Better TOML) and other editors with taplo, `#:schema ./experiment.schema.json` as the
+    first line of a TOML file completes its keys.
+    """
+    from zsim.reference import schema_of
+
+    found = schema_of(file)
+    answer([as_json(found).rstrip("\n")] if json_ is None else [], lambda: found, json_)
