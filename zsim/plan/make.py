@@ -85,7 +85,7 @@ def plan_of(basis: PlanBasis) -> Plan:
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
     model = basis.model
-    if _is_megatron_alone(basis):
+    if _is_megatron_alone(basis) and model.trainable_numel == model.numel:
         model = with_fused_projections(model)
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor

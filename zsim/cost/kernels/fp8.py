@@ -40,6 +40,8 @@ def is_quantized(module: Module, options: WorkOptions) -> bool:
     work = module.work
     if options.dtype != "fp8" or not isinstance(work, Linear) or module.name == _HEAD or work.in_bf16:
         return False
+    if ".lora_" in module.name:
+        return False
     return work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 

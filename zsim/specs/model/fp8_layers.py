@@ -58,7 +58,10 @@ def _quantized(block: Block, *, fuses_norms: bool) -> Block:
     modules: list[Module] = []
     for module in block.modules:
         work = module.work
-        if isinstance(work, Linear) and not (work.in_features % ALIGNED or work.out_features % ALIGNED):
+        is_aligned = isinstance(work, Linear) and not (
+            work.in_features % ALIGNED or work.out_features % ALIGNED
+        )
+        if isinstance(work, Linear) and is_aligned and ".lora_" not in module.name:
             marked = tuple(
                 replace(parameter, in_fp8=True) if len(parameter.shape) == 2 else parameter
                 for parameter in module.parameters

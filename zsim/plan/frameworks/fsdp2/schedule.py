@@ -114,12 +114,12 @@ class Fsdp2Schedule(Hooks):
         full = self._unsharded_bytes(unit)
         casts = () if state.is_sharded_post_forward else unit.cast_bytes(self.strategy.param_dtype)
         cast = sum(casts)
-        cast_reads = 4 * unit.unsharded_numel // ranks if cast else 0
-        if cast:
-            cast_reads += agree_on_scales(builder, self.strategy, unit, copy_in)
+        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
         if cast and self.gathers_fp8:
             casts = self._parts(unit, ranks)
             cast = sum(casts)
+            cast_reads = 4 * unit.unsharded_numel // ranks
+            cast_reads += agree_on_scales(builder, self.strategy, unit, copy_in)
         builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
         builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks

@@ -205,6 +205,8 @@ def make_param_groups(
 
 def _takes_gradient(stage: Stage, unit: ParamGroup) -> bool:
     """Whether the input of a unit's first segment needs a gradient; without one FSDP2 has no hook there."""
+    if not unit.segments:  # routed experts, a group inside their block
+        return True
     segment = next(one for one in stage.workload.segments if one.name == unit.segments[0])
     return not segment.calls or segment.kind == "before" or segment.calls[0].module.input_gradient
 
