@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import floor
 
-from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.simulate import Outcome, seconds_alone, simulate_job
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
@@ -81,9 +81,12 @@ class SimulatedStep:
 Simulate = Callable[[Job], Outcome]
 
 
-def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None = None) -> SimulatedStep:
+def simulate_step(
+    job: Job, *, unfold: bool = False, simulate: Simulate | None = None, seconds_only: bool = False
+) -> SimulatedStep:
     """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for; `simulate`:
-    the study's function that simulates a job (default: `simulate_job`).
+    the study's function that simulates a job (default: `simulate_job`). `seconds_only`: a second simulation,
+    of fewer micro-batches, is run for its seconds alone and is left out of `terms`.
 
     Raises NotSimulatedError with jitter or co-located jobs, unless every micro-batch is simulated and whole.
     """
@@ -98,11 +101,11 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
         )
         raise NotSimulatedError(f"{what} beside other jobs or with jitter is not simulated yet")
     if job.sequences is None:
-        return replace(_of(job, steps, run), job=job)
+        return replace(_of(job, steps, run, seconds_only=seconds_only), job=job)
     whole = floor(job.sequences / size + 1e-9)
     rest = job.sequences - whole * size
     if rest < _SAME * size:
-        return replace(_of(job, whole, run), job=job)
+        return replace(_of(job, whole, run, seconds_only=seconds_only), job=job)
     smaller = max(1, round(rest))
     last = replace(job, training=replace(job.training, micro_batch_size=smaller))
     if whole == 0:
@@ -139,9 +142,9 @@ def few_of(job: Job) -> tuple[int, int]:
     return (ranks + 2, ranks) if split.schedule == "1f1b" else (FEW * ranks, (FEW - 1) * ranks)
 
 
-def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
+def _of(job: Job, steps: int, run: Simulate, *, seconds_only: bool = False) -> SimulatedStep:
     """A step of `steps` whole micro-batches. If the allocator runs short micro-batches differ, and the step
-    is `steps` times the mean of the first `_FEW_SHORT`."""
+    is `steps` times the mean of the first `_FEW_SHORT`. `seconds_only` as in `simulate_step`."""
     if job.simulation.every_micro_batch:
         return _simulated(job, steps, run)
     most, fewer = few_of(job)
@@ -153,8 +156,10 @@ def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
         some = _simulated(job, count, run)
         seconds = some.seconds * steps / count
         return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
-    less = _simulated(job, fewer, run)
     more = (steps - most) / (most - fewer)
+    if seconds_only:
+        return replace(few, seconds=longer(few.seconds, seconds_alone(_with_steps(job, fewer)), more))
+    less = _simulated(job, fewer, run)
     seconds = longer(few.seconds, less.seconds, more)
     return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-more, less.outcome)))
 

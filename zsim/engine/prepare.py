@@ -67,15 +67,17 @@ class Prepared:
 
     def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
         """The limit of each collective, and of a call with messages the limit of its slowest message."""
-        limit = self.fabric.limit
+        sides = [side for priced in self.programs for own in priced.sides.values() for side in own]
+        works = dict.fromkeys([*chain.from_iterable(self.works), *(side.work for side in sides)])
+        limits = {work: self.fabric.limit(work) for work in works}
         found: dict[Collective | PointToPoint, CallLimit] = {
-            work: limit(work) for work in dict.fromkeys(chain.from_iterable(self.works))
+            work: limits[work] for work in chain.from_iterable(self.works)
         }
         for priced in self.programs:
-            for number, sides in priced.sides.items():
+            for number, own in priced.sides.items():
                 work = priced.program.ops[number].work
                 assert isinstance(work, PointToPoint)
-                found[work] = max((limit(side.work) for side in sides), key=lambda one: one.seconds)
+                found[work] = max((limits[side.work] for side in own), key=lambda one: one.seconds)
         return found
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:

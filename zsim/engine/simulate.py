@@ -24,6 +24,7 @@ from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
 from zsim.fabric.communicators import LinkLoad
 from zsim.fabric.folding.classes import Classes
+from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import excess_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.twice import is_drained, twice
@@ -172,6 +173,18 @@ def _by_itself(
     events = outcome.stats.events + jittered.events
     stats = replace(outcome.stats, events=events, steps=len(jittered.steps))
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
+
+
+def seconds_alone(job: Job) -> float:
+    """Seconds of one steady step as `simulate_job` has them for a job without jitter and other jobs, if
+    torch's allocator has room; without its trace and its allocator's."""
+    topology, plan = job_topology(job), make_plan(job)
+    slowdowns = slowdowns_of(job, topology)
+    with garbage_collection.paused():
+        classes, _ = find_classes(topology, plan, slowdowns, is_plain=job.placement.is_plain, unfold=False)
+        repeated = plan if plan.once(is_drained) else plan.once(twice)
+        env = simpy.Environment()
+        return run_once(prepare(job, plan, repeated, topology, classes, slowdowns, env)).step_seconds
 
 
 def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:

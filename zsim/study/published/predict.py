@@ -245,7 +245,7 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 def predict_step(row: RowJob) -> StepPrediction:
     """The row's step, the same as `zsim run` simulates for the row's experiment."""
-    step = simulate_step(row.job)
+    step = simulate_step(row.job, seconds_only=True)
     outcome = step.outcome
     allocation = outcome.allocation
     assert allocation is not None
