@@ -14,6 +14,7 @@ from zsim.cost.collectives.rounds import bus_bytes
 from zsim.cost.sharing import max_min_fair_rates
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
+from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
@@ -99,6 +100,27 @@ def test_a_group_of_one_takes_no_time(kind: CollectiveKind) -> None:
     fabric = fabric_of(groups=[Group.regular("alone", 16, 1)])
     assert fabric.transfer(collective(kind, group="alone"), 0).seconds_alone == 0
     assert run_at_once(fabric, [(collective(kind, group="alone"), 0)]) == [0.0]
+
+
+def test_a_message_between_nodes_takes_its_delay_besides() -> None:
+    """A message inside a node, and a collective of the same pair, take none of it."""
+    plain = load_cluster("dgx-h100")
+    slow = plain.model_copy(
+        update={"collectives": plain.collectives.model_copy(update={"message_delay": 0.25})}
+    )
+    members = {"near": np.array([[0, 1]]), "far": np.array([[0, 8]])}
+    for name, delay in (("near", 0.0), ("far", 0.25)):
+        groups: list[Group] = [Pairs(name, members[name])]
+        without, with_delay = (
+            run_at_once(fabric_of(one, groups=groups), [(collective("send", 2**20, name), 0)])[0]
+            for one in (plain, slow)
+        )
+        assert with_delay - without == pytest.approx(delay, rel=1e-9, abs=1e-12)
+    both = [Group("far", members["far"])]
+    times = [
+        run_at_once(fabric_of(one, groups=both), [(collective(group="far"), 0)]) for one in (plain, slow)
+    ]
+    assert times[0] == times[1]
 
 
 def test_gloos_reduce_scatter_sends_a_whole_all_reduce() -> None:

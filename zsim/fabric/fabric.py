@@ -247,6 +247,7 @@ class Fabric:
                 rounds = choice.method.rounds
                 latency = ring_latency(rounds, choice.costs, own.longer) + own.fault_seconds(kind, rounds)
                 latency += ramp_seconds(rounds, choice.costs, work.bytes)
+                latency += self.costs.message_delay if kind == "send" and rounds.inter else 0.0
             limits = choice.limits, choice.own_limits
             latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]

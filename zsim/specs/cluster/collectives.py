@@ -99,6 +99,9 @@ class CollectiveCosts(Table):
     generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = Field(
         default=None, description="the GPUs that the tuning model is of"
     )
+    message_delay: Seconds = Field(
+        default=0.0, description="what a message from one rank to another on another node takes besides"
+    )
     channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
     measured_on: LinkLatencies | None = Field(
         default=None, description="link latencies that the rounds contain; longer links lengthen them"
