@@ -133,7 +133,7 @@ def test_nanotrons_pipelines_on_32_nodes_wait_for_every_send() -> None:
     """Most of them; of those on fewer nodes fewer than half do, and without a pipeline nothing is sent."""
     many = {**NANOTRON, "source": "nanotron-sweep", "n_gpus": "256", "mlp_type": "swiglu", "tied_emb": "True"}
     piped = {"pp": "2", "strategy": "DP128 TP1 PP2 1F1B ZeRO-1", "shard_group": "128", "global_batch": "1024"}
-    found = row(**many, **piped)
+    found = row(**{**many, **piped})
     assert found.job.cluster.collectives.message_delay == pytest.approx(0.1)
     assert any("0.1 s more" in one for one in found.assumptions)
     fewer = {**many, **piped, "n_gpus": "128", "shard_group": "64", "global_batch": "512"}
