@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.megatron.host_time import enter_chunk
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.parallelism import Parallelism
 
 PlanFor = Callable[..., Plan]
 LLAMA_2_7B = 6_738_415_616
@@ -242,6 +245,24 @@ def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
     plan = toy_plan(toys, CORE, activation_checkpointing="full")
     events = [op.events for op in plan.ops if op.overhead == "megatron_core_block"]
     assert events == [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("virtual", "overhead", "style", "events"),
+    [
+        (2, "megatron_core_block", "megatron", 1),
+        (1, "megatron_core_block", "megatron", 0),
+        (2, None, "megatron", 0),  # in a CUDA graph
+        (2, "nanotron_block", "nanotron", 0),
+    ],
+)
+def test_the_interleaved_schedule_pays_for_every_chunk(
+    virtual: int, overhead: str | None, style: Any, events: int
+) -> None:
+    builder = PlanBuilder([])
+    strategy = replace(CORE, block_overhead=overhead)
+    enter_chunk(builder, strategy, Parallelism(pipeline=2, virtual_stages=virtual, style=style))
+    assert [op.overhead for op in builder.program([], "").ops] == ["megatron_chunk"] * events
 
 
 def test_a_skipped_update_ends_with_the_look_at_the_gradients(toys: Any) -> None:

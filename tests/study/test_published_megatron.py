@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import Megatron
 from zsim.study.published.job import RowJob, row_job
@@ -129,17 +130,31 @@ def test_nanotrons_network_is_its_busy_clusters() -> None:
     assert busy.nic.bandwidth == idle.nic.bandwidth
 
 
-def test_nanotrons_pipelines_on_32_nodes_wait_for_every_send() -> None:
-    """Most of them; of those on fewer nodes fewer than half do, and without a pipeline nothing is sent."""
-    many = {**NANOTRON, "source": "nanotron-sweep", "n_gpus": "256", "mlp_type": "swiglu", "tied_emb": "True"}
-    piped = {"pp": "2", "strategy": "DP128 TP1 PP2 1F1B ZeRO-1", "shard_group": "128", "global_batch": "1024"}
+def test_nanotrons_pipelines_on_64_nodes_wait_for_every_send() -> None:
+    """All of role calibrate do; on fewer nodes some do, and without a pipeline nothing is sent."""
+    many = {**NANOTRON, "source": "nanotron-sweep", "n_gpus": "512", "mlp_type": "swiglu", "tied_emb": "True"}
+    piped = {"pp": "2", "strategy": "DP256 TP1 PP2 1F1B ZeRO-1", "shard_group": "256", "global_batch": "2048"}
     found = row(**{**many, **piped})
     assert found.job.cluster.collectives.message_delay == pytest.approx(0.1)
     assert any("0.1 s more" in one for one in found.assumptions)
-    fewer = {**many, **piped, "n_gpus": "128", "shard_group": "64", "global_batch": "512"}
-    alone = {**many, "shard_group": "256", "global_batch": "2048"}
+    fewer = {**many, **piped, "n_gpus": "256", "shard_group": "128", "global_batch": "1024"}
+    alone = {**many, "shard_group": "512", "global_batch": "4096"}
     for other in (fewer, alone):
         assert row(**other).job.cluster.collectives.message_delay == 0.0
+
+
+def test_tests_on_one_node_of_gb200_wait_for_their_samples() -> None:
+    """0.2 s for a micro-batch of 4 sequences, however many replicas the node has; others do not wait."""
+    ci = {
+        **CORE, "source": "megatron-ci", "gpu": "GB200-186GB", "gpus_per_node": "4", "tp": "2", "dp": "2",
+        "strategy": "Megatron DDP TP2 PP1 CP1 EP1", "zero_stage": "0", "act_ckpt": "none",
+    }  # fmt: skip
+    for gpus, waits in (("4", 0.8), ("8", 0.0)):
+        replicas = int(gpus) // 2
+        cells = {"n_gpus": gpus, "dp": str(replicas), "grad_accum": "4", "global_batch": str(16 * replicas)}
+        job = row(**{**ci, **cells}).job
+        found = waiting_seconds(job.experiment.data, job.training, job.gpus_per_node, 2, 0.1)
+        assert found == pytest.approx(waits)
 
 
 def test_deepspeed_beside_megatron_stays_deepspeeds() -> None:

@@ -18,6 +18,7 @@ from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.peaks import device_peaks
 from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT
+from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.experiment.job import Job
 from zsim.study.published.cluster import network_of
 from zsim.study.published.job import RowJob, row_job
@@ -244,7 +245,8 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 
 def predict_step(row: RowJob) -> StepPrediction:
-    """The row's step, the same as `zsim run` simulates for the row's experiment."""
+    """The row's step with what it waits for its samples, the same as `zsim run` has for the row's
+    experiment."""
     step = simulate_step(row.job, seconds_only=True)
     outcome = step.outcome
     allocation = outcome.allocation
@@ -253,7 +255,9 @@ def predict_step(row: RowJob) -> StepPrediction:
     shown = seconds_by_cause(outcome)
     last, count = step.peak_plan.programs[-1], step.outcome_micro_batches
     own = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
-    return StepPrediction(step.seconds, step.peak_bytes, framework, allocation, count, shown, own)
+    loading, training, ranks = row.job.experiment.data, row.job.training, row.job.parallelism.model_ranks
+    seconds = step.seconds + waiting_seconds(loading, training, row.job.gpus_per_node, ranks, step.seconds)
+    return StepPrediction(seconds, step.peak_bytes, framework, allocation, count, shown, own)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:

@@ -38,6 +38,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
+from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
@@ -198,27 +199,21 @@ class MegatronSchedule(Hooks):
 
     # -- layers -----------------------------------------------------------------------------------------
 
+    def begin_forward(self, micro_batch: int) -> None:
+        enter_chunk(self.builder, self.strategy, self.stage.parallelism)
+
     def before_forward(self, segment: Segment) -> None:
-        self._enter(segment, 1)
+        enter_block(self.builder, self.strategy, self.stage.parallelism, segment, 1)
 
     def before_backward(self, segment: Segment) -> None:
-        self._enter(segment, 2 if segment.is_checkpointed else 1)
-
-    def _enter(self, segment: Segment, passes: int) -> None:
-        """Host time of a block: forking and restoring random states, products as autograd functions in
-        Python; of nanotron's under a pipeline, what it waits for every rank of its tensor parallelism."""
-        overhead, split = self.strategy.block_overhead, self.stage.parallelism
-        if overhead is None or segment.kind != "block":
-            return
-        self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
-        if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
-            waits = passes * split.tensor
-            self.builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
+        passes = 2 if segment.is_checkpointed else 1
+        enter_block(self.builder, self.strategy, self.stage.parallelism, segment, passes)
 
     # -- gradients --------------------------------------------------------------------------------------
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
         self._micro_batch, self._is_last, self._is_told = micro_batch, is_last, is_told
+        enter_chunk(self.builder, self.strategy, self.stage.parallelism)
         self._missing = {bucket.number: len(bucket.names) for bucket in self.buckets}
 
     def gradient_ready(self, call: ModuleCall) -> None:

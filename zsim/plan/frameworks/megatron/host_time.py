@@ -1,0 +1,28 @@
+"""Host time of Megatron's and nanotron's Python around blocks and chunks, beyond modules and launches."""
+
+from __future__ import annotations
+
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.workload.workload import Segment
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.parallelism import Parallelism
+
+
+def enter_block(
+    builder: PlanBuilder, strategy: Megatron, split: Parallelism, segment: Segment, passes: int
+) -> None:
+    """Host time of a block: forking and restoring random states, products as autograd functions in Python;
+    of nanotron's under a pipeline, what it waits for every rank of its tensor parallelism."""
+    overhead = strategy.block_overhead
+    if overhead is None or segment.kind != "block":
+        return
+    builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
+    if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
+        waits = passes * split.tensor
+        builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
+
+
+def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) -> None:
+    """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python."""
+    if strategy.block_overhead is not None and split.style == "megatron" and split.virtual_stages > 1:
+        builder.host("enter chunk", overhead="megatron_chunk")
