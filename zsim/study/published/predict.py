@@ -105,7 +105,7 @@ def shipped_tables() -> list[Path]:
     """The published tables of a source checkout; raises InputError in an installed package, which has
     none."""
     folder = CHECKOUT / "validation" / "published"
-    tables = sorted(folder.glob("*.csv"))
+    tables = sorted(folder.glob("*_runs.csv"))
     if not tables:
         raise InputError(
             "check: no table given, and the published runs come with the source checkout only "
