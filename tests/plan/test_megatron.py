@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.megatron.host_time import enter_chunk
+from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
@@ -245,6 +245,23 @@ def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
     plan = toy_plan(toys, CORE, activation_checkpointing="full")
     events = [op.events for op in plan.ops if op.overhead == "megatron_core_block"]
     assert events == [1] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(("tensor", "waits"), [(1, None), (2, 2), (8, 13), (32, 76)])
+def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
+    toys: Any, tensor: int, waits: int | None
+) -> None:
+    """More than in proportion to them: n to the power of 1.25."""
+    builder = PlanBuilder([])
+    strategy = replace(CORE, block_overhead="nanotron_block")
+    split = Parallelism(pipeline=2, tensor=tensor, style="nanotron")
+    block = next(
+        one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
+    )
+    enter_block(builder, strategy, split, block, 1)
+    events = {op.overhead: op.events for op in builder.program([], "").ops}
+    expected = {} if waits is None else {"nanotron_pipelined_rank": waits}
+    assert events == {"nanotron_block": 1, **expected}
 
 
 @pytest.mark.parametrize(

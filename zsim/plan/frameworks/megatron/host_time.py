@@ -7,18 +7,20 @@ from zsim.plan.workload.workload import Segment
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.parallelism import Parallelism
 
+_GROWTH = 1.25  # of nanotron's wait with its tensor ranks, fitted beside `nanotron_pipelined_rank`
+
 
 def enter_block(
     builder: PlanBuilder, strategy: Megatron, split: Parallelism, segment: Segment, passes: int
 ) -> None:
     """Host time of a block: forking and restoring random states, products as autograd functions in Python;
-    of nanotron's under a pipeline, what it waits for every rank of its tensor parallelism."""
+    of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
     builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
     if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
-        waits = passes * split.tensor
+        waits = round(passes * split.tensor**_GROWTH)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
 
