@@ -26,10 +26,17 @@ def framework_lines(rows: Sequence[RowResult]) -> list[str]:
         "Tensor (TP), pipeline (PP) and context parallelism (CP), each with data parallelism or without;",
         "several of them are mixed.",
         "",
-        *_table(shared, "framework, parallelism", lambda row: f"{row.framework}, {row.parallelism}"),
+        *parallelism_table_lines(shared),
         "",
-        *_table(shared, "parallelism", lambda row: row.parallelism),
+    ]
+
+
+def parallelism_table_lines(rows: Sequence[RowResult]) -> list[str]:
+    """Two tables of timed rows in which ranks share a replica, as the last ones of `framework_lines`."""
+    return [
+        *_table(rows, "framework, parallelism", lambda row: f"{row.framework}, {row.parallelism}"),
         "",
+        *_table(rows, "parallelism", lambda row: row.parallelism),
     ]
 
 

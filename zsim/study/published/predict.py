@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -128,12 +128,24 @@ def predict_rows(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> list[RowResult]:
     """`predict_row` of every run, on several processes if there are many; `tweak` changes each job first."""
+    return list(predicted_rows(runs, processes=processes, tweak=tweak))
+
+
+def predicted_rows(
+    runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
+) -> Iterator[RowResult]:
+    """As `predict_rows`, each row as soon as it and those before it are predicted; rows that are not asked
+    for any more are not begun."""
     predict = partial(predict_row, tweak=tweak)
     count = min(processes or os.cpu_count() or 1, 1 + len(runs) // 16)
     if count == 1:
-        return [predict(run) for run in runs]
-    with ProcessPoolExecutor(count) as pool:
-        return list(pool.map(predict, runs, chunksize=4))
+        yield from map(predict, runs)
+        return
+    pool = ProcessPoolExecutor(count)
+    try:
+        yield from pool.map(predict, runs, chunksize=4)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:

@@ -1,0 +1,61 @@
+"""validation/published/parallel.py: the table of errors that grows row by row, and its page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from validation.published import parallel
+from zsim.study.published.predict import RowResult
+from zsim.study.published.table import PublishedRun
+
+FAST = RowResult(
+    "a-1", "a", "ok", measured_seconds=2.0, predicted_seconds=1.9, relative_error=-0.05, role="report",
+    tier="A", framework="Megatron", parallelism="TP", memory_kind="allocated", memory_relative_error=0.02,
+)  # fmt: skip
+SLOW = replace(FAST, row_id="b-1", source="b", predicted_seconds=2.3, relative_error=0.15, role="calibrate")
+SKIPPED = RowResult("c-1", "c", "skipped", reason="7 GPUs, no network", role="report", tier="B")
+
+
+def run_of(**cells: str) -> PublishedRun:
+    return PublishedRun(cells["row_id"], "s", cells.get("role", "report"), cells, "runs.csv: line 2")
+
+
+def test_rows_are_read_back_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "errors.csv"
+    monkeypatch.setattr(parallel, "TABLE", table)
+    parallel.append(iter([FAST]), float("inf"))
+    parallel.append(iter([SKIPPED, SLOW]), float("inf"))
+    assert list(parallel.read_errors(table).values()) == [FAST, SKIPPED, SLOW]
+
+
+def test_no_row_is_begun_after_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "TABLE", tmp_path / "errors.csv")
+    rows = iter([FAST, SLOW])
+    parallel.append(rows, 0.0)
+    assert list(parallel.read_errors(tmp_path / "errors.csv")) == ["a-1"]
+    assert next(rows) is SLOW
+
+
+def test_chosen_rows_share_a_replica_of_a_dense_model() -> None:
+    runs = [
+        run_of(row_id="tp", tp="2"),
+        run_of(row_id="pp", pp="4", ep="1"),
+        run_of(row_id="alone", tp="1"),
+        run_of(row_id="experts", tp="2", notes="moe{8}"),
+        run_of(row_id="expert-parallel", pp="2", ep="2"),
+        run_of(row_id="trend", tp="2", role="trend"),
+    ]
+    assert sorted(run.row_id for run in parallel.chosen(runs)) == ["pp", "tp"]
+
+
+def test_the_page_has_unfitted_rows_apart_and_every_reason() -> None:
+    text = "\n".join(parallel.page([FAST, SLOW, SKIPPED]))
+    report, whole = text.split("## All rows")
+    assert "| a | 1 | -5.0% | 5.0% |" in " ".join(report.split())
+    assert "| b |" not in report
+    assert "| b | 1 | +15.0% | 15.0% |" in " ".join(whole.split())
+    assert "1 of 3 rows of tiers A and B" in whole
+    assert "n GPUs, no network" in whole
