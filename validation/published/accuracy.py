@@ -1,6 +1,6 @@
 """Writes zsim's errors on published runs: the table of validated runs that ships with zsim and the estimates
-from it, docs/accuracy.md with the worst rows and their causes, the table in README.md, and the limits in
-validation/baseline.json that `zsim check` enforces from then on.
+from it, docs/accuracy.md with every source and the worst rows and their causes, the lines in README.md, and the
+limits in validation/baseline.json that `zsim check` enforces from then on.
 
 python validation/published/accuracy.py
 """
@@ -19,7 +19,7 @@ from zsim.study.published.bars import bar_of_all, bars, table_lines
 from zsim.study.published.frameworks import framework_lines
 from zsim.study.published.likeness import validated_runs_of
 from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
-from zsim.study.published.regimes import regime_lines
+from zsim.study.published.regimes import accuracy_lines, regime_lines
 from zsim.study.published.statistics import error_figures, summarise
 from zsim.study.published.table import read_runs
 from zsim.study.published.text import markdown_lines
@@ -115,8 +115,7 @@ def main() -> None:
     judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["widening"])
     by_gpus = errors_by_gpus(result)
     TARGET.write_text("\n".join(page(result, by_gpus, judged)) + "\n", encoding="utf-8")
-    table = table_lines(bars(result.rows), bar_of_all(result.rows), runs)
-    block = "\n".join([*table, "", causes_sentence(result), "", nodes_sentence(by_gpus)])
+    block = "\n".join(accuracy_lines(judged))
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")
     print(f"wrote {TARGET}, {README}, {BASELINE}, {TABLE}, {ESTIMATES}")
@@ -146,6 +145,10 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Se
         "",
         *regime_lines(judged),
         *framework_lines(result.rows),
+        "## By source",
+        "",
+        *table_lines(bars(result.rows), bar_of_all(result.rows)),
+        "",
     ]
     for role, title in ROLES.items():
         rows = tuple(row for row in result.rows if row.role == role)
@@ -167,16 +170,6 @@ def kinds_of_large_errors(result: CheckResult) -> Counter[str]:
     """The number of rows off by more than `LARGE`, by kind of cause."""
     large = [row for row in result.rows if abs(row.relative_error or 0.0) > LARGE]
     return Counter(next(kind for kind in KINDS if cause_of(row).startswith(kind)) for row in large)
-
-
-def causes_sentence(result: CheckResult) -> str:
-    """How many of the large errors are due to the schedule, to a cost, or to an unknown configuration."""
-    kinds = kinds_of_large_errors(result)
-    words = [f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind]]
-    return (
-        f"Of {sum(kinds.values())} rows off by more than {LARGE:.0%}: {', '.join(words)}.\n"
-        "Which ones, and why: [docs/accuracy.md](docs/accuracy.md)."
-    )
 
 
 def _by_cause(result: CheckResult) -> list[str]:
@@ -249,16 +242,6 @@ def errors_by_gpus(result: CheckResult) -> dict[int, list[float]]:
     return by_gpus
 
 
-def nodes_sentence(by_gpus: Mapping[int, Sequence[float]]) -> str:
-    """A sentence on the bias of steps on one node and on several."""
-    one = [error for gpus, errors in by_gpus.items() if gpus <= 8 for error in errors]
-    several = [error for gpus, errors in by_gpus.items() if gpus > 8 for error in errors]
-    return (
-        f"Unfitted FSDP rows that are not predicted to run short of memory: bias {_bias(one)} on up to "
-        f"8 GPUs, {_bias(several)}\non more ([by number of GPUs](docs/accuracy.md))."
-    )
-
-
 def _by_gpus(by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
     lines = [
         "## Unfitted FSDP rows by number of GPUs, where torch's allocator is not predicted to run short",
@@ -291,10 +274,6 @@ def _in_words(errors: Sequence[float]) -> str:
         f"mean {figures['mean_absolute_error']:.1%}, bias {figures['bias']:+.1%}, "
         f"{figures['within_10_percent_fraction']:.0%} within 10 %"
     )
-
-
-def _bias(errors: Sequence[float]) -> str:
-    return f"{error_figures(errors)['bias']:+.1%}"
 
 
 def _worst(result: CheckResult) -> list[str]:

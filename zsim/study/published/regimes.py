@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import expm1
+from statistics import median
 
 from zsim.report.job_features import network_fabric, node_fabric
 from zsim.report.views.text.plain import markdown, named_columns
@@ -143,3 +144,31 @@ def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:
         if cluster.gpu.name not in gpus or not links <= fabrics:
             found.append(name)
     return tuple(found)
+
+
+def accuracy_lines(judged: Sequence[Judged]) -> list[str]:
+    """The README's few lines: the mean error by framework, every source alike, and how often intervals hold."""
+    whole, regimes = coverage_of(judged), by_regime(judged)
+    if whole is None:
+        return []
+    frameworks = dict.fromkeys(title.split(", ")[0] for title in regimes)
+    rows = [
+        (name, *(_by_source(regimes.get(f"{name}, {nodes}")) for nodes in ("one node", "several nodes")))
+        for name in frameworks
+    ]
+    return [
+        f"{whole.rows:,} published training runs of {whole.sources} sources: mean error of the step time "
+        f"{whole.mean_absolute_error_by_source:.1%}, every",
+        f"source alike; half of the rows are within {_median_error(judged):.1%}. The 80 % interval beside "
+        f"every answer holds for {whole.covered_by_source:.0%}.",
+        "",
+        *markdown(named_columns("mean error (sources)", "one node", "several nodes"), rows),
+    ]
+
+
+def _by_source(found: Coverage | None) -> str:
+    return "" if found is None else f"{found.mean_absolute_error_by_source:.1%} ({found.sources})"
+
+
+def _median_error(judged: Sequence[Judged]) -> float:
+    return median(abs(expm1(-one.run.error)) for one in judged)
