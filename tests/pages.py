@@ -6,6 +6,7 @@ What a page may hold, in the order in which a reader meets it:
 - a `console` block: lines that begin with `$ zsim` are run there, and what stands under one is what it prints
   (nothing under it: anything); `| head -N` and `| tail -N` cut it, `# exit 1` is another exit code than 0;
 - a `python` block: executed, all of a page in one namespace; a `text` block right after it is what it prints;
+- `<!-- with PATH -->`: that file of the repository lies in the reader's folder from the beginning;
 - `sh` blocks and everything after `<!-- not run -->` are for the reader alone.
 """
 
@@ -16,6 +17,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 
+ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 80
+_WITH = re.compile(r"(?m)^<!-- with (\S+) -->$")
 _FENCE = re.compile(
     r"(?P<free><!-- not run -->\n+)?^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -58,6 +62,8 @@ def followed(text: str, folder: Path) -> str:
 
     Raises AssertionError where a command ends with another exit code than the page says, or prints lines that
     80 columns do not hold."""
+    for path in _WITH.findall(text):
+        shutil.copy(ROOT / path, folder)
     names: dict[str, Any] = {"__name__": "page"}
     anew, last, printed = [], 0, ""
     for block in blocks(text):
