@@ -108,7 +108,7 @@ def output_of(line: str) -> str:
 def _printed(command: str) -> str:
     result = CliRunner().invoke(app, shlex.split(command)[1:], env=_TERMINAL)
     assert result.exit_code == 0, f"{command}: {result.output} {result.exception}"
-    return result.output
+    return result.stdout
 
 
 def _refused(command: str, code: int) -> str:

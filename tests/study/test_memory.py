@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import zsim
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.study.memory import profile_memory
+from zsim.study.memory import compare_memory, profile_memory
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "FSDP2": {"kind": "fsdp2"},
@@ -211,3 +211,14 @@ def test_a_value_that_no_experiment_has_is_refused_before_the_first_row(
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(message)
     assert done.stdout == ""
+
+
+def test_varying_a_key_keeps_the_rest_of_its_table() -> None:
+    """A pipeline of 2 beside tensor parallelism of 8 shares the parameters 16 ways, not 2."""
+    given = zsim.Experiment(
+        model="llama-3.2-1b", cluster="dgx-h100", nodes=2, strategy={"kind": "megatron"},
+        parallelism={"tensor": 8}, training={"sequence_length": 2048, "gradient_accumulation_steps": 4},
+    )  # fmt: skip
+    (found,) = compare_memory(given, {"parallelism.pipeline": [2]})
+    assert found.profiled is not None
+    assert found.profiled.job.parallelism.tensor == 8

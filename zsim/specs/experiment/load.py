@@ -92,9 +92,9 @@ def _lists_nodes(overrides: Mapping[str, Any]) -> bool:
 def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     """The experiment changed by dotted overrides."""
     own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
+    own |= {key.partition(".")[0] for key in overrides} & set(Experiment.model_fields)
     data = experiment.model_dump(exclude_unset=True, include=own)
     new = experiment_from(data, overrides, origin="experiment")
-    own |= {key.partition(".")[0] for key in overrides}
     notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
     return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
 
