@@ -13,7 +13,7 @@ from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.tables import Experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-gpu.md"
-_FILE = re.compile(r"```toml file=(\S+)\n(.*?)```", re.DOTALL)
+_FILE = re.compile(r'```toml title="(\S+)"\n(.*?)```', re.DOTALL)
 
 
 @pytest.fixture

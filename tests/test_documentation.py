@@ -12,8 +12,18 @@ from tests.pages import followed
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FOLLOWED = [ROOT / "README.md", DOCS / "index.md", DOCS / "report.md", *sorted((DOCS / "tutorials").glob("*.md"))]
-WITH_LINKS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "RELEASING.md", *sorted(DOCS.rglob("*.md"))]
+FOLLOWED = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    DOCS / "report.md",
+    *sorted((DOCS / "tutorials").glob("*.md")),
+]
+WITH_LINKS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "RELEASING.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

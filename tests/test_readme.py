@@ -28,7 +28,9 @@ def test_its_accuracy_is_that_of_the_validated_runs() -> None:
     """After a change of predictions: python validation/published/accuracy.py; `--update` of the pages does not
     touch these lines."""
     shown = re.search(
-        r"<!-- published runs.*?-->\n(.*?)<!-- end of published runs -->", README.read_text("utf-8"), re.DOTALL
+        r"<!-- published runs.*?-->\n(.*?)<!-- end of published runs -->",
+        README.read_text("utf-8"),
+        re.DOTALL,
     )
     assert shown is not None
     assert shown[1].splitlines() == accuracy_lines(leave_one_source_out(validated_runs()))

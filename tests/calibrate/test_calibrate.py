@@ -201,3 +201,21 @@ def test_how_fast_a_host_runs_python_is_named_with_the_file_it_comes_from() -> N
     assert "b.json" in made.tables["host"]["source"]
     without = calibrate(base, "dgx-h100", "mine", Measurements(rows[:1]))
     assert "overhead_factor" not in without.tables["host"]
+
+
+def test_a_ring_between_nodes_uses_the_cards_of_all_of_a_nodes_gpus() -> None:
+    """8 GPUs with a card of 50 GB/s at 0.7 each move 280 GB/s from node to node, less than NVLink's 364; taken for one
+    card's rate, that would be more than its data sheet has."""
+    rows = [
+        Measurement(
+            "collective", {"kind": "all_gather", "ranks": 16, "nodes": 2}, seconds, "nccl.txt", 0.0, num_bytes
+        )
+        for num_bytes in 2.0 ** np.arange(20, 33, 2)
+        for seconds in [40e-6 + num_bytes * 15 / 16 / (8 * 35e9)]
+    ]
+    found = calibrate(
+        load_cluster("dgx-h100"), "dgx-h100", "ours", Measurements(tuple(rows), (), (), ("nccl.txt",))
+    )
+    (fit,) = found.fits
+    assert fit.values["edge"] == about(35e9, rel=0.01)
+    assert found.tables["nic"]["efficiency"] == about(0.7, rel=0.01)

@@ -72,7 +72,9 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
         t = base + n_intra r_intra + n_inter r_inter + b / x
 
     n: rounds of the ring; b: bus bytes of the call; x: bytes per second of the slowest edge. Within a node x
-    is `node_link.bandwidth` times `efficiency`, across nodes a GPU's share of the network cards times theirs.
+    is `node_link.bandwidth` times `efficiency`. Between nodes NCCL's channels use the cards of all of a node's
+    ranks side by side, so there x is the number of those ranks times a GPU's share of the cards times the
+    cards' efficiency, as long as the links inside the node are not slower.
     """
     rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
     if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast not a ring
@@ -85,15 +87,19 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
     fits: list[CurveFit] = []
     protocol = "tcp" if "tcp" in cluster.collectives.protocols else "simple"
     base = cluster.collectives.protocols[protocol]
+    inside = cluster.node_link.bandwidth * cluster.node_link.efficiency
     if len(within) >= 4:
         start = cluster.node_link.bandwidth * cluster.node_link.efficiency or 1e9
         fit, values = _ring_fit("collectives within a node", within, start, base.base, base.intra_round)
+        inside = values["rate"]
         fits.append(fit)
         tables |= _ring_tables(cluster, protocol, values, "node_link", "intra_round")
     if len(across) >= 4:
-        per_gpu = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node
+        start = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node * cluster.nic.efficiency
+        if inside > 0:  # begin where the cards are what is slower
+            start = min(start, 0.9 * inside / max(int(row["ranks"]) // int(row["nodes"]) for row in across))
         fit, values = _ring_fit(
-            "collectives across nodes", across, per_gpu * cluster.nic.efficiency, base.base, base.inter_round
+            "collectives across nodes", across, start, base.base, base.inter_round, inside=inside
         )
         fits.append(fit)
         found = _ring_tables(cluster, protocol, values, "nic", "inter_round")
@@ -117,7 +123,13 @@ _NO_LINE = 0.5  # with a median error above this the points are no measurement o
 
 
 def _ring_fit(
-    title: str, rows: list[Measurement], rate: float, base: float, round_seconds: float
+    title: str,
+    rows: list[Measurement],
+    rate: float,
+    base: float,
+    round_seconds: float,
+    *,
+    inside: float | None = None,
 ) -> tuple[CurveFit, dict[str, float]]:
     parameters = [
         FitParameter("base", max(base, 1e-6), 1e-7, 1e-1),
@@ -133,7 +145,8 @@ def _ring_fit(
             rounds = ring_rounds(str(row["kind"]), ranks, nodes)
             steps = rounds.inter if nodes > 1 else rounds.intra
             moved = bus_bytes(str(row["kind"]), row.bytes, ranks)
-            found.append(values["base"] + steps * values["round"] + moved / values["rate"])
+            edge = values["rate"] if inside is None else _node_edge(values["rate"], inside, ranks // nodes)
+            found.append(values["base"] + steps * values["round"] + moved / edge)
         return found
 
     values, stuck = robust_fit(parameters, predict, measured)
@@ -154,6 +167,12 @@ def _ring_fit(
             f"{fit.median_error:.0%}); were they taken beside other work, or stamped when calls had returned?"
         )
     return fit, values
+
+
+def _node_edge(per_gpu: float, inside: float, ranks: int) -> float:
+    """Bytes per second of a ring from node to node, where each of a node's `ranks` has `per_gpu` of the cards
+    and the ring also runs over links of `inside` (0: none) between them."""
+    return per_gpu * ranks if ranks <= 1 or inside <= 0 else min(per_gpu * ranks, inside)
 
 
 def _ring_tables(

@@ -66,7 +66,7 @@ def _lines(found: Calibration) -> Iterator[str]:
 
     columns = [Column("number", is_left=True, least=35), Column("value", least=12)]
     columns += [Column(title) for title in ("rows", "median", "worst", "bias")]
-    marks = [" *" if name in fit.at_bound else "" for fit in found.fits for name in fit.values]
+    marks = ["*" if name in fit.at_bound else "" for fit in found.fits for name in fit.values]
     heading, *lines = table(columns, [row for fit in found.fits for row in _rows(fit)])
     yield heading
     yield from (line + mark for line, mark in zip(lines, marks, strict=True))
