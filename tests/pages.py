@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 80
 _WITH = re.compile(r"(?m)^<!-- with (\S+) -->$")
 _FENCE = re.compile(
-    r"(?P<free><!-- not run -->\n+)?^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
+    r'(?ms)^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
 )
 _COMMAND = re.compile(r"(?m)^\$ (?P<line>.*)\n(?P<output>(?:(?!\$ ).*\n)*)")
 _EXIT = re.compile(r"\s+# exit (\d)$")
