@@ -7,7 +7,7 @@ What a page may hold, in the order in which a reader meets it:
   (nothing under it: anything); `| head -N` and `| tail -N` cut it, `# exit 1` is another exit code than 0;
 - a `python` block: executed, all of a page in one namespace; a `text` block right after it is what it prints;
 - `<!-- with PATH -->`: that file of the repository lies in the reader's folder from the beginning;
-- `sh` blocks and everything after `<!-- not run -->` are for the reader alone.
+- `sh` blocks are for the reader alone.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a page that are followed, in order."""
     for match in _FENCE.finditer(text):
-        if match["free"] is None:
-            yield Block(
-                match["language"], match["title"], match["text"], match.start("text"), match.end("text")
-            )
+        yield Block(match["language"], match["title"], match["text"], match.start("text"), match.end("text"))
 
 
 def followed(text: str, folder: Path) -> str:

@@ -25,8 +25,8 @@ def test_it_is_short_and_says_early_how_to_install() -> None:
 
 
 def test_its_accuracy_is_that_of_the_validated_runs() -> None:
-    """After a change of predictions: python validation/published/accuracy.py; `--update` of the pages does not
-    touch these lines."""
+    """After a change of predictions: python validation/published/accuracy.py; `--update` leaves these lines
+    alone."""
     shown = re.search(
         r"<!-- published runs.*?-->\n(.*?)<!-- end of published runs -->",
         README.read_text("utf-8"),

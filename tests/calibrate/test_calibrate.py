@@ -204,8 +204,8 @@ def test_how_fast_a_host_runs_python_is_named_with_the_file_it_comes_from() -> N
 
 
 def test_a_ring_between_nodes_uses_the_cards_of_all_of_a_nodes_gpus() -> None:
-    """8 GPUs with a card of 50 GB/s at 0.7 each move 280 GB/s from node to node, less than NVLink's 364; as one
-    card's rate that would be more than its data sheet has."""
+    """8 GPUs with a card of 50 GB/s at 0.7 each move 280 GB/s from node to node, less than NVLink's 364; as
+    one card's rate that would be more than its data sheet has."""
     rows = [
         Measurement(
             "collective", {"kind": "all_gather", "ranks": 16, "nodes": 2}, seconds, "nccl.txt", 0.0, num_bytes

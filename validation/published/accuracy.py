@@ -1,6 +1,6 @@
 """Writes zsim's errors on published runs: the table of validated runs that ships with zsim and the estimates
-from it, docs/accuracy.md with every source and the worst rows and their causes, the lines in README.md, and the
-limits in validation/baseline.json that `zsim check` enforces from then on.
+from it, docs/accuracy.md with every source and the worst rows and their causes, the lines in README.md, and
+the limits in validation/baseline.json that `zsim check` enforces from then on.
 
 python validation/published/accuracy.py
 """

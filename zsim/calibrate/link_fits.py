@@ -72,8 +72,8 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
         t = base + n_intra r_intra + n_inter r_inter + b / x
 
     n: rounds of the ring; b: bus bytes of the call; x: bytes per second of the slowest edge. Within a node x
-    is `node_link.bandwidth` times `efficiency`. Between nodes NCCL's channels use the cards of all of a node's
-    ranks side by side, so there x is the number of those ranks times a GPU's share of the cards times the
+    is `node_link.bandwidth` times `efficiency`. Between nodes NCCL's channels use the cards of all ranks of a
+    node side by side, so there x is the number of those ranks times a GPU's share of the cards times the
     cards' efficiency, as long as the links inside the node are not slower.
     """
     rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]

@@ -147,7 +147,7 @@ def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:
 
 
 def accuracy_lines(judged: Sequence[Judged]) -> list[str]:
-    """The README's few lines: the mean error by framework, every source alike, and how often intervals hold."""
+    """The README's lines: the mean error by framework, every source alike, and how often intervals hold."""
     whole, regimes = coverage_of(judged), by_regime(judged)
     if whole is None:
         return []
