@@ -54,6 +54,7 @@ def scaling(
     from zsim.study.scaling.page import scaling_dict, scaling_page
     from zsim.study.scaling.scaling import parse_counts, run_scaling
     from zsim.study.scaling.text import scaling_lines
+    from zsim.study.scaling.whole_runs import run_lines
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
@@ -67,7 +68,7 @@ def scaling(
         grow=grow,
         jobs=jobs or os.cpu_count() or 1,
     )
-    print("\n".join(scaling_lines(done)))
+    print("\n".join([*scaling_lines(done), *run_lines(done)]))
     if not done.runs:
         raise typer.Exit(130)
     print()

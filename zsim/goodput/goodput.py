@@ -31,7 +31,13 @@ def simulate_run(
 
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """
-    prepared = prepare(experiment)
+    return simulate_prepared(prepare(experiment), seeds=seeds, jobs=jobs, compares=compares)
+
+
+def simulate_prepared(
+    prepared: PreparedRun, *, seeds: int | None = None, jobs: int | None = None, compares: bool = True
+) -> SimulatedRun:
+    """`simulate_run` of a run whose steps are simulated already."""
     table, workers = prepared.table, jobs or os.cpu_count() or 1
     cost = prepared.reported_cost()
     is_auto = table.checkpoint.every == "auto"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.errors import InputError, ZsimError
@@ -83,6 +84,17 @@ class PreparedRun:
         """The cost of the most frequent kind of save; None where nothing is saved."""
         mode = self.table.checkpoint.mode
         return None if mode == "none" else self.cost(mode)
+
+    def changed(self, changes: Mapping[str, Any]) -> PreparedRun:
+        """The run with other keys of `[run]`, beside the same steps. Raises InputError for invalid values."""
+        own = changed(self.experiment, changes)
+        assert own.run is not None
+        phases = []
+        for phase in self.phases:
+            there = changed(phase.experiment, changes)
+            job = replace(phase.result.job, experiment=there)
+            phases.append(replace(phase, experiment=there, result=replace(phase.result, job=job)))
+        return PreparedRun(own, own.run, phases)
 
     # scenarios
 
@@ -233,8 +245,9 @@ def _pace_on(phase: SimulatedPhase, nodes: int) -> float | None:
     return report.step_seconds / report.step_tokens / (whole.step_seconds / whole.step_tokens)
 
 
-def prepare(experiment: Experiment) -> PreparedRun:
-    """Simulate the steps of a run. Raises InputError where the experiment does not say how far it goes."""
+def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun:
+    """Simulate the steps of a run; `result`: the experiment's own step, where it is known. Raises InputError
+    where the experiment does not say how far it goes."""
     table = experiment.run
     if table is None:
         table = TrainingRunTable()
@@ -248,14 +261,19 @@ def prepare(experiment: Experiment) -> PreparedRun:
     phases = []
     for phase in table.phases or (None,):
         own = experiment if phase is None else changed(experiment, phase.overrides())
-        phases.append(_simulated(own, table, tokens, phase))
+        known = result if phase is None else None
+        phases.append(_simulated(own, table, tokens, phase, known))
     return PreparedRun(experiment, table, phases)
 
 
 def _simulated(
-    experiment: Experiment, table: TrainingRunTable, tokens: float | None, phase: PhaseTable | None
+    experiment: Experiment,
+    table: TrainingRunTable,
+    tokens: float | None,
+    phase: PhaseTable | None,
+    known: Result | None,
 ) -> SimulatedPhase:
-    result = simulate(experiment)
+    result = known or simulate(experiment)
     report = result.report
     wanted = phase.tokens if phase is not None else tokens
     if table.steps is not None:

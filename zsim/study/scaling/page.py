@@ -12,6 +12,7 @@ from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.study.scaling.scaling import Bend, Scale, Scaling
 from zsim.study.scaling.text import MODES, WORTH_SAYING, because, sentences
+from zsim.study.scaling.whole_runs import run_dict, run_section
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import ratio_range
 from zsim.validated.validation import range_words
@@ -31,6 +32,7 @@ def scaling_page(scaling: Scaling) -> str:
              causes(scaling)),
         ], ["GPUs", "nodes", "batch per GPU", "step", "80 %", "tokens/s", "of linear", "MFU", "GPU memory",
             "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
+        *run_section(scaling),
         Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
     ]  # fmt: skip
     return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
@@ -233,6 +235,7 @@ def scaling_dict(scaling: Scaling) -> dict[str, Any]:
                 "allocator_retries": scale.allocator_retries,
                 "largest_micro_batch_size": scale.largest_micro_batch,
                 "token_gpu_seconds": dict(scale.costs),
+                **run_dict(scale),
             }
             for scale in scaling.scales
         ],

@@ -36,6 +36,7 @@ from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.differences import range_of_row
 from zsim.study.search import most_that_fits
 from zsim.study.sweep.points import Point
+from zsim.study.sweep.run_columns import RUN_COLUMNS
 from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points
 
@@ -48,7 +49,7 @@ _MAX_COUNTS = 200
 @dataclass(frozen=True)
 class Scale:
     """The experiment on `gpus` GPUs, or `error`, the reason why there is none. `costs`: GPU-seconds per
-    token, by cause."""
+    token, by cause. `whole_run`: columns of the run of days, where the experiment has `[run]`."""
 
     gpus: int
     error: str | None = None
@@ -65,6 +66,7 @@ class Scale:
     allocator_retries: int | None = None
     largest_micro_batch: int | None = None
     step_seconds_range: tuple[float, float] | None = None
+    whole_run: Mapping[str, Any] | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -369,6 +371,7 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
         row["allocator_retries"],
         largest,
         range_of_row(row),
+        {name: row.get(name) for name in RUN_COLUMNS} if "run_error" in row else None,
     )
 
 

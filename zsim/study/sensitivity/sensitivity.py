@@ -73,6 +73,7 @@ def run_sensitivity(
     """
     if not 0 < spread < 1:
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
+    experiment = experiment.model_copy(update={"run": None})  # its days are a study of their own
     job = resolve(experiment)
     turns = [*hardware_turns(job.cluster, spread), *software_turns(job, spread)]
     points = [Point(0, {}, experiment)]

@@ -8,6 +8,7 @@ import traceback
 from typing import Any
 
 from zsim import garbage_collection
+from zsim.api import Result
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
@@ -16,6 +17,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.study.sweep.run_columns import run_columns
 from zsim.study.sweep.store import Record
 
 
@@ -29,13 +31,16 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
             job = simulator.job(experiment)
             step = simulator.step(job)
             report = report_of_step(step, time.perf_counter() - began)
+            row = report_row(report, job)
+            if experiment.run is not None:
+                row |= run_columns(experiment, Result(job, step.outcome.plan, step.outcome.trace, report))
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study
         said = f"internal error: {type(error).__name__}: {error}"
         failed = failed_record(identity, type(error).__name__, said)
         return failed | {"traceback": traceback.format_exc(), "is_kept": False}
-    return {"identity": identity, "status": "ok", "error": None, "row": report_row(report, job)}
+    return {"identity": identity, "status": "ok", "error": None, "row": row}
 
 
 def failed_record(identity: str, kind: str, said: str) -> Record:

@@ -127,6 +127,11 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     return MemoryBounds(peaks, limits, resident, max(seconds.values()))
 
 
+def step_alone(experiment: Experiment) -> Experiment:
+    """The experiment without its run of days."""
+    return experiment.model_copy(update={"run": None}) if experiment.run is not None else experiment
+
+
 def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
     """The experiment with at most `most` micro-batches: of those of `few_of` the number does not change
     memory."""
@@ -267,7 +272,8 @@ class Evaluator:
         job = self._job(measured.candidate)
         if isinstance(job, str) or not _whole(job) < job.training.gradient_accumulation_steps <= most:
             return measured
-        task = Task(self._identities.of(job.experiment), job.experiment)
+        alone = step_alone(job.experiment)
+        task = Task(self._identities.of(alone), alone)
         self._run([task] if task.identity not in self._records else [])
         record = self._records[task.identity]
         if record["status"] != "ok":
@@ -281,7 +287,7 @@ class Evaluator:
         job = self._job(candidate)
         if isinstance(job, str):
             return []
-        experiment = job.experiment
+        experiment = step_alone(job.experiment)
         enough, fewer = few_of(job)
         whole = _whole(job)
         sizes = [fewer, enough] if job.training.gradient_accumulation_steps > whole else [whole]
