@@ -1,4 +1,4 @@
-"""What a point's run of days adds to its row, where the experiment has a `[run]` table."""
+"""Columns that a run of days adds to a point's row, where the experiment has a `[run]` table."""
 
 from __future__ import annotations
 
