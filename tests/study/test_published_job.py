@@ -220,7 +220,7 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
     [
         ({"tp": "3"}, "tp 3 do not divide 16 GPUs"),
         ({"ep": "2"}, "expert parallelism (ep = 2)"),
-        ({"notes": "moe{experts=8,topk=2}"}, "a mixture of experts"),
+        ({"notes": "moe{experts=8,topk=2}"}, "moe_ffn of the routed experts is ''"),
         ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "degrees of model parallelism are not published"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
         ({"strategy": "Megatron-FSDP shard group 16 TP1 PP1 CP1"}, "Megatron's own FSDP"),

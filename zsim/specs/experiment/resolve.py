@@ -176,6 +176,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         training.micro_batch_tokens,
         placement.gpus_per_node,
         table.replicate or 1 if isinstance(table, Fsdp2Table) else 1,
+        whole.node_link.nodes_per_domain,
     )
     parallelism = replace(parallelism, experts=split)
     check_captured(model, table.kind, training, parallelism)

@@ -36,9 +36,12 @@ def resolve_expert_degrees(
     tokens: int,
     gpus_per_node: int,
     replicas: int = 1,
+    nodes_per_domain: int = 1,
 ) -> ExpertSplit:
     """`code`, which says whose experts they are, with the degrees of the table; `found`: the other degrees;
-    `tokens`: of a rank's micro-batch; `replicas`: of hybrid sharding.
+    `tokens`: of a rank's micro-batch; `replicas`: of hybrid sharding; `nodes_per_domain`: nodes that one
+    NVLink domain spans, which HybridEP alone treats as one (deepseek-ai/DeepEP, branch hybrid-ep: ranks of an
+    NVLink domain write to each other; DeepEP's kernels know nodes of up to 8 GPUs).
 
     Raises InputError for a model without experts, degrees that do not divide, and what the framework
     refuses; NotSimulatedError for expert parallelism that zsim lacks.
@@ -53,6 +56,7 @@ def resolve_expert_degrees(
     _check_divides(split, found, experts, model, world_size, replicas)
     split = replace(split, dispatcher=_dispatcher(table, found, split))
     _check_capacity(split, found)
+    is_hybrid = split.dispatcher == "hybridep"
     is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
     loads = rank_loads(
         table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
@@ -61,7 +65,7 @@ def resolve_expert_degrees(
         split,
         loads=loads,
         token_ranks=found.tensor if is_split else 1,
-        nodes=_nodes(split, found, world_size, gpus_per_node),
+        nodes=_nodes(split, found, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)),
     )
 
 
@@ -195,7 +199,7 @@ def _check_capacity(split: ExpertSplit, found: Parallelism) -> None:
 
 
 def _nodes(split: ExpertSplit, found: Parallelism, world_size: int, gpus_per_node: int) -> int:
-    """Nodes on which the ranks of one expert-parallel group are."""
+    """Nodes of so many GPUs on which the ranks of one expert-parallel group are."""
     with_experts = replace(found, experts=split)
     group = with_experts.expert_mesh(world_size).groups(EXPERT)[0]
     return len({int(rank) // gpus_per_node for rank in group})

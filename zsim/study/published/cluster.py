@@ -22,6 +22,8 @@ CLUSTERS = {
     "H200-SXM-141GB": "hgx-h200",
     "B200-SXM-180GB": "hgx-b200",
     "GB200-186GB": "gb200-nvl72",
+    "B300-SXM-270GB": "hgx-b300",
+    "GB300-288GB": "gb300-nvl72",
     "V100-SXM3-32GB": "dgx-2",
     "V100-SXM2-16GB": "dgx-1",
     "V100-SXM2-32GB": "jean-zay-v100",

@@ -23,7 +23,6 @@ from zsim.study.published.parallelism import (
     model_ranks_of,
     parallelism_table,
     pipeline_micro_batches,
-    refuse_experts_of,
     replicas_of,
 )
 from zsim.study.published.sources import apply_rules, known_run
@@ -158,7 +157,6 @@ def _attention(run: PublishedRun) -> str | None:
 def _refuse_unsupported(run: PublishedRun) -> None:
     if run.role == "trend":
         raise NotSimulatedError("role 'trend': batch size, shape or units are not published")
-    refuse_experts_of(run)
     strategy = run.text("strategy")
     if model_ranks_of(run) == 1 and re.search(_MODEL_PARALLEL, strategy):
         raise NotSimulatedError(f"degrees of model parallelism are not published (strategy '{strategy}')")

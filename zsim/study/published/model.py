@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.study.published.experts import expert_model, is_mixture
 from zsim.study.published.table import PublishedRun
 
 _DECODERS = ("", "decoder")
@@ -16,9 +17,11 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
 
     GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
     of the tables); with grouped queries StarCoder 2's. SwiGLU models are Llama's or, with biases on q, k and
-    v, Qwen 2's, those with squared ReLU Nemotron's. Raises NotSimulatedError for other architectures, and for
-    rows whose shape is not published."""
+    v, Qwen 2's, those with squared ReLU Nemotron's; mixtures of experts are those of `expert_model`. Raises
+    NotSimulatedError for other architectures, and for rows whose shape is not published."""
     kind = run.text("arch_type")
+    if is_mixture(run):
+        return expert_model(run, _grouped(run, _shape(run), ""))
     if kind not in _DECODERS:
         raise NotSimulatedError(f"architecture '{kind}' is not simulated; only decoders are")
     shape = _shape(run)

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.study.published.experts import expert_parallelism
 from zsim.study.published.table import PublishedRun
 
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
@@ -33,15 +34,6 @@ def command_line(run: PublishedRun) -> dict[str, str]:
 def is_on(settings: Mapping[str, str], key: str) -> bool:
     """Whether a launch setting is there and is not switched off."""
     return settings.get(key, "0") not in _OFF
-
-
-def refuse_experts_of(run: PublishedRun) -> None:
-    """Raises NotSimulatedError for a mixture of experts, and for expert parallelism."""
-    degree = run.count("ep")
-    if degree and degree > 1:
-        raise NotSimulatedError(f"expert parallelism (ep = {degree}) is not simulated")
-    if "moe{" in run.text("notes"):
-        raise NotSimulatedError("a mixture of experts is not simulated from a table")
 
 
 def model_ranks_of(run: PublishedRun) -> int:
@@ -75,9 +67,10 @@ def parallelism_table(
     """
     degrees = {key: run.count(column) or 1 for column, key in _DEGREES.items()}
     table: dict[str, Any] = {key: degree for key, degree in degrees.items() if degree > 1}
-    if not table:
-        return {}
     settings, text = launch_settings(run), run.text("strategy")
+    experts = expert_parallelism(run, settings, strategy["kind"])
+    if not table:
+        return experts
     if degrees["tensor"] > 1:
         table |= _tensor(settings, text, is_torch=strategy["kind"] == "fsdp2")
     method = _CONTEXT_METHODS.get(command_line(run).get("cp-comm-type", ""))
@@ -85,7 +78,7 @@ def parallelism_table(
         table["context_method"] = method
     if degrees["pipeline"] > 1:
         table |= _pipeline(run, strategy, settings, degrees["pipeline"], assumptions)
-    return table
+    return table | experts
 
 
 def _tensor(settings: Mapping[str, str], text: str, *, is_torch: bool) -> dict[str, bool]:
@@ -113,12 +106,28 @@ def _pipeline(
     if strategy["kind"] == "fsdp2":
         return table
     stages = ranks * virtual
+    layout = written_layers(run.text("notes"), stages)
+    if layout:
+        return {**table, "layers_per_stage": layout}
     if layers % stages and (layers + 2) % stages == 0:
         assumptions.append("embedding and loss count as a layer each")
         table |= {"first_stage_less_layers": 1, "last_stage_less_layers": 1}
     elif strategy["kind"] == "deepspeed" and (run.count("tp") or 1) == 1:
         table |= {"first_stage_less_layers": 0}
     return table
+
+
+def written_layers(notes: str, stages: int) -> list[int]:
+    """Layers of every stage as Megatron's `--pipeline-model-parallel-layout` writes them, in model order:
+    "Et*4|(t*4|)*14tmL" has E for the embedding, t for a layer, m for multi-token prediction, L for the loss
+    and | between stages. [] without one, or for another number of stages."""
+    found = re.search(r"(?:pp_layout|pipeline-model-parallel-layout)=([A-Za-z0-9*|()]+)", notes)
+    if found is None:
+        return []
+    text = re.sub(r"\(([^()]*)\)\*(\d+)", lambda part: part[1] * int(part[2]), found[1])
+    text = re.sub(r"([A-Za-z])\*(\d+)", lambda part: part[1] * int(part[2]), text)
+    layers = [part.count("t") for part in text.split("|")]
+    return layers if len(layers) == stages else []
 
 
 def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:

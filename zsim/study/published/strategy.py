@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from zsim.errors import NotSimulatedError
+from zsim.study.published.experts import expert_strategy
 from zsim.study.published.parallelism import command_line, is_on, launch_settings
 from zsim.study.published.table import PublishedRun
 
@@ -164,7 +165,8 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "overlap_grad_reduce": gradients,
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
-        "cuda_graph": is_on(note, "cuda_graph"),
+        "cuda_graph": is_on(note, "cuda_graph") and note["cuda_graph"] not in ("none", "?"),
+        **expert_strategy(run),
     }
     flags = command_line(run)
     if flags.get("no-gradient-accumulation-fusion") == "True":
