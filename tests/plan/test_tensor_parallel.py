@@ -225,3 +225,16 @@ def test_products_in_pieces_send_what_whole_ones_send() -> None:
         flops[in_pieces] = sum(kernel.flops for work in works for kernel in work.kernels)
     assert kinds[True] == kinds[False]
     assert flops[True] == pytest.approx(flops[False], rel=1e-12)
+
+
+def test_pieces_run_at_the_rate_of_the_whole_product() -> None:
+    """They are launched on several streams, so that one fills what the last wave of the other leaves idle."""
+    products: dict[bool, dict[tuple[int, ...], float]] = {}
+    for in_pieces in (False, True):
+        layout = {"tensor": 4, "sequence_parallel": True, "async_tensor": in_pieces}
+        found = products[in_pieces] = {}
+        for op in make_plan(job_of(LLAMA, layout)).ops:
+            for kernel in op.work.kernels if isinstance(op.work, Kernels) else ():
+                if kernel.kind == "gemm":
+                    found[kernel.shape] = found.get(kernel.shape, 0.0) + kernel.flops
+    assert products[True] == pytest.approx(products[False], rel=1e-12)

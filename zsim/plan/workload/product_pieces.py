@@ -6,11 +6,18 @@ rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"). A scattered pr
 reduce-scatter of one runs beneath the next ("pipeline"), so that the last one's is exposed. Gathers again and
 reductions beneath the two products of backward are those of `Beneath` ("bulk"). Source: Transformer Engine
 2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
+
+# [Note: pieces share waves]
+The pieces' products are launched in turn on three streams (`_stream_compute` of Transformer Engine's
+common/comm_gemm_overlap/comm_gemm_overlap.cpp), so that the next one fills the SMs that the last wave of
+tiles of the one before leaves idle. So a piece has its part of the arithmetic at the rate of the whole
+product's shape, and not that of its own; it still reads the weight once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels import modules as work
@@ -86,10 +93,14 @@ def _pieces(
     count: int,
     options: work.WorkOptions,
 ) -> tuple[Parts, tuple[Kernel, ...]]:
-    """The casts of the operands, once, and the products of one of `count` pieces of the tokens."""
-    casts = tuple(kernel for kernel in kernels_of(module, shape, options) if kernel.kind != "gemm")
+    """The casts of the operands, once, and the products of one of `count` pieces of the tokens; see [Note:
+    pieces share waves]."""
+    whole = kernels_of(module, shape, options)
+    casts = tuple(kernel for kernel in whole if kernel.kind != "gemm")
+    shapes = [kernel.shape for kernel in whole if kernel.kind == "gemm"]
     kernels = kernels_of(module, shape.split(count), options)
-    products = tuple(kernel for kernel in kernels if kernel.kind == "gemm")
+    parts = [kernel for kernel in kernels if kernel.kind == "gemm"]
+    products = tuple(replace(part, shape=own) for part, own in zip(parts, shapes, strict=True))
     return ((WorkPart(Kernels(casts), "casts"),) if casts else ()), products
 
 
