@@ -115,6 +115,6 @@ def test_every_rule_of_the_sources_is_of_some_row() -> None:
         when
         for when in unused
         if when.get("offload") != "params"
-        and not {"tp", "pp", "dp"} & set(when)
+        and not {"tp", "pp", "vp", "dp"} & set(when)
         and not any(source in when.get("source", "") for source in elsewhere)
     ] == []
