@@ -2,6 +2,8 @@
 # make test   the tests
 # make check  formatting, lint and types
 # make check-accuracy  recorded cases, and some of the published runs, against validation/baseline.json
+# make docs   the site, in site/, strictly: a broken link is an error
+# make wheel  the wheel, in dist/, and some tests of it in an environment of its own
 # make bench  speed, as ratios to this machine's raw SimPy rate
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WARM := DS_ACCELERATOR=cpu $(BIN)/python -c "from deepspeed.accelerator import get_accelerator as a; \
 	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
 
-.PHONY: demo test check check-accuracy format bench clean
+.PHONY: demo test check check-accuracy docs wheel format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/zsim run --out demo-out
@@ -21,28 +23,45 @@ test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.dev-installed
-	$(BIN)/ruff format --check zsim tests validation
-	$(BIN)/ruff check zsim tests validation
+	$(BIN)/ruff format --check zsim tests validation docs/mkdocs_hooks.py
+	$(BIN)/ruff check zsim tests validation docs/mkdocs_hooks.py
 	$(BIN)/mypy
 
 check-accuracy: $(VENV)/.dev-installed
 	$(BIN)/zsim check --fast
 
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Tests lie beside the installed package, not the source, which an import would find first
+WHEEL := build/wheel
+wheel:
+	rm -rf dist build/lib $(WHEEL) && mkdir -p $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check --quiet wheel --no-deps -w dist .
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check --quiet install dist/zsim-*.whl pytest hypothesis
+	cp -r tests pyproject.toml $(WHEEL)
+	cd $(WHEEL) && venv/bin/python -m pytest tests/wheel tests/golden tests/test_public_names.py tests/test_units.py
+
 format: $(VENV)/.dev-installed
-	$(BIN)/ruff format zsim tests validation
-	$(BIN)/ruff check --fix zsim tests validation
+	$(BIN)/ruff format zsim tests validation docs/mkdocs_hooks.py
+	$(BIN)/ruff check --fix zsim tests validation docs/mkdocs_hooks.py
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest tests/benchmarks -m speed -n 0 -s
 
 clean:
-	rm -rf $(VENV) demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.docs-installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e ".[docs]"
 	touch $@
 
 # torch is pinned and comes first: any other request for it would bring the CUDA build
