@@ -45,6 +45,10 @@ PAGES = {
         ["compare", "one.toml", "other.toml", "--out", "page.html"], "page.html",
         ["timeline", "ops", "memory"],
     ),
+    "commands.goodput:goodput": Written(
+        ["goodput", "run.toml", "--seeds", "5", "-j", "1", "--out", "."], "goodput.html",
+        ["waterfall", "progress", "timeline", "interval", "spares", "causes", "days"],
+    ),
     "commands.scaling:scaling": Written(
         ["scaling", *SMALL, *FSDP2, "--gpus", "8,16", "-j", "1", "--out", "."], "scaling.html",
         ["efficiency", "throughput", "causes", "memory"],
@@ -90,6 +94,23 @@ def test_every_command_that_writes_a_page_is_in_the_list() -> None:
     assert {name for path in commands for name in pages_of(path)} == set(PAGES)
 
 
+# A failure every 2.5 days on one node; what a save costs is stated.
+_RUN = """[run]
+days = 20
+[run.checkpoint]
+every = "20 min"
+blocking = "5 s"
+durable = "60 s"
+load = "1 min"
+bytes = "1 GB"
+[run.failures]
+per_1000_node_days = 400
+[run.recovery]
+restart = "4 min"
+spares = 1
+"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as found:
@@ -105,6 +126,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, micro_batch in (("one", 1), ("other", 2)):
         table = f"nodes = 1\n[training]\nsequence_length = 128\nmicro_batch_size = {micro_batch}\n"
         (tmp_path / f"{name}.toml").write_text(f'model = "gpt2.json"\ncluster = "dgx-h100"\n{table}')
+    (tmp_path / "run.toml").write_text((tmp_path / "one.toml").read_text() + _RUN)
     config = {
         "bf16": {"enabled": True},
         "train_micro_batch_size_per_gpu": 4,
@@ -123,3 +145,28 @@ def test_a_page_is_alive(name: str, inputs: Path, browser: Browser) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code in (0, 1), (done.output, done.exception)
     check_file(browser, inputs / file, plots)
+
+
+@in_browser
+def test_the_report_of_a_pipeline_is_alive(inputs: Path, browser: Browser) -> None:
+    """Two stages of one layer each: the schedule as it ran, and the stages on the node."""
+    split = ["--set", "strategy.kind=megatron", "--set", "parallelism.pipeline=2"]
+    batch = ["--set", "training.gradient_accumulation_steps=4"]
+    done = CliRunner().invoke(app, ["run", *SMALL, *split, *batch, "--gpus", "8", "--out", "."])
+    assert done.exit_code == 0, (done.output, done.exception)
+    plots = ["step", "schedule", "mesh", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"]
+    check_file(browser, inputs / "report.html", plots)
+
+
+@in_browser
+def test_the_best_interval_is_marked_among_the_intervals(inputs: Path, browser: Browser) -> None:
+    """On a logarithmic axis: three decades at most, with the note inside."""
+    arguments, file, _ = PAGES["commands.goodput:goodput"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    page = browser.new_page()
+    page.goto((inputs / file).as_uri())
+    page.wait_for_selector('html[data-drawn="7"]', state="attached")
+    low, high = page.evaluate("() => document.getElementById('plot-interval').layout.xaxis.range")
+    note = page.evaluate("() => document.getElementById('plot-interval').layout.annotations[0].x")
+    page.close()
+    assert low < note < high < low + 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from zsim.goodput.ledger import Span
@@ -52,7 +53,7 @@ def goodput_page(run: SimulatedRun) -> str:
                         interval(run),
                     ),
                 ],
-                ["mode", "work between saves", "holds training", "goodput"],
+                ["mode", "work between saves", "holds training", "goodput"] if run.modes else [],
                 _modes(run),
             )
         )
@@ -91,10 +92,12 @@ def waterfall(run: SimulatedRun) -> Figure:
             x=[seconds / _DAY],
             base=[at / _DAY],
             marker_color=COLORS[name],
+            text=[f" {seconds / _DAY:.3g} days " if seconds >= _DAY / 2 else f" {seconds / _HOUR:.2g} h "],
+            textposition="auto" if name == "steps" else "outside",
             hovertemplate="%{y}: %{x:.3f} days<extra></extra>",
         )
         at += seconds
-    figure.update_xaxes(title_text="days")
+    figure.update_xaxes(title_text="days", range=[0, at / _DAY * 1.12])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
@@ -163,8 +166,13 @@ def interval(run: SimulatedRun) -> Figure:
         y=[point.goodput_fraction * 100 for point in curve.points],
         hovertemplate="%{x:.1f} min: %{y:.2f} %<extra></extra>",
     )  # fmt: skip
-    figure.add_vline(curve.best_seconds / 60, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "best")
-    figure.update_xaxes(title_text="minutes of work between saves", type="log")
+    best = curve.best_seconds / 60
+    figure.add_vline(best, {"dash": "dash", "width": 1, "color": CAPACITY.color})
+    figure.add_annotation(  # on a logarithmic axis plotly.js places lines by value, notes by exponent
+        text="best", showarrow=False, x=math.log10(best), xref="x", xanchor="left",
+        y=0, yref="y domain", yanchor="bottom",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="minutes of work between saves", type="log", dtick="D1")
     figure.update_yaxes(title_text="goodput, %", automargin=True)
     return figure
 
@@ -179,7 +187,8 @@ def spares(run: SimulatedRun) -> Figure:
             name=name, mode="lines+markers", x=[one.spares for one in run.spares], y=values,
             line={"color": color, "width": 2}, hovertemplate="%{x} spares: %{y:.2f} %<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text="spare nodes")
+    few = {"dtick": 1} if len(run.spares) < 8 else {}
+    figure.update_xaxes(title_text="spare nodes", **few)
     figure.update_yaxes(title_text="%", automargin=True)
     return figure
 
@@ -214,7 +223,7 @@ def days(run: SimulatedRun) -> Figure:
 
 def _definitions(run: SimulatedRun) -> Sequence[Sequence[str]]:
     return [
-        [name, "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
+        [name.replace("_", " "), "-" if value is None else f"{value * 100:.2f} %", DEFINITIONS[name]]
         for name, value in run.definitions.items()
     ]
 
