@@ -92,7 +92,7 @@ def waterfall(run: SimulatedRun) -> Figure:
             x=[seconds / _DAY],
             base=[at / _DAY],
             marker_color=COLORS[name],
-            text=[f" {seconds / _DAY:.3g} days " if seconds >= _DAY / 2 else f" {seconds / _HOUR:.2g} h "],
+            text=[_length(seconds)],
             textposition="auto" if name == "steps" else "outside",
             hovertemplate="%{y}: %{x:.3f} days<extra></extra>",
         )
@@ -100,6 +100,14 @@ def waterfall(run: SimulatedRun) -> Figure:
     figure.update_xaxes(title_text="days", range=[0, at / _DAY * 1.12])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
+
+
+def _length(seconds: float) -> str:
+    """Seconds in the largest unit that makes them more than one."""
+    for size, unit in ((_DAY, "days"), (_HOUR, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f" {seconds / size:.3g} {unit} "
+    return f" {seconds:.2g} s "
 
 
 def _spans(run: SimulatedRun) -> list[Span]:
@@ -187,8 +195,7 @@ def spares(run: SimulatedRun) -> Figure:
             name=name, mode="lines+markers", x=[one.spares for one in run.spares], y=values,
             line={"color": color, "width": 2}, hovertemplate="%{x} spares: %{y:.2f} %<extra></extra>",
         )  # fmt: skip
-    few = {"dtick": 1} if len(run.spares) < 8 else {}
-    figure.update_xaxes(title_text="spare nodes", **few)
+    figure.update_xaxes(title_text="spare nodes", dtick=max(1, max(one.spares for one in run.spares) // 8))
     figure.update_yaxes(title_text="%", automargin=True)
     return figure
 
