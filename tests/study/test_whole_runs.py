@@ -12,8 +12,11 @@ import zsim
 from zsim.study.scaling.page import scaling_dict, scaling_page
 from zsim.study.scaling.scaling import run_scaling
 from zsim.study.scaling.whole_runs import run_lines
+from zsim.study.sensitivity.whole_runs import run_bar_dict, run_bar_lines, run_bar_section, run_sensitivity_of
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import run_sweep
+from zsim.study.tune.text import tuned_lines, tuned_to_dict
+from zsim.study.tune.tune import tune
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
 
@@ -107,3 +110,80 @@ def test_a_study_without_a_run_has_no_days(tmp_path: Path) -> None:
     done = run_scaling(alone, [8], "weak", tmp_path / "points", is_quiet=True)
     assert list(run_lines(done)) == []
     assert "run" not in scaling_dict(done)["scales"][0]
+
+
+# -- what a run depends on -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def turned() -> Any:
+    return run_sensitivity_of(experiment(failures={"per_1000_node_days": 400}, tokens="2T"))
+
+
+def test_fewer_failures_and_quicker_ways_back_save_days(turned: Any) -> None:
+    """All numbers that only cost time: halved, the run is shorter, doubled, longer."""
+    bars = {bar.name: bar for bar in turned.bars}
+    for name in ("failures", "start-up", "detection", "loading", "blocking of a save"):
+        assert bars[name].low_days < turned.days < bars[name].high_days, name
+
+
+def test_halved_failures_lose_half_of_what_failures_cost(turned: Any) -> None:
+    """To first order: saves cost 5 s in 1,205, failures the rest of what is lost."""
+    lost = turned.days * (1 - turned.goodput_fraction * 1_205 / 1_200)
+    halved = next(bar.low_days for bar in turned.bars if bar.name == "failures")
+    assert turned.days - halved == pytest.approx(lost / 2, rel=0.15)
+
+
+def test_the_answer_is_told_in_words_numbers_and_a_figure(turned: Any) -> None:
+    lines = list(run_bar_lines(turned))
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("Most is won with") and "USD" in line for line in lines)
+    assert {bar["name"] for bar in run_bar_dict(turned)["bars"]} >= {"failures", "interval of saves"}
+    assert run_bar_section(turned).rows
+
+
+def test_a_faster_store_is_a_faster_synchronous_save() -> None:
+    """A store of 0.2 GB/s a node takes a synchronous save longer than all else: half of it costs days."""
+    slow = experiment(
+        checkpoint={"mode": "sync", "every": "20 min"}, storage={"write_bandwidth": "20 MB/s"},
+        failures={"per_1000_node_days": 40},
+    )  # fmt: skip
+    found = run_sensitivity_of(slow)
+    store = next(bar for bar in found.bars if bar.name == "store's bandwidth")
+    assert store.low_days is not None
+    assert store.high_days is not None
+    assert store.high_days < found.days < store.low_days
+
+
+# -- the fewest days -------------------------------------------------------------------------------------
+
+
+def test_the_fewest_days_count_saves_and_failures() -> None:
+    """Every simulated configuration has the days of its run, at the best mode of saving; the best has the
+    fewest, and no fewer than its steps take."""
+    given = experiment(
+        tokens="20B", checkpoint={"mode": "sync"}, storage={"write_bandwidth_per_node": "0.2 GB/s"},
+        failures={"per_1000_node_days": 4000},
+    )  # fmt: skip
+    keep = ("offload", "checkpointing", "micro-batch", "cross-entropy")
+    found = tune(given, "fewest-days", kinds=("deepspeed",), keep=keep, count=2)
+    days = [one.days for one in found.measured if one.days is not None]
+    assert len(days) == len(found.measured)
+    best = found.best[0].days
+    assert best is not None
+    assert best.days == min(one.days for one in days)
+    assert best.days > best.ideal_days > 0
+    assert best.settings()["run.checkpoint.mode"] == best.mode
+    assert any("goodput: mode" in line for line in tuned_lines(found))
+    assert tuned_to_dict(found)["best"][0]["run"]["days"] == best.days
+
+
+def test_the_fewest_days_need_a_length() -> None:
+    with pytest.raises(zsim.InputError, match="how far does the run go"):
+        tune(experiment(tokens=None), "fewest-days", keep=("all",))
+
+
+def test_other_goals_do_not_mind_a_run() -> None:
+    """Units of `[run]` are no part of a candidate."""
+    found = tune(experiment(storage={"write_bandwidth": "1 GB/s"}), keep=("all",), count=1)
+    assert found.best[0].days is None

@@ -40,7 +40,8 @@ def sensitivity(
 ) -> None:
     """Turn every number of the hardware and the framework: what the step depends on.
 
-    With --target also the least of each resource that reaches it, by simulation.
+    With --target also the least of each resource that reaches it, by simulation; with [run] also what the
+    days of the whole run depend on: failures, detection, start-up, the store, saves, spares.
     """
     from zsim.specs.experiment.resolve import resolve
     from zsim.study.sensitivity.page import (
@@ -56,6 +57,7 @@ def sensitivity(
     )
     from zsim.study.sensitivity.sensitivity import run_sensitivity
     from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
+    from zsim.study.sensitivity.whole_runs import run_bar_lines, run_sensitivity_of
 
     experiment = asked.load()
     if target == "fits":
@@ -73,7 +75,11 @@ def sensitivity(
     if target is not None and not found.is_stopped:
         needs = requirements(experiment, target, resource, jobs=workers)
         print("\n".join(["", *requirement_lines(needs, target, without)]))
-    study = found, needs, target or "", without
+    whole = None
+    if experiment.run is not None and not found.is_stopped:
+        whole = run_sensitivity_of(experiment, jobs=workers)
+        print("\n".join(run_bar_lines(whole)))
+    study = found, needs, target or "", without, whole
     content = as_json(sensitivity_dict(*study))
     pages = {"sensitivity.html": sensitivity_page(*study), "sensitivity.json": content}
     print()

@@ -27,7 +27,8 @@ def tune(
     goal: Annotated[
         str,
         typer.Option(
-            help="fastest, cheapest, smallest-cluster, largest-model, largest-batch or longest-sequence."
+            help="fastest, cheapest, fewest-days (of [run], saves and failures included), smallest-cluster, "
+            "largest-model, largest-batch or longest-sequence."
         ),
     ] = "fastest",
     kind: Annotated[

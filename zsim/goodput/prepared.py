@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from zsim.api import Result, simulate
 from zsim.errors import InputError, ZsimError
@@ -85,16 +84,14 @@ class PreparedRun:
         mode = self.table.checkpoint.mode
         return None if mode == "none" else self.cost(mode)
 
-    def changed(self, changes: Mapping[str, Any]) -> PreparedRun:
-        """The run with other keys of `[run]`, beside the same steps. Raises InputError for invalid values."""
-        own = changed(self.experiment, changes)
-        assert own.run is not None
+    def with_table(self, table: TrainingRunTable) -> PreparedRun:
+        """The run with another `[run]` table, as long as this one, beside the same steps."""
         phases = []
         for phase in self.phases:
-            there = changed(phase.experiment, changes)
+            there = phase.experiment.model_copy(update={"run": table})
             job = replace(phase.result.job, experiment=there)
             phases.append(replace(phase, experiment=there, result=replace(phase.result, job=job)))
-        return PreparedRun(own, own.run, phases)
+        return PreparedRun(self.experiment.model_copy(update={"run": table}), table, phases)
 
     # scenarios
 

@@ -12,6 +12,7 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
 from zsim.study.sensitivity.text import changes, is_idle, turned, value
+from zsim.study.sensitivity.whole_runs import RunSensitivity, run_bar_dict, run_bar_section
 from zsim.units import format_seconds
 
 _MAX_BARS = 18
@@ -29,9 +30,10 @@ def sensitivity_page(
     needs: Sequence[Requirement] = (),
     target: str = "",
     left_out: Mapping[str, str] | None = None,
+    whole: RunSensitivity | None = None,
 ) -> str:
     """The page as text; `needs` are the requirements for `target`, `left_out` the resources that were not
-    examined, with the reason."""
+    examined, with the reason; `whole`: of the run of days, where the experiment has one."""
     caption = (
         f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
         "where the number's own spread is not known."
@@ -62,6 +64,7 @@ def sensitivity_page(
         ]
         table += [[name, "", f"left out: {why}", ""] for name, why in (left_out or {}).items()]
         sections.append(Section(f"What would have to be true for {target}", [], names, table))
+    sections += [] if whole is None else [run_bar_section(whole)]
     summary = f"{format_seconds(found.step_seconds)} per step; most depends on {_most(found)}."
     return page(found.title, "sensitivity", sections, summary)
 
@@ -109,8 +112,9 @@ def sensitivity_dict(
     needs: Sequence[Requirement] = (),
     target: str = "",
     left_out: Mapping[str, str] | None = None,
+    whole: RunSensitivity | None = None,
 ) -> dict[str, Any]:
-    """The study as plain data; `left_out` as for the page."""
+    """The study as plain data; `left_out`, `whole` as for the page."""
     return {
         "title": found.title,
         "step_seconds": found.step_seconds,
@@ -144,4 +148,5 @@ def sensitivity_dict(
             for need in needs
         ],
         "left_out": dict(left_out or {}),
+        **({} if whole is None else {"run": run_bar_dict(whole)}),
     }

@@ -112,6 +112,7 @@ def of_kind(base: Base, kind: str) -> Base:
 
 def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
     data = experiment.model_dump(exclude_defaults=True)
+    data.pop("run", None)  # of days, beside the step that is searched
     training = dict(data.get("training", {}))
     training["micro_batch_size"] = job.training.micro_batch_size
     training["gradient_accumulation_steps"] = job.training.gradient_accumulation_steps

@@ -25,6 +25,7 @@ from zsim.plan.memory.capacity import (
 from zsim.plan.ops import Device
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
@@ -32,6 +33,7 @@ from zsim.study.sweep.store import Record
 from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.days import RunDays, best_run
 
 # Processes take seconds to start and share no work with this one, so short searches finish sooner
 # without them: they are started only after this much processor time.
@@ -69,11 +71,12 @@ class MemoryBounds:
 @dataclass(frozen=True)
 class Measured:
     """A simulated candidate. `row` is the sweep's row, for the whole step with all its micro-batches;
-    `least_seconds` is the lower bound on its step."""
+    `least_seconds` is the lower bound on its step; `days`: its run of days, if that is the goal."""
 
     candidate: Candidate
     row: Mapping[str, Any]
     least_seconds: float
+    days: RunDays | None = None
 
     @property
     def seconds(self) -> float:
@@ -87,7 +90,9 @@ class Measured:
 
     def worth(self, objective: Callable[[float, int], float]) -> float:
         """The objective's value, to be minimised; infinite if torch may run out of memory."""
-        return inf if self.may_run_out else objective(self.seconds, self.gpus)
+        if self.may_run_out:
+            return inf
+        return objective(self.seconds, self.gpus) if self.days is None else self.days.days
 
     @property
     def gpus(self) -> int:
@@ -127,11 +132,6 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     return MemoryBounds(peaks, limits, resident, max(seconds.values()))
 
 
-def step_alone(experiment: Experiment) -> Experiment:
-    """The experiment without its run of days."""
-    return experiment.model_copy(update={"run": None}) if experiment.run is not None else experiment
-
-
 def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
     """The experiment with at most `most` micro-batches: of those of `few_of` the number does not change
     memory."""
@@ -148,6 +148,7 @@ class Evaluator:
 
     `on_done` is called after each piece of work with its kind (checked, simulated) and the count so far.
     `headroom` is the fraction of GPU memory that a candidate must leave free; `has_degrees` as in `Bounds`.
+    `run`: of which simulated candidates have the days.
     """
 
     def __init__(
@@ -157,8 +158,11 @@ class Evaluator:
         on_done: Callable[[str, int], None] | None = None,
         headroom: float = 0.0,
         has_degrees: bool = False,
+        run: TrainingRunTable | None = None,
     ) -> None:
         self.jobs = jobs
+        self.run = run
+        self._days: dict[str, RunDays] = {}
         self.headroom = headroom
         self.on_done = on_done or (lambda what, count: None)
         self.num_simulated = self.num_checked = 0
@@ -272,8 +276,7 @@ class Evaluator:
         job = self._job(measured.candidate)
         if isinstance(job, str) or not _whole(job) < job.training.gradient_accumulation_steps <= most:
             return measured
-        alone = step_alone(job.experiment)
-        task = Task(self._identities.of(alone), alone)
+        task = Task(self._identities.of(job.experiment), job.experiment)
         self._run([task] if task.identity not in self._records else [])
         record = self._records[task.identity]
         if record["status"] != "ok":
@@ -287,7 +290,7 @@ class Evaluator:
         job = self._job(candidate)
         if isinstance(job, str):
             return []
-        experiment = step_alone(job.experiment)
+        experiment = job.experiment
         enough, fewer = few_of(job)
         whole = _whole(job)
         sizes = [fewer, enough] if job.training.gradient_accumulation_steps > whole else [whole]
@@ -335,7 +338,13 @@ class Evaluator:
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
         least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.of(job).seconds
-        return Measured(candidate, row, least)
+        return Measured(candidate, row, least, self._days_of(candidate, job))
+
+    def _days_of(self, candidate: Candidate, job: Job) -> RunDays | None:
+        key = _key(candidate)
+        if self.run is not None and key not in self._days:
+            self._days[key] = best_run(job.experiment, self.run, jobs=self.jobs)
+        return self._days.get(key)
 
 
 def _whole(job: Job) -> int:

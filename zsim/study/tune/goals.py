@@ -1,4 +1,4 @@
-"""The six meanings of "best", each as a space of candidates and an objective."""
+"""The seven meanings of "best", each as a space of candidates and an objective."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, AxisChoice, TunedAxis, divisors
 from zsim.study.tune.base import Base, base_of, of_kind, on_gpus
 from zsim.study.tune.candidates import Candidate, candidates
+from zsim.study.tune.days import least_days
 from zsim.study.tune.evaluate import Evaluator
 from zsim.study.tune.search import Objective, cheapest, fastest
 
@@ -53,6 +54,18 @@ class Question:
 
 def _fastest(question: Question) -> Space:
     return Space(question.candidates(question.base), fastest)
+
+
+def _fewest_days(question: Question) -> Space:
+    """The fewest days of the whole run. No run is shorter than its steps, which bounds what is left out."""
+    base = question.base
+    tokens = base.batch_sequences * base.job.training.sequence_length
+    per_second = least_days(question.evaluator.run, base.job.experiment.cost, tokens)
+
+    def days(seconds: float, gpus: int) -> float:
+        return seconds * per_second
+
+    return Space(question.candidates(base), days)
 
 
 def _cheapest(question: Question) -> Space:
@@ -160,6 +173,7 @@ def _largest_model(question: Question) -> Space:
 GOALS: Mapping[str, Callable[[Question], Space]] = {
     "fastest": _fastest,
     "cheapest": _cheapest,
+    "fewest-days": _fewest_days,
     "smallest-cluster": _smallest_cluster,
     "largest-model": _largest_model,
     "largest-batch": _largest_batch,

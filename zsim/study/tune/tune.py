@@ -9,6 +9,7 @@ from pathlib import Path
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
 from zsim.report.views.text.sentences import remedy_words
+from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.tables import STRATEGIES
 from zsim.study.tune.axes import DETAILS, PARALLELISM, QUANTISED, STRUCTURE
@@ -23,6 +24,7 @@ from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
 BUDGET = 24  # configurations to simulate where degrees are searched: thousands of them differ by little
+DAYS = "fewest-days"
 _STEPS = 6  # configurations to simulate for the steps from the given one to the best of those
 
 _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
@@ -56,7 +58,8 @@ class Tuned:
         if least is None:
             return None
         best = self.best[0]
-        gain = 1 - least / (best.seconds * best.gpus if self.goal == "cheapest" else best.seconds)
+        worth = best.seconds * best.gpus if self.goal == "cheapest" else best.seconds
+        gain = 1 - least / (worth if best.days is None else best.days.days)
         return gain if gain > 0 else None
 
 
@@ -97,7 +100,8 @@ def tune(
         if searches_parallelism:
             raise InputError(_no_degrees(kinds))
         has_degrees = False
-    evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees)
+    run = (experiment.run or TrainingRunTable()) if goal == DAYS else None
+    evaluator = Evaluator(jobs, cache, on_done, headroom, has_degrees, run)
     more = [QUANTISED] if allows_quantised else []
     question = Question(base, kinds, keep, more, evaluator)
     try:
@@ -105,7 +109,7 @@ def tune(
     except InputError as error:
         raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
-    look = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
+    look = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest", DAYS))
     if has_degrees:
         budget = BUDGET if budget is None else budget
         look = replace(look, budget=budget)
