@@ -125,3 +125,16 @@ def test_hybridep_sees_an_nvlink_domain_as_a_node(dispatcher: str, gpu: str, exp
     per_node = "4" if gpu.startswith("GB") else "8"
     job = row_job(run(QWEN, notes=notes, gpu=gpu, gpus_per_node=per_node)).job
     assert job.parallelism.experts.nodes == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("selective (layernorm+moe_act)", ("layernorm", "moe_act")),
+        ("selective (norm, act)", ("layernorm", "moe_act")),
+        ("selective ([moe_act])", ("moe_act",)),
+        ("selective (layernorm, moe)", ("layernorm", "moe")),
+    ],
+)
+def test_recomputed_modules_have_megatrons_names(text: str, expected: tuple[str, ...]) -> None:
+    assert row_job(run(QWEN, act_ckpt=text)).job.training.recompute_modules == expected

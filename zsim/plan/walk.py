@@ -6,7 +6,7 @@ Activations are held per micro-batch: several micro-batches may be between their
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
@@ -69,7 +69,8 @@ class Walk:
             for call in segment.calls:
                 if self.logs is not None and isinstance(call.module.work, Loss):
                     self.logs.replace_outputs(builder)
-                self._forward_module(call, keeps=not segment.is_checkpointed)
+                keeps = not segment.is_checkpointed and call.name not in segment.dropped
+                self._forward_module(call, keeps=keeps)
             hooks.after_forward(segment)
         reduce_amaxes(builder, self.workload.model, self.workload.training, is_backward=False)
         hooks.end_forward()
@@ -138,6 +139,7 @@ class Walk:
             for number, call in enumerate(reversed(segment.calls)):
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
                     self._recompute(segment)
+                self._run_again(segment.again.get(call.name, ()))
                 backward_of(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
@@ -163,6 +165,15 @@ class Walk:
         builder.activations(segment.output_bytes, segment.name + OUTPUT, micro_batch)
         builder.phase = "backward"
 
+    def _run_again(self, calls: Sequence[ModuleCall]) -> None:
+        """The forward of a part of a block once more, before the backward of its last module."""
+        if not calls:
+            return
+        self.builder.phase = "recompute"
+        for call in calls:
+            self._forward_module(call, keeps=True)
+        self.builder.phase = "backward"
+
     def _backward_module(self, call: ModuleCall) -> None:
         work = call.work
         if not call.module.has_backward:
@@ -184,7 +195,7 @@ class Walk:
         self.hooks.after_module(call)
 
     def _recompute_core(self, call: ModuleCall) -> None:
-        """Run the core of attention again, under selective checkpointing."""
+        """Run the core of attention again, or what makes a dropped input."""
         builder, work, name = self.builder, call.work, call.name
         if work.recompute is None:
             return

@@ -101,12 +101,23 @@ def on_residual_stream(
 
 
 @dataclass(frozen=True, slots=True)
+class Rerun:
+    """The modules from number `start` to before `end`, in a checkpoint of their own. `has_norm`: the first is
+    a norm whose input stays, and whose output is made again."""
+
+    start: int
+    end: int
+    has_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWorks:
     """The works of a block's modules in forward and backward (`works`), and in recomputation (`recomputed`:
-    of the first modules; () without checkpointing)."""
+    of the first modules; () without checkpointing); `reruns`: parts that run once more on their own."""
 
     works: Works
     recomputed: Works
+    reruns: tuple[Rerun, ...] = ()
 
 
 def checkpointed_works(

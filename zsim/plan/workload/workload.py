@@ -6,8 +6,8 @@ per distinct module: a thousand layers of one shape share it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zsim.cost.kernels.fused_head import fused_head, head_place
@@ -24,6 +24,7 @@ from zsim.plan.workload.modules import (
     module_work,
     on_residual_stream,
 )
+from zsim.plan.workload.reruns import with_reruns, without_saved
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, joined
 from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, Training
@@ -79,7 +80,9 @@ class Segment:
 
     In a checkpointed block `recomputed` run again before backward. `input_bytes`: of the input that the
     checkpoint holds; `output_bytes`: of the block's recomputed output, which a reentrant checkpoint holds
-    until its backward has ended. Recomputation enters `stops_at` (its hooks run) but stops before its
+    until its backward has ended. `reruns`: calls that run once more before the backward of the last of them;
+    their first forward keeps nothing, but for a first call that runs once more for its output. Recomputation
+    enters `stops_at` (its hooks run) but stops before its
     kernels, because all tensors that backward needs exist by then. `num_before_recomputation`: calls at the
     end whose backward runs before recomputation begins.
     """
@@ -94,6 +97,17 @@ class Segment:
     stops_at: ModuleCall | None = None
     registration: tuple[str, ...] | None = None
     num_before_recomputation: int = 0
+    reruns: tuple[tuple[ModuleCall, ...], ...] = ()
+
+    @cached_property
+    def again(self) -> Mapping[str, tuple[ModuleCall, ...]]:
+        """The calls that run once more, by the name of the last of them."""
+        return {calls[-1].name: calls for calls in self.reruns}
+
+    @cached_property
+    def dropped(self) -> frozenset[str]:
+        """Names of calls whose first forward keeps nothing."""
+        return frozenset(call.name for calls in self.reruns for call in calls if call.work.saved_bytes)
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -207,7 +221,14 @@ class _Deriver:
         derived, modules = self._block(block, policy), block.modules
         calls = _calls(name, name, modules, derived.works)
         if policy not in ("full", "selective-op"):
-            return Segment(name, "block", calls, False, 0, registration=block.registration)
+            reruns = tuple(
+                tuple(
+                    replace(call, work=without_saved(call.work)) if one.has_norm and not number else call
+                    for number, call in enumerate(calls[one.start : one.end])
+                )
+                for one in derived.reruns
+            )
+            return Segment(name, "block", calls, False, 0, registration=block.registration, reruns=reruns)
         recomputed = _calls(name, name, modules[: len(derived.recomputed)], derived.recomputed)
         rest = calls[len(recomputed) :]
         return Segment(
@@ -240,7 +261,8 @@ class _Deriver:
                     block, works, policy, self._shape, self._options, stops_early=stops_early
                 )
             else:
-                self._blocks[key] = BlockWorks(works, ())
+                works, reruns = with_reruns(block.modules, works, self._training.recompute_modules)
+                self._blocks[key] = BlockWorks(works, (), reruns)
         return self._blocks[key]
 
     def _work(self, module: Module, *, is_selective: bool = False) -> ModuleWork:

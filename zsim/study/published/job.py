@@ -41,6 +41,8 @@ _MODEL_PARALLEL = r"\bTP ?(?!1\b)\d+|PTD-P|3D|\+ ?MP"  # without degrees in the 
 # half.
 _MEGATRONS = r"Megatron|NeMo|mcore"  # whose "selective" is the core of attention
 _EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
+_MODULE_NAMES = {"norm": "layernorm", "act": "moe_act"}
+_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 _PRECISIONS = {"nvfp4": "fp8", "mxfp8": "fp8", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 # Word of a row's precision -> its recipe; "nvfp4 (with fp8 parts)" says that not all products are in fp4.
 _RECIPES = (
@@ -215,12 +217,24 @@ def _checkpointing(run: PublishedRun) -> dict[str, Any]:
     on the source says otherwise."""
     every = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
     is_megatron = re.search(_MEGATRONS, run.text("software")) is not None
+    modules = _recomputed_modules(run.text("act_ckpt"))
+    if modules:
+        return {"activation_checkpointing": "selective", "recompute_modules": modules}
     return {
         "activation_checkpointing": _policy(run.text("act_ckpt"), every, is_megatron),
         "checkpoint_every": every,
         "checkpoint_is_reentrant": True,
         "checkpoint_stops_early": False,
     }
+
+
+def _recomputed_modules(text: str) -> list[str]:
+    """The modules of Megatron's `--recompute-modules` in "selective (layernorm+moe_act)"; [] for other
+    policies. The model zoo's "norm" and "act" are Megatron's layernorm and moe_act."""
+    found = re.fullmatch(r"selective \(\[?([a-z_+, ]+)\]?\)", text)
+    names = re.split(r"[+, ]+", found[1]) if found else []
+    modules = [_MODULE_NAMES.get(name, name) for name in names]
+    return modules if all(name in _MODULES for name in modules) else []
 
 
 def _policy(text: str, every: int, is_megatron: bool) -> str:

@@ -109,6 +109,9 @@ def _pipeline(
     layout = written_layers(run.text("notes"), stages)
     if layout:
         return {**table, "layers_per_stage": layout}
+    if layers + 2 == stages:
+        assumptions.append("embedding and loss have a stage each")
+        return {**table, "layers_per_stage": [0, *[1] * layers, 0]}
     if layers % stages and (layers + 2) % stages == 0:
         assumptions.append("embedding and loss count as a layer each")
         table |= {"first_stage_less_layers": 1, "last_stage_less_layers": 1}

@@ -1,0 +1,97 @@
+"""Modules that Megatron runs once more before their backward: which, with which exchanges, what is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from zsim.cost.kernels.modules import total_flops
+from zsim.plan.make import make_plan
+from zsim.plan.memory.peaks import device_peaks
+from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+LAYERS, HIDDEN, WIDTH, TOP_K, TOKENS = 2, 1024, 512, 4, 2048
+MODEL: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": HIDDEN, "intermediate_size": 512,
+    "moe_intermediate_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "num_experts": 16,
+    "num_experts_per_tok": TOP_K, "tie_word_embeddings": False,
+}  # fmt: skip
+ROWS = LAYERS * TOKENS * TOP_K
+OUTPUT = {"moe_act": ROWS * WIDTH * 2, "layernorm": LAYERS * TOKENS * HIDDEN * 2}  # bytes
+
+
+def plan_of(*modules: str, **model: Any) -> Plan:
+    recomputed = {"activation_checkpointing": "selective", "recompute_modules": list(modules)}
+    training = {"sequence_length": TOKENS, **(recomputed if modules else {})}
+    return make_plan(
+        resolve(
+            Experiment(
+                model={**MODEL, **model},
+                cluster="dgx-h100",
+                gpus=8,
+                training=training,
+                strategy={"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True},
+                parallelism={"expert": 8, "dispatcher": "all-to-all"},
+            )
+        )
+    )
+
+
+def again(plan: Plan) -> list[str]:
+    ops = plan.programs[0].ops
+    return [op.name for op in ops if op.phase == "recompute" and isinstance(op.work, Kernels)]
+
+
+def exchanges(plan: Plan, phase: str) -> Counter[tuple[str, int]]:
+    works = [op.work for op in plan.programs[0].ops if op.phase == phase and isinstance(op.work, Collective)]
+    return Counter((work.kind, work.bytes) for work in works if "expert" in work.group)
+
+
+def flops(plan: Plan, phase: str, word: str) -> float:
+    works = [op.work for op in plan.programs[0].ops if op.phase == phase and word in op.name]
+    return sum(total_flops(work.kernels) for work in works if isinstance(work, Kernels))
+
+
+@pytest.mark.parametrize("module", ["moe_act", "layernorm"])
+def test_a_dropped_output_is_made_again_where_it_is_read(module: str) -> None:
+    plan = plan_of(module)
+    reader = {"moe_act": "down_proj", "layernorm": "gate"}[module]
+    assert [name.endswith(f"{reader} recompute") for name in again(plan)] == [True] * LAYERS
+    assert exchanges(plan, "recompute") == Counter()
+    assert flops(plan, "recompute", "") == 0.0  # neither has products
+    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plan_of(), plan)]
+    assert 0 < peaks[0] - peaks[1] <= OUTPUT[module]
+
+
+def test_a_whole_layer_of_experts_runs_with_its_exchanges() -> None:
+    plain, plan = plan_of(), plan_of("moe")
+    assert exchanges(plan, "recompute") == exchanges(plain, "forward")
+    assert flops(plan, "recompute", "mlp") == flops(plain, "forward", "mlp")
+    assert flops(plan, "recompute", "self_attn") == 0.0
+    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plain, plan)]
+    assert peaks[1] < peaks[0]
+
+
+def test_with_the_norm_its_output_is_not_even_held() -> None:
+    alone, both = plan_of("moe"), plan_of("moe", "layernorm")
+    assert len(again(both)) == len(again(alone)) + LAYERS
+    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (alone, both)]
+    assert peaks[1] <= peaks[0]
+
+
+@pytest.mark.parametrize("module", ["mlp", "shared_experts"])
+def test_names_of_what_a_layer_lacks_change_nothing(module: str) -> None:
+    """A layer of experts has no dense MLP, this model no shared expert."""
+    assert [op.name for op in plan_of(module).programs[0].ops] == [
+        op.name for op in plan_of().programs[0].ops
+    ]
+
+
+def test_a_dense_mlp_runs_once_more() -> None:
+    plan = plan_of("mlp", mlp_only_layers=[0])
+    assert flops(plan, "recompute", "mlp") == flops(plan_of(mlp_only_layers=[0]), "forward", "layers.0.mlp")

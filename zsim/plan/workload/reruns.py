@@ -1,0 +1,91 @@
+"""Modules that run once more before their backward: Megatron's `--recompute-modules` beside attention's core.
+
+Read in Megatron-Core 0.16.1 (core/transformer/transformer_layer.py, moe/moe_layer.py, moe/experts.py,
+core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output (`CheckpointWithoutOutput`), which
+is made again when the backward that reads it begins: the activation before the experts' second product, the
+norm before the router. The norm before attention is a part of its product (`TELayerNormColumnParallelLinear`)
+and stays. "moe", "shared_experts" and "mlp" are checkpoints around the layer of experts, around its shared
+experts and around a dense MLP: they keep their input alone, the layer of experts not even this where its norm
+runs once more, and run with their exchanges before the backward of their last module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from zsim.plan.workload.issued import launches_of
+from zsim.plan.workload.modules import ModuleWork, Rerun, Works
+from zsim.specs.model.experts import GroupedLinear, Router
+from zsim.specs.model.spec import Activation, Linear, Module, Norm, Residual
+
+_READERS = Linear | Router | GroupedLinear
+
+
+def with_reruns(
+    modules: Sequence[Module], works: Works, names: Collection[str]
+) -> tuple[Works, tuple[Rerun, ...]]:
+    """The works of a block of which `names` run once more, and the runs of modules that do so together."""
+    found, runs = list(works), []
+    norm, mlp = _mlp(modules)
+    router = next((n for n in mlp if isinstance(modules[n].work, Router)), None)
+    is_routed = router is not None
+    if router is not None and "moe" in names:
+        runs.append(_checkpoint(modules, found, norm, mlp, has_norm="layernorm" in names))
+    elif router is None and "mlp" in names and mlp:
+        runs.append(_checkpoint(modules, found, norm, mlp, has_norm=False))
+    else:
+        if router is not None and "shared_experts" in names and router > mlp.start:
+            runs.append(_checkpoint(modules, found, norm, range(mlp.start, router), has_norm=False))
+        elif is_routed and "layernorm" in names:
+            reader = _reader(modules, mlp)
+            found[reader] = _making(found[reader], found[norm])
+        if "moe_act" in names:
+            for number in mlp:
+                is_last = isinstance(modules[number].work, GroupedLinear)
+                if is_last and isinstance(modules[number - 1].work, Activation):
+                    found[number] = _making(found[number], found[number - 1])
+    return tuple(found), tuple(runs)
+
+
+def _mlp(modules: Sequence[Module]) -> tuple[int, range]:
+    """The number of the last norm that a product reads, and the modules from there to the residual."""
+    last = max((n for n, one in enumerate(modules) if isinstance(one.work, Norm)), default=-1)
+    end = next((n for n in range(last + 1, len(modules)) if isinstance(modules[n].work, Residual)), last + 1)
+    return last, range(last + 1, end)
+
+
+def _reader(modules: Sequence[Module], run: range) -> int:
+    """The first module that keeps the run's input."""
+    return next(n for n in run if isinstance(modules[n].work, _READERS) and not modules[n].shares_input)
+
+
+def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
+    """The work of a module whose first kept tensor, `maker`'s output, is made again before its backward."""
+    dropped, *kept = reader.tensors.saved
+    return replace(
+        reader,
+        tensors=replace(reader.tensors, saved=tuple(kept)),
+        recompute=maker.forward,
+        recompute_launches=launches_of(maker.forward),
+        recomputed_bytes=dropped,
+    )
+
+
+def _checkpoint(
+    modules: Sequence[Module], works: list[ModuleWork], norm: int, run: range, *, has_norm: bool
+) -> Rerun:
+    """A checkpoint around a run of modules, which holds the output of the norm before it, unless the norm
+    runs once more as well."""
+    if has_norm:
+        return Rerun(norm, run.stop, has_norm=True)
+    reader = _reader(modules, run)
+    held, *kept = works[reader].tensors.saved
+    works[reader] = replace(works[reader], tensors=replace(works[reader].tensors, saved=tuple(kept)))
+    works[norm] = replace(works[norm], kept_outputs=(held,))
+    return Rerun(run.start, run.stop)
+
+
+def without_saved(work: ModuleWork) -> ModuleWork:
+    """The work of a module whose kept tensors are there already."""
+    return replace(work, tensors=replace(work.tensors, saved=()), kept_outputs=())
