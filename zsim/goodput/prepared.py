@@ -13,6 +13,7 @@ from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.costs import save_cost, startup_cost
 from zsim.goodput.defaults import recovery_defaults
 from zsim.goodput.fleet import failures_of
+from zsim.goodput.outer_step import OuterStep, one_replica, outer_step
 from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
@@ -25,20 +26,31 @@ _MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
 
 @dataclass(frozen=True)
 class SimulatedPhase:
-    """A phase's step. `steps` of it; `sigma`: relative standard deviation of one."""
+    """A phase's step. `steps` of it; `sigma`: relative standard deviation of one. `outer`: of replicas that
+    train apart, of which `result` is one."""
 
     experiment: Experiment
     result: Result
     steps: int
     sigma: float
+    outer: OuterStep | None = None
 
     @property
     def step_seconds(self) -> float:
-        return self.result.report.step_seconds
+        """Of an inner step with its part of the outer one."""
+        return self.result.report.step_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
+
+    @property
+    def replicas_apart(self) -> int:
+        return 1 if self.outer is None else self.outer.replicas
 
     @property
     def nodes(self) -> int:
-        return self.result.job.num_nodes
+        return self.result.job.num_nodes * self.replicas_apart
+
+    @property
+    def gpus(self) -> int:
+        return self.result.job.world_size * self.replicas_apart
 
 
 class PreparedRun:
@@ -270,17 +282,23 @@ def _simulated(
     phase: PhaseTable | None,
     known: Result | None,
 ) -> SimulatedPhase:
-    result = known or simulate(experiment)
-    report = result.report
+    outer = None
+    if table.local is None:
+        result = known or simulate(experiment)
+    else:
+        result = simulate(one_replica(experiment, table.local))
+        outer = outer_step(experiment, table.local, result)
+    report, added = result.report, 0.0 if outer is None else outer.added_seconds
+    tokens_per_step = report.step_tokens * (1 if outer is None else outer.replicas)
     wanted = phase.tokens if phase is not None else tokens
     if table.steps is not None:
         steps = table.steps
     elif table.days is not None:
-        steps = math.ceil(table.days * DAY / report.step_seconds) + 1
+        steps = math.ceil(table.days * DAY / (report.step_seconds + added)) + 1
     else:
         assert wanted is not None
-        steps = max(math.ceil(wanted / report.step_tokens - 1e-9), 1)
-    return SimulatedPhase(experiment, result, steps, _step_sigma(result))
+        steps = max(math.ceil(wanted / tokens_per_step - 1e-9), 1)
+    return SimulatedPhase(experiment, result, steps, _step_sigma(result), outer)
 
 
 def _step_sigma(result: Result) -> float:

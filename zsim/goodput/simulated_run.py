@@ -65,7 +65,7 @@ class SimulatedRun:
 
     @property
     def gpus(self) -> int:
-        return self.prepared.first.result.job.world_size
+        return self.prepared.first.gpus
 
     @property
     def is_diverging(self) -> bool:
@@ -151,7 +151,7 @@ class SimulatedRun:
         megawatt_hours = None
         if energy is not None and power is not None:
             run = self.runs.mean_of(lambda ledger: ledger.useful + ledger.seconds["recomputation"])
-            active = run / report.step_seconds * energy.joules * self.gpus
+            active = run / first.step_seconds * energy.joules * self.gpus
             idle = power.idle * (gpus * seconds - self.gpus * run)
             rest = 0.0 if cost is None else cost.node_power * nodes * seconds
             megawatt_hours = (1.0 if cost is None else cost.pue) * (active + idle + rest) / _MEGAWATT_HOUR
@@ -181,8 +181,9 @@ class SimulatedRun:
             "experiment": report.to_dict()["experiment"],
             "run": prepared.table.model_dump(mode="json"),
             "fits": report.fits,
-            "step_seconds": report.step_seconds,
+            "step_seconds": prepared.first.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
+            "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),
             "steps": self.steps,
             "ideal_days": self.ideal_days,
             "expected_days": self.expected_days,

@@ -47,7 +47,7 @@ def headline(run: SimulatedRun) -> str:
     """Model, strategy, cluster and GPUs."""
     job = run.prepared.first.result.job
     return (
-        f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs | "
+        f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {run.gpus:,} GPUs | "
         f"{run.prepared.first.step_seconds:.3g} s per step"
     )
 
@@ -103,7 +103,12 @@ def _causes(run: SimulatedRun) -> list[list[str]]:
 
 def sentences(run: SimulatedRun) -> Iterator[str]:
     """The save, its interval, other modes, spares, money."""
-    place, runs = run.checkpoint, run.runs
+    place, runs, outer = run.checkpoint, run.runs, run.prepared.first.outer
+    if outer is not None:
+        yield (
+            f"{outer.replicas} replicas train apart; a GPU sends {format_bytes(outer.bytes_per_gpu)} per "
+            f"outer step, which adds {format_duration(outer.added_seconds)} to an inner step."
+        )
     if place is None:
         yield "Nothing is saved: every failure starts the run anew."
     else:

@@ -16,8 +16,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.run.checkpoint import CheckpointTable, steps_or_time
 from zsim.specs.experiment.run.failures import FailuresTable
+from zsim.specs.experiment.run.local_training import LocalTrainingTable
 from zsim.specs.experiment.run.recovery import RecoveryTable
 from zsim.specs.experiment.run.storage import StorageTable
 from zsim.units import Duration, Tokens
@@ -83,6 +85,9 @@ class TrainingRunTable(BaseModel):
     storage: StorageTable | None = Field(default=None, description="what takes the saves")
     failures: FailuresTable | None = Field(default=None, description="what fails, and how often")
     recovery: RecoveryTable = Field(default=RecoveryTable(), description="from a failure back to training")
+    local: LocalTrainingTable | None = Field(
+        default=None, description="replicas that train apart: local SGD, DiLoCo"
+    )
     evaluation: EvaluationTable | None = Field(default=None, description="pauses to evaluate")
     phases: tuple[PhaseTable, ...] = Field(
         default=(), description="parts of the run that differ, each with its tokens"
@@ -99,6 +104,15 @@ class TrainingRunTable(BaseModel):
                 raise ValueError(f"tokens is {self.tokens:.6g}, but those of the phases sum to {total:.6g}")
             if given and given != ["tokens"]:
                 raise ValueError(f"{given[0]} and the phases' tokens both say how far; expected one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _stops_together(self) -> Self:
+        if self.local is not None and self.recovery.policy in ("shrink", "per-step"):
+            raise NotSimulatedError(
+                f"run.recovery.policy: '{self.recovery.policy}' with [run.local], where a group loses its "
+                "steps since the last meeting, is not simulated; expected restart or in-process"
+            )
         return self
 
     @property

@@ -1,0 +1,91 @@
+"""The outer step of local SGD and DiLoCo: what replicas that train apart send when they meet.
+
+Every rank averages its shard with the ranks of the other replicas that hold the same one: an all-reduce
+over R ranks, of which a ring sends 2 (R - 1) / R times the shard from each (torchft 73dafea local_sgd.py;
+Patarasuk and Yuan 2009). DiLoCo sends fp32 changes, a fragment of the model at a time, and keeps the last
+common parameters in host memory, from where they come and to where they go at each outer step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.api import Result
+from zsim.errors import InputError, NotSimulatedError
+from zsim.fabric.idle import idle_seconds
+from zsim.goodput.checkpoints.formats import dcp_layout
+from zsim.goodput.checkpoints.machine import SavingMachine
+from zsim.goodput.checkpoints.rates import saving_rates
+from zsim.goodput.checkpoints.tensors import held_states
+from zsim.plan.ops import Collective, Group
+from zsim.specs.experiment.job import Job, job_topology
+from zsim.specs.experiment.load import changed
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.run.local_training import LocalTrainingTable
+from zsim.specs.experiment.tables import Experiment
+
+_KINDS = ("fsdp2", "fsdp1", "ddp")
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep:
+    """A meeting of `replicas`. `bytes_per_gpu`: that the fullest rank sends for all fragments together;
+    `averaging_seconds`, `copying_seconds`: of one fragment, on idle links; `added_seconds`: to an inner step,
+    on average."""
+
+    replicas: int
+    bytes_per_gpu: float
+    averaging_seconds: float
+    copying_seconds: float
+    added_seconds: float
+
+
+def one_replica(experiment: Experiment, table: LocalTrainingTable) -> Experiment:
+    """The experiment of a replica: its part of the nodes. Raises InputError where they do not divide."""
+    job = resolve(experiment)
+    if job.num_nodes % table.replicas:
+        raise InputError(
+            f"run.local.replicas: found {table.replicas}, which does not divide the {job.num_nodes} nodes; "
+            "a replica has whole nodes"
+        )
+    if job.kind not in _KINDS:
+        raise NotSimulatedError(
+            f"run.local: replicas of strategy '{job.kind}' are not simulated; expected one of "
+            f"{', '.join(_KINDS)}"
+        )
+    return changed(experiment, {"nodes": job.num_nodes // table.replicas, "gpus": None})
+
+
+def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result) -> OuterStep:
+    """The outer step beside inner steps as `inner` of one replica."""
+    whole, shard = resolve(experiment), _shard_bytes(inner.job)
+    world, replicas = whole.world_size, table.replicas
+    groups = {"replicas": Group.regular("replicas", world, replicas, world // replicas)}
+    part = -(-shard // table.fragments)
+    averaging = idle_seconds(
+        job_topology(whole), groups, [Collective("all_reduce", part, "fp32", "replicas")]
+    )
+    copying = 0.0
+    if table.method == "diloco":
+        machine = SavingMachine(inner.job, saving_rates())
+        amounts = np.full(inner.job.world_size, 2 * part, dtype=np.int64)  # there and back
+        copying = machine.copy_seconds(amounts, is_pinned=True)
+    waited = max(0.0, averaging - table.delay * inner.report.step_seconds) + copying
+    return OuterStep(
+        replicas,
+        2 * (replicas - 1) / replicas * part * table.fragments,
+        averaging,
+        copying,
+        waited * table.fragments / table.every,
+    )
+
+
+def _shard_bytes(job: Job) -> int:
+    """fp32 bytes of the parameters of the rank that holds most."""
+    held = held_states(job)
+    layout = dcp_layout(job, held)
+    largest = max(held.numels)
+    return -(-largest // layout.shards) * _FP32
