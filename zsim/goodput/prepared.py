@@ -37,7 +37,7 @@ class SimulatedPhase:
 
     @property
     def step_seconds(self) -> float:
-        """Of an inner step with its part of the outer one."""
+        """Seconds of an inner step with its part of the outer one."""
         return self.result.report.step_seconds + (0.0 if self.outer is None else self.outer.added_seconds)
 
     @property
