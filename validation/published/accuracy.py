@@ -71,7 +71,7 @@ CAUSES = (
     ("azure-qwen", "cost: eager transformers' host time, and optimizer states whose type is not published"),
     (
         "nanotron-sweep",
-        "not yet explained: half of the rows with a pipeline take 0.5 or 1 s a micro-batch more",
+        "not yet explained: single runs take 2 to 6 times as long; some pipelines wait 0.1 s for every send",
     ),
     ("vtrain-single", "cost: products of width 2,048 run a quarter faster than in long trainings on A100"),
     ("internevo-a800-0006", "cost: broadcasts from every owner over hundreds of ranks, one by one"),
