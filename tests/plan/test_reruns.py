@@ -95,3 +95,20 @@ def test_names_of_what_a_layer_lacks_change_nothing(module: str) -> None:
 def test_a_dense_mlp_runs_once_more() -> None:
     plan = plan_of("mlp", mlp_only_layers=[0])
     assert flops(plan, "recompute", "mlp") == flops(plan_of(mlp_only_layers=[0]), "forward", "layers.0.mlp")
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(False, 0), (True, 3 * LAYERS)])
+def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected: int) -> None:
+    strategy = {"kind": "megatron", "moe_grouped_gemm": True, "deterministic_mode": mode}
+    job = resolve(
+        Experiment(
+            model=MODEL,
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": TOKENS},
+            strategy=strategy,
+            parallelism={"expert": 8, "dispatcher": "all-to-all"},
+        )
+    )
+    names = [op.name for op in make_plan(job).programs[0].ops if op.name.startswith("enter ")]
+    assert sum("mlp" in name for name in names) == expected

@@ -152,6 +152,7 @@ class MegatronTable(BaseModel):
     moe_pad_to_capacity: StrictBool = Field(
         default=False, description="every expert's rows are filled up to its capacity"
     )
+    deterministic_mode: StrictBool = Field(default=False, description="routed experts take the host longer")
 
     @field_validator("version", mode="before")
     @classmethod
@@ -170,7 +171,8 @@ class Megatron:
     reads the norm of a bucket before it is reduced. `has_owners`: InternEvo's distributed optimizer, never
     Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
-    nanotron's; None with CUDA graphs and for InternEvo's blocks. `skips_update`: the loss scale is still
+    nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overhead`: that of each of a layer's
+    router and two grouped products in deterministic mode. `skips_update`: the loss scale is still
     falling, and gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
@@ -192,6 +194,7 @@ class Megatron:
     checks_nan: bool
     has_owners: bool = False
     block_overhead: str | None = "megatron_core_block"
+    expert_overhead: str | None = None
     skips_update: bool = False
     overlap_p2p: bool = True
     align_grad_reduce: bool = True
@@ -247,6 +250,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         checks_nan=has_core and is_megatron and table.check_for_nan,
         has_owners=sums_all,
         block_overhead=None if table.cuda_graph else blocks.get(table.engine),
+        expert_overhead="megatron_core_experts" if has_core and table.deterministic_mode else None,
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,

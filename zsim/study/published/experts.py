@@ -191,6 +191,8 @@ def expert_strategy(run: PublishedRun) -> dict[str, Any]:
         return {}
     said = expert_settings(run)
     found: dict[str, Any] = {"moe_grouped_gemm": said.get("grouped_gemm", "1") != "0"}
+    if "deterministic-mode" in run.text("flags"):
+        found["deterministic_mode"] = True
     return {**found, "moe_pad_to_capacity": True} if _drops(run, said) else found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.workload.workload import Segment
+from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.parallelism import Parallelism
 
@@ -28,3 +29,15 @@ def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) ->
     """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python."""
     if strategy.block_overhead is not None and split.style == "megatron" and split.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
+
+
+def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) -> None:
+    """Host time of routing, dispatch and return in deterministic mode, a third each: before the router, and
+    before each of the experts' two products; see `megatron_core_experts` of presets/frameworks.toml."""
+    is_forward = builder.phase in ("forward", "recompute")
+    if (
+        is_forward
+        and strategy.expert_overhead is not None
+        and isinstance(call.module.work, Router | GroupedLinear)
+    ):
+        builder.host(f"enter {call.name}", overhead=strategy.expert_overhead)

@@ -38,7 +38,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
-from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
+from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
@@ -158,6 +158,7 @@ class MegatronSchedule(Hooks):
 
     def before_module(self, call: ModuleCall) -> None:
         """The forward pre-hook: finish_param_sync."""
+        enter_experts(self.builder, self.strategy, call)
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
         for parameter in call.trainable_parameters:

@@ -62,6 +62,7 @@ def read_experts(found: Arguments) -> dict[str, Any]:
         ("moe-grouped-gemm", "moe_grouped_gemm"),
         ("moe-permute-fusion", "moe_permute_fusion"),
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
+        ("deterministic-mode", "deterministic_mode"),
     ):
         if found.has(flag):
             keys[f"strategy.{key}"] = True

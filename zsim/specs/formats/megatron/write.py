@@ -165,6 +165,7 @@ def _experts(job: Job) -> Iterator[str]:
         ("moe_grouped_gemm", "--moe-grouped-gemm"),
         ("moe_permute_fusion", "--moe-permute-fusion"),
         ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
+        ("deterministic_mode", "--deterministic-mode"),
     ):
         if getattr(table, key):
             yield flag
