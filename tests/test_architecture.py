@@ -25,7 +25,7 @@ FLOOR = {
     "api": 8,
     "goodput": 9,
     "study": 10,
-    "reference": 11, "ui": 11,
+    "reference": 11, "ui": 11, "notebook": 11,
     "commands": 12,
     "cli": 13, "pytest_plugin": 13, "__main__": 14,
 }  # fmt: skip

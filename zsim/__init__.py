@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
-    from zsim.goodput.goodput import simulate_run
+    from zsim.notebook.memories import MemoryResult, MemoryVariants, memory
+    from zsim.notebook.runs import RunResult, simulate_run
+    from zsim.notebook.scalings import ScalingResult, scaling
+    from zsim.notebook.sensitivities import NeedsResult, SensitivityResult, needs, sensitivity
+    from zsim.notebook.sweeps import SweepResult, sweep
+    from zsim.notebook.topologies import BenchResult, TopologiesResult, bench_collectives, compare_topologies
+    from zsim.notebook.tuning import TuneResult, tune
     from zsim.specs.capture.capture import capture
     from zsim.specs.experiment.load import load_experiment
     from zsim.specs.experiment.tables import Experiment
@@ -40,7 +46,25 @@ _HOMES = {
     "StuckError": "zsim.errors",
     "ZsimError": "zsim.errors",
     "simulate_flows": "zsim.fluid.flows",
-    "simulate_run": "zsim.goodput.goodput",
+    "sweep": "zsim.notebook.sweeps",
+    "SweepResult": "zsim.notebook.sweeps",
+    "tune": "zsim.notebook.tuning",
+    "TuneResult": "zsim.notebook.tuning",
+    "scaling": "zsim.notebook.scalings",
+    "ScalingResult": "zsim.notebook.scalings",
+    "sensitivity": "zsim.notebook.sensitivities",
+    "SensitivityResult": "zsim.notebook.sensitivities",
+    "needs": "zsim.notebook.sensitivities",
+    "NeedsResult": "zsim.notebook.sensitivities",
+    "memory": "zsim.notebook.memories",
+    "MemoryResult": "zsim.notebook.memories",
+    "MemoryVariants": "zsim.notebook.memories",
+    "compare_topologies": "zsim.notebook.topologies",
+    "TopologiesResult": "zsim.notebook.topologies",
+    "bench_collectives": "zsim.notebook.topologies",
+    "BenchResult": "zsim.notebook.topologies",
+    "simulate_run": "zsim.notebook.runs",
+    "RunResult": "zsim.notebook.runs",
     "Experiment": "zsim.specs.experiment.tables",
     "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",
@@ -49,25 +73,43 @@ _HOMES = {
     "read_trace": "zsim.trace.readers.read",
 }
 __all__ = [
+    "BenchResult",
     "Comparison",
     "Experiment",
     "InputError",
+    "MemoryResult",
+    "MemoryVariants",
+    "NeedsResult",
     "NotSimulatedError",
     "Replay",
     "Result",
+    "RunResult",
+    "ScalingResult",
+    "SensitivityResult",
     "StuckError",
+    "SweepResult",
+    "TopologiesResult",
+    "TuneResult",
     "ZsimError",
     "__version__",
+    "bench_collectives",
     "capture",
     "compare",
+    "compare_topologies",
     "load_experiment",
     "make_plan",
     "max_min_fair_rates",
+    "memory",
+    "needs",
     "read_trace",
     "replay",
+    "scaling",
+    "sensitivity",
     "simulate",
     "simulate_flows",
     "simulate_run",
+    "sweep",
+    "tune",
 ]
 
 

@@ -77,7 +77,8 @@ PAGES = {
 
 
 def pages_of(path: Path) -> Iterator[str]:
-    """The functions of a module that call something whose name is of a page: `..._page`, `...html...`."""
+    """The functions of a module that call something whose name is of a page: `..._page`, `...html...`, or
+    `save`, by which results write theirs."""
     module = ".".join(path.relative_to(ROOT / "zsim").with_suffix("").parts)
     for function in ast.walk(ast.parse(path.read_text())):
         if not isinstance(function, ast.FunctionDef):
@@ -85,7 +86,7 @@ def pages_of(path: Path) -> Iterator[str]:
         for node in ast.walk(function):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                if name.endswith("_page") or "html" in name:
+                if name.endswith("_page") or "html" in name or name == "save":
                     yield f"{module}:{function.name}"
 
 

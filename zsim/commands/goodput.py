@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +12,10 @@ from zsim.commands.options import (
     ExperimentOptions,
     Jobs,
     answer,
-    as_json,
     folder_option,
     json_option,
     print_file,
     takes_experiment,
-    write_files,
 )
 
 
@@ -31,16 +28,13 @@ def goodput(
     jobs: Jobs = None,
 ) -> None:
     """Simulate a whole run: days and money to the last token, with saves, failures and recovery."""
-    from zsim.goodput.goodput import simulate_run
-    from zsim.goodput.page import goodput_page
-    from zsim.goodput.text import goodput_lines
+    from zsim.notebook.runs import simulate_run
 
     with garbage_collection.paused():
-        run = simulate_run(asked.load(), seeds=seeds, jobs=jobs or os.cpu_count() or 1)
-    answer(goodput_lines(run), run.to_dict, json_)
+        run = simulate_run(asked.load(), seeds=seeds, jobs=jobs)
+    answer(run.lines(), run.to_dict, json_)
     if out is not None:
-        pages = {"goodput.html": goodput_page(run), "goodput.json": as_json(run.to_dict())}
-        for path in write_files(pages, out):
+        for path in run.save(out):
             print_file(path.suffix[1:], path)
     if not run.prepared.first.result.report.fits:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -21,10 +20,7 @@ def needs(
     json_: Annotated[Path | None, json_option("the needs")] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""
-    from zsim.study.needs import offload_needs
+    from zsim.notebook.sensitivities import needs as find_needs
 
-    found = offload_needs(asked.load(), resource)
-    lines = (
-        textwrap.fill(need.sentence(), 80, subsequent_indent="  ", break_on_hyphens=False) for need in found
-    )
-    answer(lines, lambda: [need.to_dict() for need in found], json_)
+    found = find_needs(asked.load(), resource)
+    answer(found.lines(), found.to_dict, json_)

@@ -14,7 +14,6 @@ import typer
 
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_whole
-from zsim.resources import EXAMPLE
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
@@ -62,10 +61,9 @@ class ExperimentOptions:
         """The experiment file with the command line's changes. It may also be a DeepSpeed JSON, an Accelerate
         YAML, a torchtitan TOML or a script that starts Megatron; a model and cluster that such a file does
         not name must then be given."""
-        from zsim.specs.experiment.load import experiment_from, load_experiment
-        from zsim.specs.formats.detect import is_training_file, names_training_file
+        from zsim.study.given import experiment_of
 
-        path, overrides = self.experiment, settings(self.set_)
+        overrides = settings(self.set_)
         for key in ("model", "cluster", "nodes", "gpus"):
             value = getattr(self, key)
             if value is None:
@@ -73,12 +71,7 @@ class ExperimentOptions:
             if key in overrides and overrides[key] != value:
                 raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
             overrides[key] = value
-        if path is not None and names_training_file(path):
-            return experiment_from({}, _with_file(overrides, path), origin="command line")
-        if path is None and is_training_file(overrides.get("strategy.config")):
-            return experiment_from({}, overrides, origin="command line")
-        origin = None if path is not None else "command line" if overrides else "example"
-        return load_experiment(path or EXAMPLE, overrides, origin=origin)
+        return experiment_of(self.experiment, overrides, origin="command line")
 
 
 Command = Callable[..., None]
@@ -123,21 +116,6 @@ def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     from zsim.specs.experiment.overrides import setting
 
     return dict(setting(text) for text in texts or ())
-
-
-def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The overrides with the training file added; raises InputError for a model or cluster that is not
-    given."""
-    from zsim.specs.formats.detect import is_training_file
-    from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
-
-    config = overrides.setdefault("strategy.config", str(path))
-    if not is_training_file(config):
-        require_deepspeed_file(config)
-        for key in ("model", "cluster"):
-            if key not in overrides:
-                raise InputError(f"{path.name} names no {key}: give it (--{key})")
-    return overrides
 
 
 def json_option(content: str) -> Any:

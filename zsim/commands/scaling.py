@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from zsim.commands.options import (
-    ExperimentOptions,
-    Jobs,
-    as_json,
-    folder_option,
-    print_file,
-    takes_experiment,
-    write_files,
-)
+from zsim.commands.options import ExperimentOptions, Jobs, folder_option, print_file, takes_experiment
 from zsim.errors import InputError
-
-if TYPE_CHECKING:
-    from zsim.study.scaling.scaling import Mode
 
 
 @takes_experiment(without=("nodes", "gpus"))
@@ -51,29 +39,19 @@ def scaling(
     jobs: Jobs = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
-    from zsim.study.scaling.page import scaling_dict, scaling_page
-    from zsim.study.scaling.scaling import parse_counts, run_scaling
-    from zsim.study.scaling.text import scaling_lines
-    from zsim.study.scaling.whole_runs import run_lines
+    from zsim.notebook.scalings import scaling as run_scaling
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
-    mode: Mode = "fill" if fill else "strong" if strong else "weak"
     done = run_scaling(
-        asked.load(),
-        parse_counts(counts),
-        mode,
-        out / "points",
-        global_batch=global_batch,
-        grow=grow,
-        jobs=jobs or os.cpu_count() or 1,
-    )
-    print("\n".join([*scaling_lines(done), *run_lines(done)]))
+        asked.load(), counts, mode="fill" if fill else "strong" if strong else "weak", jobs=jobs,
+        global_batch=global_batch, grow=grow, cache=out / "points",
+    )  # fmt: skip
+    print(done)
     if not done.runs:
         raise typer.Exit(130)
     print()
-    pages = {"scaling.html": scaling_page(done), "scaling.json": as_json(scaling_dict(done))}
-    for path in write_files(pages, out):
+    for path in done.save(out):
         print_file(path.suffix[1:], path)
     if done.is_stopped:
         print("stopped: the same command goes on")

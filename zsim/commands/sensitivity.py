@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zsim.commands.options import (
-    ExperimentOptions,
-    Jobs,
-    as_json,
-    folder_option,
-    print_file,
-    takes_experiment,
-    write_files,
-)
+from zsim.commands.options import ExperimentOptions, Jobs, folder_option, print_file, takes_experiment
 
 
 @takes_experiment()
@@ -43,47 +34,18 @@ def sensitivity(
     With --target also the least of each resource that reaches it, by simulation; with [run] also what the
     days of the whole run depend on: failures, detection, start-up, the store, saves, spares.
     """
-    from zsim.specs.experiment.resolve import resolve
-    from zsim.study.sensitivity.page import (
-        sensitivity_dict,
-        sensitivity_page,
-    )
-    from zsim.study.sensitivity.requirements import (
-        check_resources,
-        left_out,
-        memory_to_fit,
-        parse_target,
-        requirements,
-    )
-    from zsim.study.sensitivity.sensitivity import run_sensitivity
-    from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
-    from zsim.study.sensitivity.whole_runs import run_bar_lines, run_sensitivity_of
+    from zsim.notebook.sensitivities import sensitivity as find_sensitivity
+    from zsim.study.sensitivity.requirements import memory_to_fit
 
     experiment = asked.load()
     if target == "fits":
         print(memory_to_fit(experiment))
         return
-    without: dict[str, str] = {}
-    if target is not None:  # an invalid target is reported before anything is simulated
-        wanted = parse_target(target, resolve(experiment))
-        check_resources(wanted, resource or ())
-        without = left_out(wanted)
-    workers = jobs or os.cpu_count() or 1
-    found = run_sensitivity(experiment, out / "points", spread=spread, jobs=workers)
-    print("\n".join(sensitivity_lines(found)))
-    needs = []
-    if target is not None and not found.is_stopped:
-        needs = requirements(experiment, target, resource, jobs=workers)
-        print("\n".join(["", *requirement_lines(needs, target, without)]))
-    whole = None
-    if experiment.run is not None and not found.is_stopped:
-        whole = run_sensitivity_of(experiment, jobs=workers)
-        print("\n".join(run_bar_lines(whole)))
-    study = found, needs, target or "", without, whole
-    content = as_json(sensitivity_dict(*study))
-    pages = {"sensitivity.html": sensitivity_page(*study), "sensitivity.json": content}
-    print()
-    for path in write_files(pages, out):
+    found = find_sensitivity(
+        experiment, spread=spread, target=target, resources=resource or (), jobs=jobs, cache=out / "points"
+    )
+    print(f"{found}\n")
+    for path in found.save(out):
         print_file(path.suffix[1:], path)
     if found.is_stopped:
         print("stopped: the same command goes on")

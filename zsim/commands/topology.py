@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,13 +14,9 @@ from zsim.commands.options import (
     folder_option,
     is_output,
     print_file,
-    write_json,
 )
 from zsim.errors import InputError
-from zsim.files import make_folder, write_whole
-
-if TYPE_CHECKING:
-    pass
+from zsim.files import write_whole
 
 app = typer.Typer(
     help="Draw a cluster, time collectives on it, compare clusters, import other people's descriptions.",
@@ -77,9 +73,9 @@ def bench(
     json_: Json = None,
 ) -> None:
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
-    from zsim.specs.cluster.files import load_cluster
+    from zsim.notebook.topologies import bench_collectives
     from zsim.study.topologies import bench as collective_bench
-    from zsim.study.topologies.text import bench_lines, curve_lines
+    from zsim.study.topologies.text import curve_lines
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)
@@ -93,10 +89,11 @@ def bench(
         return
     if cluster is None:
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
-    chosen = collective_bench.with_choice(load_cluster(cluster), algorithm, protocol, nccl_choice)
-    rows = collective_bench.bench(chosen, nodes, collective, group)
-    lines = bench_lines(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
-    answer(lines, lambda: [row.to_dict() for row in rows], json_)
+    found = bench_collectives(
+        cluster, nodes, collective, group=group, algorithm=algorithm, protocol=protocol,
+        nccl_choice=nccl_choice,
+    )  # fmt: skip
+    answer(found.lines(), found.to_dict, json_)
 
 
 @app.command()
@@ -114,17 +111,12 @@ def compare(
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
-    from zsim.study.topologies.text import comparison_lines
-    from zsim.study.topologies.topologies import compare_topologies
+    from zsim.notebook.topologies import compare_topologies
 
     found = compare_topologies(clusters, experiment, model=model, gpus=gpus)
-    print("\n".join(comparison_lines(found)))
+    print(found)
     if out is not None:
-        from zsim.study.topologies.page import comparison_page
-
-        make_folder(out)
-        write_whole(out / "compare.html", comparison_page(found))
-        write_json([row.to_dict() for row in found], out / "compare.json")
+        found.save(out)
         print_file("page", out / "compare.html")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ from zsim.commands.options import (
     json_option,
     print_file,
     takes_experiment,
-    write_files,
 )
 
 
@@ -63,24 +61,16 @@ def tune(
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
-    from zsim.study.progress import Counts
-    from zsim.study.tune.text import tuned_lines, tuned_to_dict
-    from zsim.study.tune.tune import tune as find_best
+    from zsim.notebook.tuning import tune as find_best
 
-    experiment = asked.load()
     is_open = asked.experiment is None and not any(text.startswith("strategy.") for text in asked.set_ or [])
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
-    with Counts("checked", "simulated") as progress:
-        tuned = find_best(
-            experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised,
-            searches_parallelism=parallelism, budget=simulations, headroom=headroom,
-            count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
-        )  # fmt: skip
-    answer(tuned_lines(tuned), lambda: tuned_to_dict(tuned), json_)
+    found = find_best(
+        asked.load(), goal, kinds=kinds, keep=keep or (), quantised=quantised, parallelism=parallelism,
+        simulations=simulations, headroom=headroom, top=top, jobs=jobs, cache=cache,
+    )  # fmt: skip
+    answer(found.lines(), found.to_dict, json_)
     if out is not None:
-        from zsim.study.tune.page import tuned_page
-        from zsim.study.tune.text import tuned_files
-
-        write_files({**tuned_files(tuned), "tune.html": tuned_page(tuned)}, out)
+        found.save(out)
         if not is_output(json_):
             print_file("files", f"{out}/best, tune.html")

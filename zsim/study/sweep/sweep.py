@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from zsim.errors import ZsimError
@@ -43,7 +45,7 @@ class Sweep:
 
 def run_sweep(
     study: Study,
-    out: Path,
+    out: Path | None,
     *,
     jobs: int,
     backend: str = "loky",
@@ -52,18 +54,32 @@ def run_sweep(
     is_quiet: bool = False,
 ) -> Sweep:
     """Run the points without results and write `out`/results.csv and .parquet; Ctrl-C writes the results so
-    far.
+    far. Without `out` nothing is written.
 
     Results are kept by content in `cache` (default `out`/points): a point with the same experiment, files and
     zsim is never simulated twice, neither in this study nor in another one with the same cache."""
-    check_folder(out)
+    if out is not None:
+        check_folder(out)
     points = study_points(study)
     options: dict[str, Any] = {"jobs": jobs, "backend": backend, "scheduler": scheduler, "is_quiet": is_quiet}
-    run = run_points(points, cache or out / "points", **options)
+    with points_folder(cache or (out and out / "points")) as folder:
+        run = run_points(points, folder, **options)
     rows = result_rows(points, run.records, study.keys)
-    files = write_tables(rows, out)
-    _write_summary(study, rows, out / "study.json")
+    files: Mapping[str, Path] = {}
+    if out is not None:
+        files = write_tables(rows, out)
+        _write_summary(study, rows, out / "study.json")
     return Sweep(study, points, rows, files, run.known, run.is_stopped)
+
+
+@contextmanager
+def points_folder(kept: Path | None) -> Iterator[Path]:
+    """The folder of finished points: `kept`, or one that is removed afterwards."""
+    if kept is not None:
+        yield kept
+        return
+    with TemporaryDirectory(prefix="zsim-") as folder:
+        yield Path(folder)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zsim.api import simulate
 from zsim.errors import InputError, ZsimError
 from zsim.report.report import Report
-from zsim.resources import EXAMPLE
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
+from zsim.study.given import Given, experiment_of
 from zsim.study.topologies.routings import Routing, compare_routings
 
 _MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
@@ -114,16 +112,17 @@ def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
 
 def compare_topologies(
     names: Sequence[str],
-    experiment: Path | None = None,
+    experiment: Given = None,
     *,
     model: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
     gpus: int | None = None,
     scales: Sequence[float] = _SCALES,
 ) -> list[TopologyComparison]:
     """Simulate the experiment on every cluster with the same number of GPUs."""
     if len(names) < 1:
         raise InputError("topology compare: expected at least one cluster")
-    base = load_experiment(experiment or EXAMPLE, {"model": model} if model else {})
+    base = experiment_of(experiment, {**(overrides or {}), **({"model": model} if model else {})})
     total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
     return [_compare_one(base, name, total, scales) for name in names]
 

@@ -1,0 +1,239 @@
+"""`zsim.memory`: a GPU's memory by owner and time, for one experiment or for several variants of it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
+
+from zsim.errors import InputError, did_you_mean
+from zsim.report.memory import Remedy
+from zsim.report.memory_profile import Holder, holders
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.meanings import CAPACITY, MEMORY
+from zsim.report.views.shown import Figures, Shown, ShownList
+from zsim.report.views.text.memory import (
+    By,
+    error_line,
+    heading,
+    profile_lines,
+    simulated_line,
+    variant_line,
+)
+from zsim.report.views.text.sentences import remedy_words
+from zsim.specs.experiment.labels import strategy_label
+from zsim.study.given import Given, experiment_of, plain_table
+from zsim.study.memory import Profiled, Variant, compare_memory, profile_memory
+from zsim.study.tune.remedy import remedy_of
+from zsim.units import format_bytes
+
+BY = ("category", "phase", "time")
+_LIMIT = 12
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryResult(Shown, Profiled):
+    """The fullest GPU's memory over a step, by owner. `remedy`: the fewest switches that make it fit."""
+
+    remedy: Remedy | None = None
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Who holds the memory at the peak, the blocks of one kind in one row, largest first."""
+        return [asdict(row) for row in self.holders()]
+
+    def holders(self) -> list[Holder]:
+        """Owners of the memory at the peak, the blocks of one kind together."""
+        return holders(self.profile.at_peak)
+
+    def headline(self) -> str:
+        peak, capacity = format_bytes(self.profile.peak.total), format_bytes(self.capacity_bytes)
+        return f"{self._job()} | peak {peak} of {capacity}: {'fits' if self.fits else 'does not fit'}"
+
+    def lines(self, limit: int = _LIMIT) -> Iterator[str]:
+        """The tables, with `limit` rows each (0: all)."""
+        yield f"{self._job()}\n"
+        yield from profile_lines(
+            self.profile, capacity_bytes=self.capacity_bytes, limit=limit,
+            has_allocator=self.job.cluster.gpu.has_caching_allocator,
+        )  # fmt: skip
+        if self.remedy is not None:
+            yield "\n" + textwrap.fill(remedy_words(self.remedy), 80, break_on_hyphens=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim memory --json` writes."""
+        found = {"capacity_bytes": self.capacity_bytes, "fits": self.fits, **self.profile.to_dict()}
+        if not self.fits:
+            found["remedy"] = None if self.remedy is None else asdict(self.remedy)
+        return found
+
+    def plots(self) -> Figures:
+        rows = [(moment.phase, moment.by_category) for moment in self.profile.phases]
+        return {"phases": lambda: _stacked(rows, self.capacity_bytes)}
+
+    def _job(self) -> str:
+        job = self.job
+        return f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MemoryVariants(ShownList[Variant]):
+    """The memory of every combination of the varied keys. A combination that is no valid experiment has its
+    reason in `error`."""
+
+    items: tuple[Variant, ...]
+    keys: tuple[str, ...]
+    by: By = "category"
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per combination: its settings, `fits`, the peak's bytes by category, and its step where
+        simulated."""
+        rows = []
+        for one in self.items:
+            row: dict[str, Any] = {key: one.overrides[key] for key in self.keys}
+            if one.profiled is not None:
+                peak = one.profiled.profile.peak
+                row |= {"fits": one.profiled.fits, "peak_bytes": peak.total}
+                row |= {f"peak_bytes.{name}": size for name, size in peak.by_category.items()}
+            if one.report is not None:
+                row |= {"verdict": one.report.verdict, "step_seconds": one.report.step_seconds}
+                row["tokens_per_second_per_gpu"] = one.report.tokens_per_second_per_gpu
+            rows.append(row | ({"error": one.error} if one.error else {}))
+        return rows
+
+    def columns(self) -> Sequence[str]:
+        timed = ["verdict", "step_seconds", "tokens_per_second_per_gpu"] if self.by == "time" else []
+        failed = ["error"] if any(one.error for one in self.items) else []
+        return [*self.keys, "fits", "peak_bytes", *timed, *failed]
+
+    def lines(self) -> Iterator[str]:
+        yield variants_heading(self.keys, self.by)
+        for one in self.items:
+            yield variant_words(one, self.by)
+        yield from self.legend()
+
+    def legend(self) -> Iterator[str]:
+        """The meaning of the marks in the lines."""
+        found = {one.report.verdict for one in self.items if one.report is not None}
+        fits = [one.profiled.fits for one in self.items if one.profiled is not None]
+        if not all(fits):
+            yield "!  more than a GPU has" + ("; the step is as if it did fit" if self.by == "time" else "")
+        if self.by != "time" and any(fits):
+            yield "Judged by tensors; whether torch's allocator runs short, --by time marks (~)"
+        if "runs short" in found:
+            yield "~  torch's allocator runs short, which takes time (zsim run says more)"
+        if "may not fit" in found:
+            yield "?  torch's allocator may not find room for it (zsim run says more)"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The array that `zsim memory --vary ... --json` writes."""
+        return [_variant_dict(one) for one in self.items]
+
+    def plots(self) -> Figures:
+        rows = [
+            (variant_label(one), one.profiled.profile.peak.by_category)
+            for one in self.items
+            if one.profiled is not None
+        ]
+        limits = [one.profiled.capacity_bytes for one in self.items if one.profiled is not None]
+        return {"peaks": lambda: _stacked(rows, max(limits))} if rows else {}
+
+
+def memory(
+    experiment: Given = None,
+    *,
+    vary: Mapping[str, Iterable[Any]] | None = None,
+    by: str = "category",
+    overrides: Mapping[str, Any] | None = None,
+    on_variant: Callable[[Variant], None] | None = None,
+) -> MemoryResult | MemoryVariants:
+    """Who holds a GPU's memory, and when, as `zsim memory` says; nothing is simulated where it fits.
+
+    `vary`: dotted keys and their values; the answer is then a `MemoryVariants` with every combination, and
+    `by` "time" also simulates each step. `on_variant` is called with each as it is done.
+
+        zsim.memory("experiment.toml").to_frame()                      # owners at the peak
+        zsim.memory("experiment.toml", vary={"training.micro_batch_size": [1, 2, 4]})
+
+    Raises InputError for an unknown key, and where no combination is an experiment.
+    """
+    if by not in BY:
+        raise InputError(f"--by {by}: expected one of {', '.join(BY)}{did_you_mean(by, BY)}")
+    asked = experiment_of(experiment, overrides)
+    if not vary:
+        if by != "category":
+            raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
+        found = profile_memory(asked)
+        remedy = None if found.fits else remedy_of(asked)
+        return MemoryResult(**{one.name: getattr(found, one.name) for one in fields(found)}, remedy=remedy)
+    axes = {key: [plain_table(value) for value in values] for key, values in vary.items()}
+    variants = []
+    for variant in compare_memory(asked, axes, simulates=by == "time"):
+        variants.append(variant)
+        if on_variant is not None:
+            on_variant(variant)
+    if all(variant.error for variant in variants):
+        raise InputError(variants[0].error)
+    return MemoryVariants(tuple(variants), tuple(axes), cast("By", by))
+
+
+def variants_heading(keys: Iterable[str], by: str) -> str:
+    """The line above those of `variant_words`."""
+    return heading(", ".join(key.rpartition(".")[2] for key in keys), cast("By", by))
+
+
+def variant_words(variant: Variant, by: str) -> str:
+    """One combination in a line."""
+    label = variant_label(variant)
+    if variant.profiled is None:
+        return error_line(label, variant.error)
+    profile, fits, report = variant.profiled.profile, variant.profiled.fits, variant.report
+    if report is None:
+        return variant_line(label, profile, cast("By", by), fits=fits)
+    tokens = report.tokens_per_second_per_gpu
+    return simulated_line(
+        label, profile.peak, verdict=report.verdict, seconds=report.step_seconds, tokens=tokens
+    )
+
+
+def variant_label(variant: Variant) -> str:
+    """The values of the varied keys."""
+    return ", ".join(_word(value) for value in variant.overrides.values())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_word(inner)}" for key, inner in value.items()) or "as the rest"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _variant_dict(variant: Variant) -> dict[str, Any]:
+    row: dict[str, Any] = {"overrides": variant.overrides}
+    if variant.profiled is None:
+        return row | {"error": variant.error}
+    row |= {"fits": variant.profiled.fits, "peak": variant.profiled.profile.to_dict()["peak"]}
+    if variant.report is not None:
+        row["may_run_out"] = variant.report.verdict == "may not fit"
+        row["verdict"] = variant.report.verdict
+        row["step_seconds"] = variant.report.step_seconds
+        row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
+    return row
+
+
+def _stacked(rows: Sequence[tuple[str, Mapping[str, int]]], capacity: int) -> Figure:
+    """Bytes by category, a bar per row, against the capacity."""
+    figure = Figure(layout(150 + 40 * len(rows), barmode="stack"))
+    for name, meaning in MEMORY.items():
+        sizes = [by_category.get(name, 0) / 1e9 for _, by_category in rows]
+        if any(sizes):
+            figure.add_bar(
+                name=meaning.label, orientation="h", y=[label for label, _ in rows], x=sizes,
+                marker_color=meaning.color, hovertemplate="%{y}: %{x:.2f} GB",
+            )  # fmt: skip
+    figure.add_vline(
+        x=capacity / 1e9, line={"dash": "dash", "width": 2, "color": CAPACITY.color}, text="capacity"
+    )
+    figure.update_xaxes(title_text="GB", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", automargin=True, type="category")
+    return figure

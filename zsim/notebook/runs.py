@@ -1,0 +1,77 @@
+"""`zsim.simulate_run`: a run of days, with saves, failures and recovery."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from zsim.goodput import goodput, page
+from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.text import goodput_lines, headline
+from zsim.report.views.shown import Figures, Shown
+from zsim.study.given import Given, experiment_of
+
+_DAY = 86_400.0
+
+
+class RunResult(Shown, SimulatedRun):
+    """An experiment's run of days: `expected_days`, `goodput_fraction`, and where the days go."""
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Where the days go, mean of all seeds: days and fraction by kind of time."""
+        useful = self.runs.mean_of(lambda ledger: ledger.useful)
+        parts = {"steps": useful, **self.runs.lost_seconds()}
+        whole = sum(parts.values())
+        return [
+            {"part": name, "days": seconds / _DAY, "time_fraction": seconds / whole}
+            for name, seconds in parts.items()
+        ]
+
+    def headline(self) -> str:
+        return headline(self)
+
+    def lines(self) -> Iterable[str]:
+        return goodput_lines(self)
+
+    def plots(self) -> Figures:
+        curve = {"interval": lambda: page.interval(self)} if self.curve is not None else {}
+        spares = {"spares": lambda: page.spares(self)} if len(self.spares) > 1 else {}
+        return {
+            "waterfall": lambda: page.waterfall(self),
+            "progress": lambda: page.progress(self),
+            "timeline": lambda: page.timeline(self),
+            **curve,
+            **spares,
+            "causes": lambda: page.causes(self),
+            "days": lambda: page.days(self),
+        }
+
+    def pages(self) -> Mapping[str, str]:
+        content = json.dumps(self.to_dict(), indent=1) + "\n"
+        return {"goodput.html": page.goodput_page(self), "goodput.json": content}
+
+
+def simulate_run(
+    experiment: Given = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    compares: bool = True,
+) -> RunResult:
+    """Simulate a whole run, as `zsim goodput` does: days and money to the last token.
+
+    `experiment` has a `[run]` table, or `overrides` set it: {"run.tokens": 1e12}. `seeds`: runs that are
+    drawn; left out: run.seeds. `compares`: also other intervals between saves, modes and spares.
+
+        run = zsim.simulate_run("experiment.toml", overrides={"run.tokens": 1e12})
+        run.expected_days, run.goodput_fraction, run.figure("waterfall")
+
+    Raises InputError for tables that contradict each other, and for a run that can never finish.
+    """
+    found = goodput.simulate_run(
+        experiment_of(experiment, overrides), seeds=seeds, jobs=jobs, compares=compares
+    )
+    return RunResult(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -1,0 +1,173 @@
+"""`zsim.sensitivity` and `zsim.needs`: which numbers a step depends on, and how much more would help."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.meanings import CAPACITY, COMMUNICATION
+from zsim.report.views.shown import Figures, Shown, ShownList
+from zsim.report.views.text.plain import paragraph
+from zsim.specs.experiment.resolve import resolve
+from zsim.study.given import Given, experiment_of
+from zsim.study.needs import Need, offload_needs
+from zsim.study.sensitivity.page import sensitivity_dict, sensitivity_page, tornado
+from zsim.study.sensitivity.requirements import (
+    Requirement,
+    check_resources,
+    left_out,
+    parse_target,
+    requirements,
+)
+from zsim.study.sensitivity.sensitivity import SPREAD, Sensitivity, run_sensitivity
+from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
+from zsim.study.sensitivity.whole_runs import RunSensitivity, run_bar_lines, run_sensitivity_of
+from zsim.study.sweep.sweep import points_folder
+from zsim.units import format_seconds
+
+
+@dataclass(frozen=True, repr=False)
+class SensitivityResult(Shown, Sensitivity):
+    """The step with every number turned down and up, the largest effect first. `requirements`: the least of
+    each resource that reaches `target`; `left_out`: resources that mean nothing for it, with the reason.
+    `whole`: what the days of the run depend on; None without [run]."""
+
+    requirements: Sequence[Requirement] = ()
+    target: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    whole: RunSensitivity | None = None
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per number, with the step's seconds and its relative change (`swing_fraction`)."""
+        rows: list[dict[str, Any]] = self.to_dict()["numbers"]
+        swings = [bar.swing(self.step_seconds) for bar in self.bars]
+        return [{**row, "swing_fraction": swing} for row, swing in zip(rows, swings, strict=True)]
+
+    def headline(self) -> str:
+        return f"{self.title} | {format_seconds(self.step_seconds)} per step"
+
+    def columns(self) -> Sequence[str]:
+        return ("name", "value", "unit", "low_factor", "high_factor", "low_step_seconds",
+                "high_step_seconds", "swing_fraction")  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        yield from sensitivity_lines(self)
+        if self.target and not self.is_stopped:
+            yield ""
+            yield from requirement_lines(self.requirements, self.target, self.left_out)
+        if self.whole is not None:
+            yield from run_bar_lines(self.whole)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of sensitivity.json."""
+        return sensitivity_dict(self, self.requirements, self.target, self.left_out, self.whole)
+
+    def plots(self) -> Figures:
+        return {"tornado": lambda: tornado(self)}
+
+    def pages(self) -> Mapping[str, str]:
+        page = sensitivity_page(self, self.requirements, self.target, self.left_out, self.whole)
+        return {"sensitivity.html": page, "sensitivity.json": json.dumps(self.to_dict(), indent=1) + "\n"}
+
+
+def sensitivity(
+    experiment: Given = None,
+    *,
+    spread: float = SPREAD,
+    target: str | None = None,
+    resources: Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    cache: str | Path | None = None,
+) -> SensitivityResult:
+    """Turn every number of the hardware and the framework, each alone, as `zsim sensitivity` does.
+
+    A number whose file states its spread is turned by that, all others by `spread`. `target`:
+    "step_seconds=2.5", "mfu=0.5" or "tokens_per_second_per_gpu=4000"; the least of each resource (or of
+    `resources` alone) that reaches it is then found by simulation. `cache`: a folder of simulated points.
+
+        found = zsim.sensitivity("experiment.toml", target="mfu=0.5")
+        found.figure(), found.to_frame().head(), found.requirements
+
+    Raises InputError for an unknown target or resource, before anything is simulated.
+    """
+    asked = experiment_of(experiment, overrides)
+    without: dict[str, str] = {}
+    if target is not None:  # an invalid target is reported before anything is simulated
+        wanted = parse_target(target, resolve(asked))
+        check_resources(wanted, resources)
+        without = left_out(wanted)
+    workers = jobs or os.cpu_count() or 1
+    with points_folder(None if cache is None else Path(cache)) as folder:
+        found = run_sensitivity(asked, folder, spread=spread, jobs=workers)
+    needed: Sequence[Requirement] = ()
+    if target is not None and not found.is_stopped:
+        needed = requirements(asked, target, resources or None, jobs=workers)
+    has_run = asked.run is not None and not found.is_stopped
+    whole = run_sensitivity_of(asked, jobs=workers) if has_run else None
+    known = {one.name: getattr(found, one.name) for one in fields(found)}
+    return SensitivityResult(**known, requirements=needed, target=target or "", left_out=without, whole=whole)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class NeedsResult(ShownList[Need]):
+    """The need of each resource alone, all others unchanged."""
+
+    items: tuple[Need, ...]
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row per resource."""
+        return self.to_dict()
+
+    def columns(self) -> Sequence[str]:
+        return ("resource", "available", "needed", "unit", "step_seconds", "best_step_seconds", "is_hidden")
+
+    def lines(self) -> Iterator[str]:
+        for need in self.items:
+            yield from paragraph(need.sentence(), indent=2)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The array that `zsim needs --json` writes."""
+        return [need.to_dict() for need in self.items]
+
+    def plots(self) -> Figures:
+        return {"steps": self._steps}
+
+    def _steps(self) -> Figure:
+        scale, unit = time_scale(max(need.step_seconds for need in self.items))
+        figure = Figure(layout(150 + 60 * len(self.items), barmode="group"))
+        for name, color, seconds in (
+            ("now", CAPACITY.color, [need.step_seconds for need in self.items]),
+            ("with what is needed", COMMUNICATION.color, [need.best_step_seconds for need in self.items]),
+        ):
+            figure.add_bar(
+                name=name, orientation="h", y=[need.resource for need in self.items],
+                x=[value * scale for value in seconds], marker_color=color,
+            )  # fmt: skip
+        figure.update_xaxes(title_text=f"{unit} per step", rangemode="tozero")
+        figure.update_yaxes(autorange="reversed", automargin=True)
+        return figure
+
+
+def needs(
+    experiment: Given = None,
+    resources: Sequence[str] | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+) -> NeedsResult:
+    """How much more of what would hide the cost of offloading, as `zsim needs` finds it by simulation.
+
+    `resources`: "drives", "drive bandwidth", "pcie", "host memory", "cpu"; left out: all that the job uses.
+
+        for need in zsim.needs("offloaded.toml", ["cpu"]):
+            print(need.sentence())
+
+    Raises InputError where nothing is offloaded.
+    """
+    return NeedsResult(tuple(offload_needs(experiment_of(experiment, overrides), resources)))

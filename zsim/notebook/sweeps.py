@@ -1,0 +1,191 @@
+"""`zsim.sweep`: one experiment at many points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.meanings import COMMUNICATION
+from zsim.report.views.shown import Figures, Shown
+from zsim.report.views.text.plain import Column, table
+from zsim.resources import EXAMPLE
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.given import Given, plain_table
+from zsim.study.sweep.study_file import Study, load_study, study_from
+from zsim.study.sweep.sweep import Sweep, run_sweep
+from zsim.study.sweep.tables import Row, csv_text
+from zsim.units import format_bytes
+
+_BEST = 5
+_RESULTS = ("status", "fits", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "gpu_peak_bytes")
+
+
+class SweepResult(Shown, Sweep):
+    """A study that has run: `rows`, `to_frame()`, `best()`, and step times as `figure()`.
+
+    A point that cannot be simulated is a row with `status` "error" and its reason in `error`.
+    """
+
+    def records(self) -> Sequence[Row]:
+        """One row per point: the axes' values, the resolved settings, the results."""
+        return self.rows
+
+    def best(self, count: int = _BEST) -> list[Row]:
+        """The rows of the `count` points that fit with the most tokens per second and GPU, best first."""
+        return sorted(self._fitting(), key=lambda row: -(row["tokens_per_second_per_gpu"] or 0.0))[:count]
+
+    def headline(self) -> str:
+        fresh = self.done - self.known
+        return (
+            f"{self.done} of {len(self.rows)} points: {fresh} simulated, {self.known} known, {self.failed} "
+            "failed"
+        )
+
+    def columns(self) -> Sequence[str]:
+        failed = ["error"] if self.failed else []
+        return [*self.study.keys, *_RESULTS, *failed]
+
+    def lines(self) -> Iterator[str]:
+        yield self.headline()
+        best = self.best()
+        if best:
+            columns = [Column(title) for title in ("tokens/s/GPU", "MFU", "GPU memory")]
+            columns.append(Column(f"fastest that fit, of {len(self._fitting())}", is_left=True))
+            yield from ["", *table(columns, [_cells(row, self.study.keys) for row in best])]
+        reasons: dict[str, int] = {}
+        for row in self.rows:
+            if row["status"] == "error":
+                reasons[row["error"]] = reasons.get(row["error"], 0) + 1
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:_BEST]:
+            yield f"\n{count} failed: {reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rows with the axes, as plain data."""
+        return {"name": self.study.name, "axes": list(self.study.keys), "rows": [dict(r) for r in self.rows]}
+
+    def plots(self) -> Figures:
+        return {"points": lambda: points_figure(self)}
+
+    def pages(self) -> Mapping[str, str]:
+        return {"results.csv": csv_text(self.rows)}
+
+    def _fitting(self) -> list[Row]:
+        return [row for row in self.rows if row["status"] == "ok" and row["fits"]]
+
+
+def sweep(
+    study: Given,
+    axes: Mapping[str, Iterable[Any]] | None = None,
+    *,
+    zipped: Iterable[Mapping[str, Iterable[Any]]] = (),
+    where: str | Sequence[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    out: str | Path | None = None,
+    cache: str | Path | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
+) -> SweepResult:
+    """Simulate an experiment at every combination of the values of `axes`, as `zsim sweep` does.
+
+    `study` is a study file (or its content as a dict); or, with `axes`, an experiment: a file, a
+    `zsim.Experiment`, a dict, None for the README's example. Keys of `axes` are dotted keys of the
+    experiment, values may be typed settings. `zipped`: axes whose values go together. `where`: conditions on
+    the keys, e.g. "nodes * 8 >= 16". `overrides`: keys that are set at all points. `out`: also write
+    results.csv and results.parquet there; `cache`: finished points, which are not simulated again.
+    `jobs`: processes; as many as cores where left out.
+
+        found = zsim.sweep(None, {"nodes": [2, 4], "training.micro_batch_size": [1, 2]})
+        found.to_frame().sort_values("step_seconds")
+
+    Raises InputError for an unknown key and a condition that keeps no point.
+    """
+    loaded = _study(study, axes, list(zipped), where, overrides or {})
+    found = run_sweep(
+        loaded,
+        None if out is None else Path(out),
+        jobs=jobs or os.cpu_count() or 1,
+        backend=backend,
+        scheduler=scheduler,
+        cache=None if cache is None else Path(cache),
+    )
+    return SweepResult(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def _study(
+    given: Given,
+    axes: Mapping[str, Iterable[Any]] | None,
+    zipped: list[Mapping[str, Iterable[Any]]],
+    where: str | Sequence[str],
+    overrides: Mapping[str, Any],
+) -> Study:
+    changes = {key: plain_table(value) for key, value in overrides.items()}
+    if axes is None and not zipped:
+        if isinstance(given, str | Path):
+            return load_study(given, changes)
+        if isinstance(given, Mapping):
+            return study_from(given, folder=Path.cwd(), overrides=changes)
+        raise InputError("sweep: nothing varies; expected a study file, or axes={'nodes': [1, 2, 4]}")
+    data: dict[str, Any] = {"axes": _columns(axes or {}), "zip": [_columns(one) for one in zipped]}
+    data["where"] = where if isinstance(where, str) else list(where)
+    if isinstance(given, Experiment):
+        data["base"] = given.model_dump(exclude_unset=True)
+    elif isinstance(given, Mapping):
+        data["base"] = {key: plain_table(value) for key, value in given.items()}
+    else:
+        data["experiment"] = str(Path(EXAMPLE if given is None else given).resolve())
+    return study_from(data, folder=Path.cwd(), overrides=changes)
+
+
+def _columns(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+    """The axes with lists of plain values; ranges ({from, to, factor}) stay."""
+    found: dict[str, Any] = {}
+    for key, values in axes.items():
+        if isinstance(values, Mapping | str) or not isinstance(values, Iterable):
+            found[key] = values  # a range, or refused with the rest of what is wrong
+            continue
+        plain = values.tolist() if hasattr(values, "tolist") else values
+        found[key] = [plain_table(value) for value in plain]
+    return found
+
+
+def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
+    """The row's values of the keys; a label replaces the tables next to it."""
+    if "label" in keys:
+        yield str(row["label"])
+    for key in keys:
+        value = row[key]
+        if key != "label" and not ("label" in keys and isinstance(value, dict)):
+            yield (
+                f"{key.rpartition('.')[2]} {value:g}"
+                if isinstance(value, float)
+                else (f"{key.rpartition('.')[2]} {value}")
+            )
+
+
+def _cells(row: Row, keys: Sequence[str]) -> list[str]:
+    mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
+    tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
+    return [f"{tokens:,.0f}", mfu, memory, ", ".join(_values(row, keys))]
+
+
+def points_figure(found: SweepResult) -> Figure:
+    """Tokens per second and GPU over GB of the fullest GPU, one mark per point; open marks do not fit."""
+    figure = Figure(layout(460, hovermode="closest"))
+    for name, fits, symbol in (("fits", True, "circle"), ("does not fit", False, "circle-open")):
+        rows = [row for row in found.rows if row["status"] == "ok" and row["fits"] is fits]
+        figure.add_scatter(
+            name=name, mode="markers", marker={"color": COMMUNICATION.color, "symbol": symbol, "size": 9},
+            x=[row["gpu_peak_bytes"] / 1e9 for row in rows],
+            y=[row["tokens_per_second_per_gpu"] or 0.0 for row in rows],
+            hovertext=["<br>".join(_values(row, found.study.keys)) for row in rows], hoverinfo="text",
+        )  # fmt: skip
+    figure.update_xaxes(title_text="GB of the fullest GPU", rangemode="tozero")
+    figure.update_yaxes(title_text="tokens/s/GPU", rangemode="tozero", automargin=True)
+    return figure

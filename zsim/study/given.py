@@ -1,0 +1,66 @@
+"""An experiment in whichever form it is given: a file, tables, the object, or nothing for the README's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.resources import EXAMPLE
+from zsim.specs.experiment.load import changed, experiment_from, load_experiment
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.detect import is_training_file, names_training_file
+from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
+
+Given = Experiment | Mapping[str, Any] | str | Path | None
+
+
+def experiment_of(
+    given: Given, overrides: Mapping[str, Any] | None = None, *, origin: str = "overrides"
+) -> Experiment:
+    """The experiment that `given` means, changed by dotted `overrides` (`"training.micro_batch_size"`).
+
+    A path leads to an experiment or to another program's training file (DeepSpeed JSON, Accelerate YAML,
+    torchtitan TOML, Megatron's script or recipe); a mapping has the shape of an experiment file; None is the
+    README's example. `origin` names the overrides in errors. Raises InputError for anything else.
+    """
+    changes = {key: plain_table(value) for key, value in (overrides or {}).items()}
+    if isinstance(given, Experiment):
+        return changed(given, changes) if changes else given
+    if isinstance(given, Mapping):
+        if not changes:
+            return Experiment(**given)
+        tables = {key: plain_table(value) for key, value in given.items()}
+        return experiment_from(tables, changes, origin="experiment")
+    if given is None:
+        if is_training_file(changes.get("strategy.config")):
+            return experiment_from({}, changes, origin=origin)
+        return load_experiment(EXAMPLE, changes, origin=origin if changes else "example")
+    if not isinstance(given, str | Path):
+        raise InputError(
+            f"experiment: found {type(given).__name__}, expected a path, a zsim.Experiment, or a dict in the "
+            "shape of an experiment file"
+        )
+    path = Path(given)
+    if names_training_file(path):
+        return experiment_from({}, _with_file(changes, path), origin=origin)
+    return load_experiment(path, changes)
+
+
+def plain_table(value: Any) -> Any:
+    """A typed table (`zsim.Fsdp2(replicate=8)`) as the dict of the keys that it sets; all else as it is."""
+    dump = getattr(value, "model_dump", None)
+    return value if dump is None else dump(exclude_unset=True)
+
+
+def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The overrides with the training file added; raises InputError for a model or cluster that is not
+    given."""
+    config = overrides.setdefault("strategy.config", str(path))
+    if not is_training_file(config):
+        require_deepspeed_file(config)
+        for key in ("model", "cluster"):
+            if key not in overrides:
+                raise InputError(f"{path.name} names no {key}: give it (--{key})")
+    return overrides
