@@ -75,9 +75,10 @@ def tune(
     `experiment`: a file, a `zsim.Experiment`, a dict, or None for the README's example. `goal`: fastest,
     cheapest, fewest-days (of `[run]`), smallest-cluster, largest-model, largest-batch or longest-sequence.
     `kinds`: strategies to look at, e.g. ["deepspeed", "fsdp2"]; left out: the experiment's own. `keep`: what
-    stays as it is, e.g. ["micro-batch"], or ["all"]. `quantised`: ZeRO++'s int8 gathers and int4 reductions too. `parallelism`:
-    tensor, pipeline and context degrees too, with at most `simulations` simulated. `headroom`: fraction of
-    GPU memory to leave free. `top`: how many are kept in `best`. `cache`: a folder of simulated points.
+    stays as it is, e.g. ["micro-batch"], or ["all"]. `quantised`: ZeRO++'s int8 gathers and int4 reductions
+    too. `parallelism`: tensor, pipeline and context degrees too, with at most `simulations` simulated.
+    `headroom`: fraction of GPU memory to leave free. `top`: how many are kept in `best`. `cache`: a
+    folder of simulated points.
 
         found = zsim.tune("experiment.toml", kinds=["deepspeed", "fsdp2"], top=3)
         found.best[0].seconds, found.to_frame(), found.figure("pareto")
