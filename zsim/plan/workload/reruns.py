@@ -1,6 +1,7 @@
 """Modules that run once more before their backward: Megatron's `--recompute-modules` beside attention's core.
 
-As in Megatron-Core 0.16.1, not yet held against its text (core/transformer/transformer_layer.py, moe/moe_layer.py, moe/experts.py,
+As in Megatron-Core 0.16.1, not yet held against its text
+(core/transformer/transformer_layer.py, moe/moe_layer.py, moe/experts.py,
 core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output (`CheckpointWithoutOutput`), which
 is made again when the backward that reads it begins: the activation before the experts' second product, the
 norm before the router. The norm before attention is a part of its product (`TELayerNormColumnParallelLinear`)
