@@ -153,6 +153,9 @@ def test_what_does_not_fit_says_which_tier_and_by_how_much(page: Any) -> None:
     page.wait_for_selector("#answer .verdict.broken")
     assert page.text_content("#answer .verdict").startswith("Does not fit GPU memory: ")
     assert page.text_content(".tier.broken .n").endswith(" too much")
+    page.click(".mends button")
+    page.wait_for_selector("#answer .verdict.fits")
+    set_number(page, "training-gradient_accumulation_steps", "")
     set_number(page, "training-micro_batch_size", "")
     page.wait_for_selector("#answer .verdict.fits")
 
@@ -195,3 +198,49 @@ def test_a_view_zooms_the_timeline(page: Any) -> None:
     until(page, lambda: end_of_timeline(page) < whole / 10)
     page.click("#views button:has-text('whole step')")
     until(page, lambda: end_of_timeline(page) == whole)
+
+
+@in_browser
+def test_settings_are_in_the_address_and_stand_side_by_side(page: Any, address: str) -> None:
+    """Pinned, turned, and opened again at the same address: the same two columns, the difference marked."""
+    title_with(page, "16 GPUs")
+    page.click("#pin")
+    set_number(page, "training-micro_batch_size", 2)
+    page.wait_for_selector(".sided mark:has-text('2')")
+    until(page, lambda: "training.micro_batch_size=2" in page.url and "pin=" in page.url)
+    other = page.context.browser.new_page(viewport={"width": 1280, "height": 900})
+    other.set_default_timeout(SOON)
+    said, _ = listen(other)
+    other.goto(page.url)
+    other.wait_for_selector(".sided mark:has-text('2')")
+    assert other.input_value("#field-training-micro_batch_size") == "2"
+    assert [one.text_content() for one in other.query_selector_all(".sided .letter")] == ["A", "Now"]
+    assert other.locator(".sided .interval").count() in (0, 2)
+    assert said == []
+    other.close()
+    page.click("button[aria-label='Remove A']")
+    page.wait_for_selector("#card-sided", state="hidden")
+    set_number(page, "training-micro_batch_size", "")
+    until(page, lambda: "#" not in page.url)
+
+
+@in_browser
+def test_the_keyboard_skips_to_the_results_and_landmarks_have_names(page: Any) -> None:
+    page.evaluate("() => document.activeElement.blur()")
+    page.focus("#skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "main"
+    assert page.get_attribute("#settings", "aria-label") == "Settings"
+    assert page.get_attribute("#answer", "aria-live") == "polite"
+    names = """() => [...document.querySelectorAll("button, input, textarea")]
+        .filter((box) => box.checkVisibility() && !box.closest("label, .modebar")
+            && !(box.textContent || box.getAttribute("aria-label") || box.title))
+        .map((box) => box.outerHTML)"""
+    assert page.evaluate(names) == []
+
+
+@in_browser
+def test_on_a_phone_nothing_is_wider_than_the_screen(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    until(page, lambda: page.evaluate("() => document.documentElement.scrollWidth") <= 390)
+    page.set_viewport_size({"width": 1280, "height": 900})

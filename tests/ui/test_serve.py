@@ -17,7 +17,8 @@ import pytest
 from tests.ui.test_form import made
 from zsim.errors import InputError
 from zsim.ui import serve
-from zsim.ui.app import make_app, said
+from zsim.ui.app import make_app
+from zsim.ui.said import said
 
 ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
 SMALL = ["--model", "gpt2", "--gpus", "8"]

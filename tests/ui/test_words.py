@@ -10,7 +10,7 @@ from tests.browser import Page
 from tests.ui.test_form import made
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
-from zsim.ui.app import file_text
+from zsim.ui.taken import file_content
 from zsim.ui.words import change_words, sentence
 
 SAID = {"source": "made up", "evidence": "assumed"}
@@ -76,14 +76,14 @@ def test_the_curve_has_whole_nodes_and_an_end(where: dict[str, int | None], coun
 
 def test_files_are_those_of_the_exporters() -> None:
     experiment = made(strategy={"kind": "fsdp2"}, training={"sequence_length": 512})
-    assert "fully_shard" in file_text(experiment, "fsdp2.py")
-    assert 'kind = "fsdp2"' in file_text(experiment, "experiment.toml")
+    assert "fully_shard" in file_content(experiment, "fsdp2.py").decode()
+    assert 'kind = "fsdp2"' in file_content(experiment, "experiment.toml").decode()
 
 
 def test_the_figures_are_the_reports_own() -> None:
     """Figure by figure, the JSON that plotly.js draws is that of the report of the same experiment."""
     experiment = made(nodes=1, strategy={"kind": "fsdp2"})
-    report = Page(file_text(experiment, "report.html"))
+    report = Page(file_content(experiment, "report.html").decode())
     figures = answer(experiment).figures
     assert set(figures) == {"step", "timeline", "waterfall-gpu", "memory-gpu"}
     for name, figure in figures.items():

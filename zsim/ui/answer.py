@@ -25,7 +25,8 @@ from zsim.specs.formats.export import Exported, export_files
 from zsim.study.advice import advised
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
-from zsim.units import format_bytes
+from zsim.ui.outcome import Outcome
+from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384
 _DOUBLINGS = 3  # of the number of GPUs in the scaling curve, up and down
@@ -58,6 +59,8 @@ class Answer:
     fit: Fit
     limit: str
     trust: str
+    outcome: Outcome
+    mends: Mapping[str, Mapping[str, Any]]
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
     figures: Mapping[str, Figure]
@@ -85,6 +88,8 @@ def answer(experiment: Experiment) -> Answer:
         fit=fit_of(report),
         limit=report.limit,
         trust=trust_words(report),
+        outcome=Outcome.of(report),
+        mends=dict(_mends(report)),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
@@ -104,6 +109,18 @@ def scaling_counts(job: Job) -> list[int]:
     doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MAX_GPUS]
     others = [count for count in (*halves, *doubles) if count <= per_node or count % per_node == 0]
     return sorted({world, *others})
+
+
+def _mends(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What would make a job fit that does not, each with the settings that it changes."""
+    finding = report.out_of_memory
+    if finding is None:
+        return
+    if finding.remedy is not None:
+        remedy = finding.remedy
+        yield f"{remedy.words} ({format_seconds(remedy.step_seconds)} per step)", dict(remedy.overrides)
+    if finding.least_gpus is not None:
+        yield f"{finding.least_gpus:,} GPUs", {"gpus": finding.least_gpus, "nodes": None}
 
 
 def _tiers(report: Report) -> Iterator[Tier]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import ZsimError
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answer import answer
@@ -17,9 +14,11 @@ from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
-from zsim.ui.words import REPORT_FILE, answer_words, files_and_notes, view_buttons
-
-_TOO_LARGE = (MemoryError, OverflowError, RecursionError)
+from zsim.ui.outcome import Outcomes, token_of
+from zsim.ui.said import said
+from zsim.ui.settings import keep_state, mend, set_side_by_side
+from zsim.ui.taken import offer_files
+from zsim.ui.words import answer_words, files_and_notes, view_buttons
 
 
 def make_app(experiment: Experiment, folder: Path) -> Any:
@@ -39,10 +38,14 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
-    _answer(app, form)
+    outcomes = Outcomes()
+    _answer(app, form, outcomes)
+    keep_state(app, form)
+    set_side_by_side(app, form, outcomes)
+    mend(app, form)
     _draw(app)
     _curve(app, form, Curves(folder))
-    _files(app, form)
+    offer_files(app, form)
     return app
 
 
@@ -61,21 +64,7 @@ def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
     return dict(zip(form.fields, values, strict=True))
 
 
-def said(work: Callable[[], Any]) -> tuple[Any, str]:
-    """(the result of `work`, or None; the message for the user if it failed). The page never shows a
-    traceback; that of a bug in zsim goes to the terminal."""
-    try:
-        return work(), ""
-    except ZsimError as error:
-        return None, str(error)
-    except _TOO_LARGE as error:
-        return None, f"the numbers are larger than zsim can hold ({type(error).__name__})"
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        return None, f"zsim made a mistake here ({type(error).__name__}); the terminal has the details"
-
-
-def _answer(app: Any, form: Form) -> None:
+def _answer(app: Any, form: Form, outcomes: Outcomes) -> None:
     from dash import Input, Output, State, no_update
 
     keys = list(form.fields)
@@ -105,7 +94,11 @@ def _answer(app: Any, form: Form) -> None:
         if found is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
-        asked = {"shown": shown, "more": more or "", "counts": list(found.counts)}
+        outcomes.keep(token_of(shown, more or ""), found.outcome)
+        asked = {
+            "shown": shown, "more": more or "", "counts": list(found.counts),
+            "mends": list(found.mends.values()),
+        }  # fmt: skip
         return {
             "error": "",
             "stale": "",
@@ -174,34 +167,3 @@ def _curve(app: Any, form: Form, curves: Curves) -> None:
         )
         figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
         return {**figures, "done": wanted}, error if found is None else found.words
-
-
-def _files(app: Any, form: Form) -> None:
-    from dash import ALL, Input, Output, State, ctx, no_update
-
-    @app.callback(  # type: ignore[untyped-decorator]
-        Output("download", "data"),
-        Input({"type": "file", "name": ALL}, "n_clicks"),
-        State("asked", "data"),
-        prevent_initial_call=True,
-    )
-    def take(clicks: list[int | None], asked: Mapping[str, Any]) -> Any:
-        if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
-            return no_update
-        name = str(ctx.triggered_id["name"])
-        text, _ = said(lambda: file_text(form.experiment(asked["shown"], asked["more"]), name))
-        return no_update if text is None else {"content": text, "filename": name}
-
-
-def file_text(experiment: Experiment, name: str) -> str:
-    """The text of one of the files that the page offers."""
-    if name == REPORT_FILE:
-        from zsim.report.views.html.report import html_report
-        from zsim.study.advice import simulate
-
-        result = simulate(experiment)
-        return html_report(result.report, result.trace)
-    from zsim.specs.experiment.resolve import resolve
-    from zsim.specs.formats.export import export_files
-
-    return export_files(resolve(experiment)).files[name]

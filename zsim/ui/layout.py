@@ -26,8 +26,18 @@ def layout(form: Form) -> Any:
     return html.Div(
         id="shell",
         children=[
-            html.Aside(_settings(form), id="settings"),
-            html.Main([html.Div(id="error", role="alert"), html.Div(_results(), id="results")]),
+            html.A("Skip to the results", href="#", id="skip"),
+            html.Aside(_settings(form), id="settings", **called("Settings")),
+            html.Main(
+                [html.Div(id="error", role="alert"), html.Div(_results(), id="results")],
+                id="main",
+                tabIndex=-1,
+                **called("Results"),
+            ),
+            dcc.Location(id="place", refresh=False),
+            dcc.Store(id="initial", data=dict(form.initial)),
+            dcc.Store(id="pins"),
+            dcc.Store(id="remembered"),
             dcc.Store(id="figures"),
             dcc.Store(id="asked"),
             dcc.Store(id="wanted"),
@@ -41,6 +51,16 @@ def layout(form: Form) -> Any:
 def field_id(key: str) -> str:
     """The field's id; Dash does not allow dots in ids."""
     return "field-" + key.replace(".", "-")
+
+
+def called(name: str) -> dict[str, Any]:
+    """The name that a screen reader says."""
+    return {"aria-label": name}
+
+
+def said_when_it_changes() -> dict[str, Any]:
+    """A screen reader says what is new there once it is silent."""
+    return {"aria-live": "polite", "aria-atomic": "false"}
 
 
 def row_id(key: str) -> str:
@@ -99,7 +119,16 @@ def _results() -> list[Any]:
 
     modes = [{"value": mode, "label": text} for mode, text in _MODES.items()]
     return [
-        html.Div(id="answer"),
+        html.Div(
+            [
+                html.Button("Pin to compare", id="pin", type="button"),
+                html.Button("Copy link", id="share", type="button"),
+            ],
+            className="views",
+            id="actions",
+        ),
+        html.Div(id="answer", **said_when_it_changes()),
+        _card("Side by side", [html.Div(id="sided")], id="card-sided", hidden=True),
         _card("Where the step goes", [_plot("step", STEP_CAPTION)]),
         *(_memory_card(device, name) for device, name in DEVICES.items()),
         _card(

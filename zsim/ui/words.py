@@ -10,6 +10,7 @@ from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
 REPORT_FILE = "report.html"
+JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.gz"
 
 
 def answer_words(found: Answer, before: float | None = None) -> list[Any]:
@@ -22,6 +23,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
     return [
         html.H1(found.title),
         verdict,
+        *mend_buttons(found),
         html.P(found.limit, className="limit"),
         html.P(found.trust, className="limit", id="trust"),
         html.P(change_words(found.tokens_per_second, before), id="change"),
@@ -29,6 +31,17 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
     ]
+
+
+def mend_buttons(found: Answer) -> list[Any]:
+    """A button for each change that makes the job fit."""
+    from dash import html
+
+    buttons = [
+        html.Button(words, id={"type": "mend", "number": number}, type="button")
+        for number, words in enumerate(found.mends)
+    ]
+    return [html.Div([html.Span("It fits with "), *buttons], className="views mends")] if buttons else []
 
 
 def change_words(now: float, before: float | None) -> str:
@@ -75,7 +88,7 @@ def files_and_notes(found: Answer) -> Iterator[Any]:
     """A button for each file, the settings that no file can express, and how far to trust the numbers."""
     from dash import html
 
-    names = (*sorted(found.exported.files), REPORT_FILE)
+    names = (*sorted(found.exported.files), REPORT_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
     buttons = [html.Button(name, id={"type": "file", "name": name}, type="button") for name in names]
     yield html.Div(buttons, className="views")
     missing = [f"No {name}: {reason}." for name, reason in found.exported.missing.items()]

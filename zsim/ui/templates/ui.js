@@ -5,6 +5,8 @@
   const nothing = () => window.dash_clientside.no_update;
   const nameOf = (output) => output.id.replace(/^(plot|box|card)-/, "");
 
+  {% include "address.js" %}
+
   function ready(figure) {
     return { data: figure.data, layout: assign(structuredClone(figure.layout), painted(figure.layout, colours())) };
   }
@@ -35,8 +37,19 @@
     return { token: asked.token, mode, number: done + 1 };
   }
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, remember } });
 
+  document.addEventListener("click", async (event) => {
+    if (event.target.id === "skip") {
+      event.preventDefault();
+      document.getElementById("main").focus();
+      document.getElementById("main").scrollIntoView();
+    }
+    if (event.target.id !== "share") return;
+    await navigator.clipboard.writeText(location.href);
+    event.target.textContent = "Link copied";
+    setTimeout(() => { event.target.textContent = "Copy link"; }, 2000);
+  });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-start]");
     if (!button) return;

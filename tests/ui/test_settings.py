@@ -1,0 +1,92 @@
+"""Whole settings: pinned, set side by side, mended where they do not fit, taken along."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+
+from tests.ui.test_form import made
+from zsim.specs.experiment.resolve import resolve
+from zsim.ui.answer import answer
+from zsim.ui.comparison import MAX_PINS, ratio_words
+from zsim.ui.form import form_of
+from zsim.ui.outcome import Outcomes, differences, token_of
+from zsim.ui.settings import mended, with_pin, without
+from zsim.ui.taken import file_content
+
+MICRO_BATCH = "training.micro_batch_size"
+
+
+def asked(**shown: Any) -> dict[str, Any]:
+    return {"shown": shown, "more": ""}
+
+
+def test_a_setting_is_pinned_once_and_there_is_an_end() -> None:
+    pins = with_pin(with_pin([], asked(a=1)), asked(a=1))
+    assert pins == [asked(a=1)]
+    for number in range(2, 20):
+        pins = with_pin(pins, asked(a=number))
+    assert len(pins) == MAX_PINS
+    assert without(pins, 0)[0] == asked(a=2)
+
+
+def test_only_settings_that_differ_are_told() -> None:
+    form = form_of(made())
+    other = {**form.initial, MICRO_BATCH: 4}
+    assert dict(differences(form.fields, [(form.initial, ""), (other, "")])) == {
+        "Micro-batch sequences per GPU": ["left open", "4"]
+    }
+    same = [(form.initial, ""), (form.initial, "training.compile = true")]
+    assert dict(differences(form.fields, same)) == {"Other settings": ["none", "training.compile = true"]}
+
+
+def test_a_small_difference_is_none_that_zsim_can_tell() -> None:
+    assert ratio_words(130.0, 100.0) == "+30.0 %"
+    assert ratio_words(101.0, 100.0) == "+1.0 %: no difference that zsim can tell"
+
+
+def test_an_outcome_is_the_answers_and_is_simulated_once() -> None:
+    form, outcomes = form_of(made()), Outcomes()
+    token = token_of(form.initial, "")
+    found = outcomes.outcome_of(token, form, form.initial, "")
+    assert found == answer(made()).outcome
+    assert outcomes.outcome_of(token, form, form.initial, "") is found
+
+
+def test_what_does_not_fit_is_mended_by_its_own_switches() -> None:
+    """Optimizer states of 7 billion parameters, 12 bytes each, fit no GPU of 80 GB; each change that is
+    offered is made on the page, and the job fits."""
+    experiment = made(model="llama-2-7b", nodes=None, gpus=1, strategy={"kind": "fsdp2"})
+    form, found = form_of(experiment), answer(experiment)
+    assert found.fit.verdict == "does not fit"
+    assert found.mends
+    for overrides in found.mends.values():
+        changed = form.experiment(*mended(form, form.initial, "", overrides))
+        assert resolve(changed)
+        assert answer(changed).fit.verdict == "fits"
+
+
+def test_a_change_without_a_field_is_a_line_and_replaces_the_line_before() -> None:
+    form = form_of(made())
+    shown, more = mended(form, form.initial, "training.loss_chunks = 2\n", {"training.loss_chunks": 8})
+    assert shown == dict(form.initial)
+    assert more == "training.loss_chunks = 8"
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return made(nodes=1, strategy={"kind": "fsdp2"})
+
+
+def test_the_answer_can_be_taken_as_json_csv_and_trace(small: Any) -> None:
+    report = json.loads(file_content(small, "report.json"))
+    rows = list(csv.DictReader(io.StringIO(file_content(small, "collectives.csv").decode())))
+    trace = json.loads(gzip.decompress(file_content(small, "trace.json.gz")))
+    assert [row["kind"] for row in rows] == [row["kind"] for row in report["collectives"]]
+    assert [int(row["bytes"]) for row in rows] == [row["bytes"] for row in report["collectives"]]
+    assert trace["traceEvents"]

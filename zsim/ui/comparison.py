@@ -1,0 +1,119 @@
+"""Settings side by side: what differs, what comes out, and whether zsim can tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zsim.ui.fields import Field
+from zsim.ui.layout import called
+from zsim.ui.outcome import Outcome, differences
+from zsim.units import format_bytes, format_seconds
+from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+
+Setting = tuple[Mapping[str, Any], str]
+_LETTERS = "ABCDEFGH"
+MAX_PINS = len(_LETTERS) - 1
+
+
+def comparison(
+    fields: Mapping[str, Field], settings: Sequence[Setting], outcomes: Sequence[Outcome | str]
+) -> Any:
+    """The table: one column per setting, the last one the page's own; an outcome that is text is the error
+    of a setting that cannot be simulated."""
+    from dash import html
+
+    return html.Div(
+        html.Table(
+            [
+                html.Caption(
+                    "Differences are marked; the first column is what the others are compared with."
+                ),
+                html.Thead(html.Tr([html.Td(), *_heads(outcomes)])),
+                html.Tbody([*_setting_rows(fields, settings), *_outcome_rows(outcomes)]),
+            ]
+        ),
+        className="table sided",
+        tabIndex=0,
+        role="region",
+        **called("Settings side by side"),
+    )
+
+
+def _heads(outcomes: Sequence[Outcome | str]) -> Iterator[Any]:
+    from dash import html
+
+    last = len(outcomes) - 1
+    for number, found in enumerate(outcomes):
+        title = found if isinstance(found, str) else found.title
+        name = "Now" if number == last else _LETTERS[number]
+        parts: list[Any] = [html.Span(name, className="letter"), html.Span(title, className="small")]
+        if number < last:
+            place = {"type": "unpin", "number": number}
+            parts.append(html.Button("Remove", id=place, type="button", **called(f"Remove {name}")))
+        yield html.Th(html.Div(parts), scope="col")
+
+
+def _setting_rows(fields: Mapping[str, Field], settings: Sequence[Setting]) -> Iterator[Any]:
+    from dash import html
+
+    for label, texts in differences(fields, settings):
+        cells = [
+            html.Td(html.Mark(text) if text != texts[0] else text, className="setting") for text in texts
+        ]
+        yield html.Tr([html.Th(label, scope="row"), *cells])
+
+
+def _outcome_rows(outcomes: Sequence[Outcome | str]) -> Iterator[Any]:
+    from dash import html
+
+    first = outcomes[0]
+    slowest = max((_high(one) for one in outcomes if isinstance(one, Outcome)), default=0.0)
+    rows: list[tuple[str, Callable[[Outcome], Any]]] = [
+        ("Memory", lambda one: html.Span(one.verdict, className=f"verdict {one.tone}")),
+        ("Step time", lambda one: format_seconds(one.step_seconds)),
+        ("80 % interval", lambda one: _interval(one, slowest)),
+        ("Tokens/s/GPU", lambda one: _number(one.tokens_per_second_per_gpu, "{:,.0f}")),
+        ("Tokens/s in all", lambda one: [f"{one.tokens_per_second:,.0f}", _against(one, first)]),
+        ("MFU", lambda one: _number(one.mfu_fraction, "{:.1f} %", 100)),
+        ("Peak of a GPU", lambda one: format_bytes(one.peak_bytes)),
+    ]
+    for label, cell in rows:
+        cells = [html.Td("-" if isinstance(one, str) else cell(one)) for one in outcomes]
+        yield html.Tr([html.Th(label, scope="row"), *cells])
+
+
+def _number(value: float | None, form: str, scale: float = 1) -> str:
+    return "-" if value is None else form.format(value * scale)
+
+
+def _high(one: Outcome) -> float:
+    return max(one.step_seconds, one.step_seconds_range[1] if one.step_seconds_range else 0.0)
+
+
+def _against(one: Outcome, first: Outcome | str) -> Any:
+    from dash import html
+
+    if one is first or isinstance(first, str):
+        return None
+    words = ratio_words(one.tokens_per_second, first.tokens_per_second)
+    return html.Span(words, className="small")
+
+
+def ratio_words(now: float, first: float) -> str:
+    """E.g. "+12.0 %", with a word of warning where validated runs cannot tell the two apart."""
+    words = f"{(now / first - 1) * 100:+.1f} %"
+    return words if can_tell(first, now, [ANY]) else f"{words}: {NO_DIFFERENCE}"
+
+
+def _interval(one: Outcome, slowest: float) -> Any:
+    """The interval in words, and as a bar with its point on an axis that all columns share."""
+    from dash import html
+
+    if one.step_seconds_range is None or not slowest:
+        return "no validated run is like it"
+    low, high = one.step_seconds_range
+    span = {"left": f"{low / slowest:.2%}", "width": f"{(high - low) / slowest:.2%}"}
+    marks = [html.I(style=span), html.B(style={"left": f"{one.step_seconds / slowest:.2%}"})]
+    bar = html.Div(marks, className="interval", role="presentation")
+    return [html.Span(f"{format_seconds(low)} to {format_seconds(high)}"), bar]

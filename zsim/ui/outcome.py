@@ -1,0 +1,98 @@
+"""What the page keeps of a simulated setting, to set it beside others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from zsim.engine.micro_batches import simulate_step
+from zsim.explain.report_of import report_of_step
+from zsim.explain.variants import step_variants
+from zsim.report.fit import Tone, fit_of
+from zsim.report.report import Report
+from zsim.report.views.text.sentences import headline
+from zsim.specs.experiment.resolve import resolve
+from zsim.ui.fields import Field
+from zsim.ui.form import Form
+
+_MAX_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The numbers of one step. `step_seconds_range`: where a measured step lies with a probability of 80 %,
+    None where no validated run is alike."""
+
+    title: str
+    verdict: str
+    tone: Tone
+    step_seconds: float
+    step_seconds_range: tuple[float, float] | None
+    tokens_per_second_per_gpu: float | None
+    tokens_per_second: float
+    mfu_fraction: float | None
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, report: Report) -> Outcome:
+        fit = fit_of(report)
+        return cls(
+            title=headline(report),
+            verdict=fit.label,
+            tone=fit.tone,
+            step_seconds=report.step_seconds,
+            step_seconds_range=report.step_seconds_range,
+            tokens_per_second_per_gpu=report.tokens_per_second_per_gpu,
+            tokens_per_second=report.step_tokens / report.step_seconds,
+            mfu_fraction=report.mfu_fraction,
+            peak_bytes=report.peaks["gpu"].total,
+        )
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Outcomes by setting; a setting that was simulated lately is not simulated again."""
+
+    kept: dict[str, Outcome] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def keep(self, token: str, outcome: Outcome) -> None:
+        with self.lock:
+            self.kept[token] = outcome
+            while len(self.kept) > _MAX_KEPT:
+                self.kept.pop(next(iter(self.kept)))
+
+    def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Outcome:
+        """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
+        found = self.kept.get(token)
+        if found is None:
+            step = simulate_step(resolve(form.experiment(shown, more)))
+            variants = step_variants(step.outcome, has_range=False)
+            found = Outcome.of(report_of_step(step, 0.0, variants))
+            self.keep(token, found)
+        return found
+
+
+def token_of(shown: Mapping[str, Any], more: str) -> str:
+    """A setting as one text, to tell it from others."""
+    return json.dumps([dict(shown), more], sort_keys=True, default=str)
+
+
+def differences(
+    fields: Mapping[str, Field], settings: Sequence[tuple[Mapping[str, Any], str]]
+) -> Iterator[tuple[str, list[str]]]:
+    """(label, its text in every setting) of each setting that is not the same in all."""
+    for key, one in fields.items():
+        texts = [_text(shown.get(key)) for shown, _ in settings]
+        if len(set(texts)) > 1:
+            yield f"{one.label} {one.unit}".strip(), texts
+    others = [", ".join(filter(None, map(str.strip, more.splitlines()))) or "none" for _, more in settings]
+    if len(set(others)) > 1:
+        yield "Other settings", others
+
+
+def _text(value: Any) -> str:
+    return "left open" if value is None or value == "" else str(value)

@@ -1,0 +1,134 @@
+"""Callbacks on whole settings: kept in the page's address, set side by side, mended where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from zsim.specs.formats.toml import toml_text
+from zsim.study.tune.axes import STAGE as JSON_STAGE
+from zsim.study.tune.axes import ZERO
+from zsim.ui.comparison import MAX_PINS, comparison
+from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
+from zsim.ui.form import Form
+from zsim.ui.layout import field_id
+from zsim.ui.outcome import Outcome, Outcomes, token_of
+from zsim.ui.said import said
+
+Asked = Mapping[str, Any]
+_SPELT = {
+    JSON_STAGE: STAGE,
+    ZERO + OFFLOAD_STATES: OFFLOAD_STATES,
+    ZERO + OFFLOAD_PARAMETERS: OFFLOAD_PARAMETERS,
+}
+
+
+def keep_state(app: Any, form: Form) -> None:
+    """The settings are read from the address when the page opens, and written there when they change."""
+    from dash import ClientsideFunction, Input, Output, State
+
+    app.clientside_callback(
+        ClientsideFunction("zsim", "restore"),
+        [
+            *(Output(field_id(key), "value") for key in form.fields),
+            Output("more", "value"),
+            Output("pins", "data"),
+        ],
+        Input("place", "hash"),
+        State("initial", "data"),
+    )
+    app.clientside_callback(
+        ClientsideFunction("zsim", "remember"),
+        Output("remembered", "data"),
+        Input("asked", "data"),
+        Input("pins", "data"),
+        State("initial", "data"),
+    )
+
+
+def set_side_by_side(app: Any, form: Form, outcomes: Outcomes) -> None:
+    """Pinned settings stand beside the page's own."""
+    from dash import ALL, Input, Output, State, ctx, no_update
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("pins", "data", allow_duplicate=True),
+        Input("pin", "n_clicks"),
+        Input({"type": "unpin", "number": ALL}, "n_clicks"),
+        State("pins", "data"),
+        State("asked", "data"),
+        prevent_initial_call=True,
+    )
+    def pin(
+        clicks: int | None, removals: Sequence[int | None], pins: list[Asked] | None, asked: Asked
+    ) -> Any:
+        if isinstance(ctx.triggered_id, Mapping):
+            return without(pins or [], ctx.triggered_id["number"]) if any(removals) else no_update
+        return with_pin(pins or [], asked) if clicks and asked else no_update
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("sided", "children"),
+        Output("card-sided", "hidden"),
+        Output("pin", "disabled"),
+        Input("asked", "data"),
+        Input("pins", "data"),
+    )
+    def beside(asked: Asked | None, pins: Sequence[Asked] | None) -> Any:
+        if not asked or not pins:
+            return None, True, not asked
+        settings = [(one["shown"], one["more"]) for one in (*pins[:MAX_PINS], asked)]
+        found: list[Outcome | str] = []
+        for shown, more in settings:
+            outcome, error = said(partial(outcomes.outcome_of, token_of(shown, more), form, shown, more))
+            found.append(error if outcome is None else outcome)
+        return comparison(form.fields, settings, found), False, len(pins) >= MAX_PINS
+
+
+def with_pin(pins: Sequence[Asked], asked: Asked) -> list[Asked]:
+    """The pins and the setting that is shown; a setting is pinned once."""
+    one = {"shown": asked["shown"], "more": asked["more"]}
+    return [*pins] if one in pins else [*pins, one][:MAX_PINS]
+
+
+def without(pins: Sequence[Asked], number: int) -> list[Asked]:
+    return [one for place, one in enumerate(pins) if place != number]
+
+
+def mend(app: Any, form: Form) -> None:
+    """A click on a change that makes the job fit turns its settings."""
+    from dash import ALL, Input, Output, State, ctx, no_update
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        [
+            *(Output(field_id(key), "value", allow_duplicate=True) for key in form.fields),
+            Output("more", "value", allow_duplicate=True),
+            Output("apply", "n_clicks"),
+        ],
+        Input({"type": "mend", "number": ALL}, "n_clicks"),
+        State("asked", "data"),
+        State("apply", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def turn(clicks: Sequence[int | None], asked: Asked, applied: int | None) -> Any:
+        if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
+            return no_update
+        shown, more = mended(form, asked["shown"], asked["more"], asked["mends"][ctx.triggered_id["number"]])
+        return [*(shown[key] for key in form.fields), more, (applied or 0) + 1]
+
+
+def mended(
+    form: Form, shown: Mapping[str, Any], more: str, overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """The setting after `overrides`: in its field where a key has one, else a line of the other settings."""
+    turned, lines = dict(shown), [line for line in more.splitlines() if line.strip()]
+    for key, value in overrides.items():
+        name = _SPELT.get(key, key)
+        if name in (OFFLOAD_STATES, OFFLOAD_PARAMETERS):
+            value = value["device"] if isinstance(value, Mapping) else value
+        field = form.fields.get(name)
+        if field is not None:
+            turned[name] = field.show(value)
+            continue
+        lines = [line for line in lines if line.partition("=")[0].strip() != key]
+        lines.append(f"{key} = {toml_text({'x': value}).partition('=')[2].strip()}")
+    return turned, "\n".join(lines)
