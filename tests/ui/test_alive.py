@@ -155,7 +155,7 @@ def test_what_does_not_fit_says_which_tier_and_by_how_much(page: Any) -> None:
     assert page.text_content(".tier.broken .n").endswith(" too much")
     page.click(".mends button")
     page.wait_for_selector("#answer .verdict.fits")
-    set_number(page, "training-gradient_accumulation_steps", "")
+    set_number(page, "training-gradient_accumulation_steps", 1)
     set_number(page, "training-micro_batch_size", "")
     page.wait_for_selector("#answer .verdict.fits")
 
@@ -221,7 +221,7 @@ def test_settings_are_in_the_address_and_stand_side_by_side(page: Any, address: 
     page.click("button[aria-label='Remove A']")
     page.wait_for_selector("#card-sided", state="hidden")
     set_number(page, "training-micro_batch_size", "")
-    until(page, lambda: "#" not in page.url)
+    until(page, lambda: "micro_batch_size" not in page.url and "pin" not in page.url)
 
 
 @in_browser

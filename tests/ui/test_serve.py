@@ -18,7 +18,7 @@ from tests.ui.test_form import made
 from zsim.errors import InputError
 from zsim.ui import serve
 from zsim.ui.app import make_app
-from zsim.ui.said import said
+from zsim.ui.words import said
 
 ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
 SMALL = ["--model", "gpt2", "--gpus", "8"]

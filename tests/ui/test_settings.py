@@ -15,7 +15,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import answer
 from zsim.ui.comparison import MAX_PINS, ratio_words
 from zsim.ui.form import form_of
-from zsim.ui.outcome import Outcomes, differences, token_of
+from zsim.ui.prediction import Predictions, differences, token_of
 from zsim.ui.settings import mended, with_pin, without
 from zsim.ui.taken import file_content
 
@@ -51,7 +51,7 @@ def test_a_small_difference_is_none_that_zsim_can_tell() -> None:
 
 
 def test_an_outcome_is_the_answers_and_is_simulated_once() -> None:
-    form, outcomes = form_of(made()), Outcomes()
+    form, outcomes = form_of(made()), Predictions()
     token = token_of(form.initial, "")
     found = outcomes.outcome_of(token, form, form.initial, "")
     assert found == answer(made()).outcome

@@ -25,7 +25,7 @@ from zsim.specs.formats.export import Exported, export_files
 from zsim.study.advice import advised
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
-from zsim.ui.outcome import Outcome
+from zsim.ui.prediction import Prediction
 from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384
@@ -59,7 +59,7 @@ class Answer:
     fit: Fit
     limit: str
     trust: str
-    outcome: Outcome
+    outcome: Prediction
     mends: Mapping[str, Mapping[str, Any]]
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
@@ -88,7 +88,7 @@ def answer(experiment: Experiment) -> Answer:
         fit=fit_of(report),
         limit=report.limit,
         trust=trust_words(report),
-        outcome=Outcome.of(report),
+        outcome=Prediction.of(report),
         mends=dict(_mends(report)),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
@@ -112,7 +112,7 @@ def scaling_counts(job: Job) -> list[int]:
 
 
 def _mends(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What would make a job fit that does not, each with the settings that it changes."""
+    """Changes that make a job fit that does not: words, and the settings that each changes."""
     finding = report.out_of_memory
     if finding is None:
         return

@@ -14,11 +14,10 @@ from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
-from zsim.ui.outcome import Outcomes, token_of
-from zsim.ui.said import said
+from zsim.ui.prediction import Predictions, token_of
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
-from zsim.ui.words import answer_words, files_and_notes, view_buttons
+from zsim.ui.words import answer_words, files_and_notes, said, view_buttons
 
 
 def make_app(experiment: Experiment, folder: Path) -> Any:
@@ -38,7 +37,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
-    outcomes = Outcomes()
+    outcomes = Predictions()
     _answer(app, form, outcomes)
     keep_state(app, form)
     set_side_by_side(app, form, outcomes)
@@ -64,7 +63,7 @@ def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
     return dict(zip(form.fields, values, strict=True))
 
 
-def _answer(app: Any, form: Form, outcomes: Outcomes) -> None:
+def _answer(app: Any, form: Form, outcomes: Predictions) -> None:
     from dash import Input, Output, State, no_update
 
     keys = list(form.fields)

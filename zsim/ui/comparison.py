@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.ui.fields import Field
 from zsim.ui.layout import called
-from zsim.ui.outcome import Outcome, differences
+from zsim.ui.prediction import Prediction, differences
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
@@ -17,7 +17,7 @@ MAX_PINS = len(_LETTERS) - 1
 
 
 def comparison(
-    fields: Mapping[str, Field], settings: Sequence[Setting], outcomes: Sequence[Outcome | str]
+    fields: Mapping[str, Field], settings: Sequence[Setting], outcomes: Sequence[Prediction | str]
 ) -> Any:
     """The table: one column per setting, the last one the page's own; an outcome that is text is the error
     of a setting that cannot be simulated."""
@@ -40,7 +40,7 @@ def comparison(
     )
 
 
-def _heads(outcomes: Sequence[Outcome | str]) -> Iterator[Any]:
+def _heads(outcomes: Sequence[Prediction | str]) -> Iterator[Any]:
     from dash import html
 
     last = len(outcomes) - 1
@@ -64,12 +64,12 @@ def _setting_rows(fields: Mapping[str, Field], settings: Sequence[Setting]) -> I
         yield html.Tr([html.Th(label, scope="row"), *cells])
 
 
-def _outcome_rows(outcomes: Sequence[Outcome | str]) -> Iterator[Any]:
+def _outcome_rows(outcomes: Sequence[Prediction | str]) -> Iterator[Any]:
     from dash import html
 
     first = outcomes[0]
-    slowest = max((_high(one) for one in outcomes if isinstance(one, Outcome)), default=0.0)
-    rows: list[tuple[str, Callable[[Outcome], Any]]] = [
+    slowest = max((_high(one) for one in outcomes if isinstance(one, Prediction)), default=0.0)
+    rows: list[tuple[str, Callable[[Prediction], Any]]] = [
         ("Memory", lambda one: html.Span(one.verdict, className=f"verdict {one.tone}")),
         ("Step time", lambda one: format_seconds(one.step_seconds)),
         ("80 % interval", lambda one: _interval(one, slowest)),
@@ -87,11 +87,11 @@ def _number(value: float | None, form: str, scale: float = 1) -> str:
     return "-" if value is None else form.format(value * scale)
 
 
-def _high(one: Outcome) -> float:
+def _high(one: Prediction) -> float:
     return max(one.step_seconds, one.step_seconds_range[1] if one.step_seconds_range else 0.0)
 
 
-def _against(one: Outcome, first: Outcome | str) -> Any:
+def _against(one: Prediction, first: Prediction | str) -> Any:
     from dash import html
 
     if one is first or isinstance(first, str):
@@ -106,7 +106,7 @@ def ratio_words(now: float, first: float) -> str:
     return words if can_tell(first, now, [ANY]) else f"{words}: {NO_DIFFERENCE}"
 
 
-def _interval(one: Outcome, slowest: float) -> Any:
+def _interval(one: Prediction, slowest: float) -> Any:
     """The interval in words, and as a bar with its point on an axis that all columns share."""
     from dash import html
 

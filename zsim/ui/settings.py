@@ -13,8 +13,8 @@ from zsim.ui.comparison import MAX_PINS, comparison
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
-from zsim.ui.outcome import Outcome, Outcomes, token_of
-from zsim.ui.said import said
+from zsim.ui.prediction import Prediction, Predictions, token_of
+from zsim.ui.words import said
 
 Asked = Mapping[str, Any]
 _SPELT = {
@@ -47,7 +47,7 @@ def keep_state(app: Any, form: Form) -> None:
     )
 
 
-def set_side_by_side(app: Any, form: Form, outcomes: Outcomes) -> None:
+def set_side_by_side(app: Any, form: Form, outcomes: Predictions) -> None:
     """Pinned settings stand beside the page's own."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -77,7 +77,7 @@ def set_side_by_side(app: Any, form: Form, outcomes: Outcomes) -> None:
         if not asked or not pins:
             return None, True, not asked
         settings = [(one["shown"], one["more"]) for one in (*pins[:MAX_PINS], asked)]
-        found: list[Outcome | str] = []
+        found: list[Prediction | str] = []
         for shown, more in settings:
             outcome, error = said(partial(outcomes.outcome_of, token_of(shown, more), form, shown, more))
             found.append(error if outcome is None else outcome)

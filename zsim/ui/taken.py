@@ -14,8 +14,7 @@ from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form
-from zsim.ui.said import said
-from zsim.ui.words import CSV_FILE, JSON_FILE, REPORT_FILE, TRACE_FILE
+from zsim.ui.words import CSV_FILE, JSON_FILE, REPORT_FILE, TRACE_FILE, said
 
 
 def offer_files(app: Any, form: Form) -> None:

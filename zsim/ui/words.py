@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from zsim.errors import ZsimError
 from zsim.ui.answer import Answer, Tier
 from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
+_TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
 JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.gz"
 
@@ -107,3 +111,17 @@ def sentence(note: str) -> str:
     """A note with a capital letter and a full stop; a note that begins with a file's name keeps its case."""
     is_name = "." in note.partition(" ")[0]
     return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
+
+
+def said(work: Callable[[], Any]) -> tuple[Any, str]:
+    """(the result of `work`, or None; the message for the user if it failed). The page never shows a
+    traceback; that of a bug in zsim goes to the terminal."""
+    try:
+        return work(), ""
+    except ZsimError as error:
+        return None, str(error)
+    except _TOO_LARGE as error:
+        return None, f"the numbers are larger than zsim can hold ({type(error).__name__})"
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return None, f"zsim made a mistake here ({type(error).__name__}); the terminal has the details"

@@ -1,4 +1,4 @@
-"""What the page keeps of a simulated setting, to set it beside others."""
+"""The numbers of a simulated setting, kept to set it beside others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Prediction:
     """The numbers of one step. `step_seconds_range`: where a measured step lies with a probability of 80 %,
     None where no validated run is alike."""
 
@@ -37,7 +37,7 @@ class Outcome:
     peak_bytes: int
 
     @classmethod
-    def of(cls, report: Report) -> Outcome:
+    def of(cls, report: Report) -> Prediction:
         fit = fit_of(report)
         return cls(
             title=headline(report),
@@ -53,25 +53,25 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """Outcomes by setting; a setting that was simulated lately is not simulated again."""
+class Predictions:
+    """Predictions by setting; a setting that was simulated lately is not simulated again."""
 
-    kept: dict[str, Outcome] = field(default_factory=dict)
+    kept: dict[str, Prediction] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def keep(self, token: str, outcome: Outcome) -> None:
+    def keep(self, token: str, outcome: Prediction) -> None:
         with self.lock:
             self.kept[token] = outcome
             while len(self.kept) > _MAX_KEPT:
                 self.kept.pop(next(iter(self.kept)))
 
-    def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Outcome:
+    def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
         found = self.kept.get(token)
         if found is None:
             step = simulate_step(resolve(form.experiment(shown, more)))
             variants = step_variants(step.outcome, has_range=False)
-            found = Outcome.of(report_of_step(step, 0.0, variants))
+            found = Prediction.of(report_of_step(step, 0.0, variants))
             self.keep(token, found)
         return found
 
