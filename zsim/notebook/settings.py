@@ -1,0 +1,120 @@
+"""Typed tables of an experiment: `zsim.Fsdp2(replicate=8)` in place of a dict, with completion and checks.
+
+Each is the table of the experiment file with the same keys (`zsim explain KEY` says what one means, and
+`help(zsim.Fsdp2)` lists them); dicts are taken wherever these are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+
+from zsim.errors import InputError
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.jitter import JitterTable
+from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.trainer import TrainerTable
+from zsim.specs.messages import listed, problems_of
+from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.specs.strategy.tables import (
+    DdpTable,
+    DeepSpeedTable,
+    Fsdp1Table,
+    Fsdp2Table,
+    ReferenceTable,
+    TableOfFile,
+)
+
+
+class _Typed(TableOfFile):
+    """A table whose mistakes are `InputError`s of one paragraph; a strategy's kind counts as given."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            made = handler(data)
+        except ValidationError as error:
+            raise InputError(listed(cls.__name__.removesuffix("Settings"), problems_of(error, cls))) from None
+        if "kind" in cls.model_fields:
+            made.__pydantic_fields_set__.add("kind")
+        return made
+
+
+class DdpSettings(_Typed, DdpTable):
+    """Torch's DistributedDataParallel: `zsim.Ddp(bucket_cap_mb=50)`."""
+
+    kind: Literal["ddp"] = Field(default="ddp", description="whose data parallelism")
+
+
+class DeepSpeedSettings(_Typed, DeepSpeedTable):
+    """DeepSpeed's ZeRO, a stage with its defaults or a configuration: `zsim.DeepSpeed(stage=3)`,
+    `zsim.DeepSpeed(config="ds_config.json")`; `config` may also be the file's content as a dict."""
+
+    kind: Literal["deepspeed"] = Field(default="deepspeed", description="whose data parallelism")
+
+
+class Fsdp1Settings(_Typed, Fsdp1Table):
+    """Torch's FullyShardedDataParallel: `zsim.Fsdp1(sharding_strategy="SHARD_GRAD_OP")`."""
+
+    kind: Literal["fsdp1"] = Field(default="fsdp1", description="whose data parallelism")
+
+
+class Fsdp2Settings(_Typed, Fsdp2Table):
+    """Torch's `fully_shard`; `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
+
+    kind: Literal["fsdp2"] = Field(default="fsdp2", description="whose data parallelism")
+
+
+class MegatronSettings(_Typed, MegatronTable):
+    """Megatron-Core's own data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
+
+    kind: Literal["megatron"] = Field(default="megatron", description="whose data parallelism")
+
+
+class ReferenceZeroSettings(_Typed, ReferenceTable):
+    """ZeRO as in its paper, without a framework's additions: `zsim.ReferenceZero(stage=2)`."""
+
+    kind: Literal["reference"] = Field(default="reference", description="whose data parallelism")
+
+
+class TrainingSettings(_Typed, TrainingTable):
+    """Batch, precision, checkpointing: `zsim.Training(sequence_length=8192, micro_batch_size=1)`."""
+
+
+class ParallelismSettings(_Typed, ParallelismTable):
+    """Tensor, pipeline, context and expert degrees: `zsim.Parallelism(tensor=8, pipeline=4)`."""
+
+
+class TrainerSettings(_Typed, TrainerTable):
+    """The training loop around the model: the keys of `[trainer]`."""
+
+
+class FaultsSettings(_Typed, FaultsTable):
+    """Slow or broken parts: the keys of `[faults]`."""
+
+
+class JitterSettings(_Typed, JitterTable):
+    """Variation from step to step: the keys of `[jitter]`."""
+
+
+class CostSettings(_Typed, CostTable):
+    """Prices and power: `zsim.Cost(gpu_hour_price=2.5)`."""
+
+
+# Their public names: `zsim.Fsdp2` ...
+Ddp = DdpSettings
+DeepSpeed = DeepSpeedSettings
+Fsdp1 = Fsdp1Settings
+Fsdp2 = Fsdp2Settings
+Megatron = MegatronSettings
+ReferenceZero = ReferenceZeroSettings
+Training = TrainingSettings
+Parallelism = ParallelismSettings
+Trainer = TrainerSettings
+Faults = FaultsSettings
+Jitter = JitterSettings
+Cost = CostSettings
