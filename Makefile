@@ -57,7 +57,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install -e .
+	$(PIP) install --no-compile -e .  # most modules of plotly and numpy are never imported
 	touch $@
 
 $(VENV)/.docs-installed: pyproject.toml | $(VENV)/bin/python

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1,
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
-    "garbage_collection": 0,
+    "extras": 0, "garbage_collection": 0,
     "specs": 1, "trace": 1, "validated": 1,
     "cost": 2,
     "plan": 3,
@@ -37,6 +37,7 @@ _READ = {
     "files",
     "reading",
     "resources",
+    "extras",
     "version",
     "specs",
     "trace",
@@ -51,6 +52,7 @@ CLOCK = {"fluid", "fabric", "devices", "engine", "goodput"}
 HEAVY = {
     "torch",
     "pandas",
+    "scipy",
     "plotly",
     "jinja2",
     "networkx",
@@ -203,7 +205,7 @@ NOUNS = {
     "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.megatron.optimizer_step",
-    "zsim.plan.parts.host_reads", "zsim.resources",
+    "zsim.extras", "zsim.plan.parts.host_reads", "zsim.resources",
     "zsim.specs.topology.make_wiring",
 }  # fmt: skip
 

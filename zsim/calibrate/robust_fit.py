@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zsim.arrays import Floats
+from zsim.extras import require
 
 Predict = Callable[[Mapping[str, float]], Sequence[float]]
 
@@ -81,8 +82,9 @@ def robust_fit(
       sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
 
     which is least squares for small residuals and their absolute values for large ones (scipy's
-    `least_squares`, loss "soft_l1"; Triggs et al. 1999).
+    `least_squares`, loss "soft_l1"; Triggs et al. 1999). Raises InputError where scipy is not installed.
     """
+    require("scipy", "zsim calibrate")
     from scipy.optimize import least_squares
 
     names = [parameter.name for parameter in parameters]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
+from zsim.extras import require
 
 if TYPE_CHECKING:
     import pandas
@@ -248,7 +249,11 @@ class Trace:
             yield rank, self.infos[index], start, end
 
     def to_frame(self) -> pandas.DataFrame:
-        """rank, stream, name, kind, start_seconds, end_seconds, bytes (and dtype, group, phase, module)."""
+        """rank, stream, name, kind, start_seconds, end_seconds, bytes (and dtype, group, phase, module).
+
+        Raises InputError where pandas is not installed.
+        """
+        require("pandas", "Trace.to_frame")
         import pandas
 
         infos = pandas.DataFrame(

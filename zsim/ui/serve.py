@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import socket
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zsim.errors import InputError
+from zsim.extras import require
 from zsim.specs.experiment.tables import Experiment
 
 _POLICY = (
@@ -25,8 +25,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def require_dash() -> None:
     """Raise InputError where Dash is not installed."""
-    if importlib.util.find_spec("dash") is None:
-        raise InputError("zsim ui needs Dash, which is not installed; expected: pip install 'zsim[ui]'")
+    require("dash", "zsim ui")
 
 
 def serve(experiment: Experiment, host: str, port: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
+from zsim.extras import require
 from zsim.specs.model.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -40,11 +41,8 @@ def captured(
 
 def require_torch(where: str) -> Any:
     """torch; raises InputError where it is not installed."""
-    try:
-        import torch
-    except ImportError:
-        raise InputError(
-            f"{where}: torch is not installed, and a torch module is captured by running it; expected "
-            "pip install 'zsim[capture]' (the CPU build of torch is enough), or a preset or config.json"
-        ) from None
+    otherwise = "torch's CPU build, which is enough, or a preset or config.json as the model"
+    require("torch", f"{where}: capturing a torch module", otherwise)
+    import torch
+
     return torch

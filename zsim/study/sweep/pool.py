@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
+from zsim.extras import require
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.row import failed_record, point_record
 from zsim.study.sweep.store import Record, Store
@@ -159,10 +160,9 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
 
 @contextmanager
 def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
-    try:
-        from distributed import Client, LocalCluster
-    except ImportError:
-        raise InputError("--backend dask: Dask is not installed; pip install 'zsim[dask]'") from None
+    require("distributed", "--backend dask")
+    from distributed import Client, LocalCluster
+
     if scheduler is not None:
         try:
             client = Client(scheduler, timeout=20)
