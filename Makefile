@@ -56,8 +56,9 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# most modules of plotly and numpy are never imported: those that are get their bytecode then
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --no-compile -e .  # most modules of plotly and numpy are never imported
+	$(PIP) install --no-compile -e .
 	touch $@
 
 $(VENV)/.docs-installed: pyproject.toml | $(VENV)/bin/python

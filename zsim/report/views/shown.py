@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from zsim.errors import InputError, did_you_mean
+from zsim.extras import require
 from zsim.files import check_folder, make_folder, write_whole
 from zsim.report.views.html.figure import Figure
 from zsim.units import format_bytes, format_rate, format_seconds
@@ -77,10 +78,9 @@ class Shown(ABC):
 
     def to_frame(self) -> pandas.DataFrame:
         """All rows as a pandas DataFrame; units are in the columns' names."""
-        try:
-            import pandas
-        except ImportError:
-            raise InputError("to_frame needs pandas: pip install pandas") from None
+        require("pandas", "to_frame")
+        import pandas
+
         return pandas.DataFrame(list(self.records()))
 
     def save(self, folder: str | Path) -> list[Path]:
