@@ -205,3 +205,14 @@ def test_a_row_per_file_is_written_for_people() -> None:
     assert len(rows) == 9
     assert len(rows[0]) == len(COLUMNS)
     assert sum(int(row[-1]) for row in rows) == saved.bytes
+
+
+def test_spread_experts_are_refused_rather_than_left_out() -> None:
+    job = resolve(
+        zsim.Experiment(
+            model="mixtral-8x7b", cluster="dgx-h100", nodes=4, strategy={"kind": "fsdp2"},
+            training={"sequence_length": 4096}, parallelism={"expert": 8},
+        )
+    )  # fmt: skip
+    with pytest.raises(NotSimulatedError, match="spread over ranks are not known"):
+        saved_files(job)

@@ -50,6 +50,11 @@ def saved_files(
     saves_16bit_model: bool = False,
 ) -> Saved:
     """The files of a save of the job. Raises InputError for a format or options that the framework lacks."""
+    if job.parallelism.experts.ranks > 1:
+        raise NotSimulatedError(
+            "run.checkpoint: the files of experts that are spread over ranks are not known; expected "
+            "run.checkpoint.bytes, blocking and load as measured, or parallelism.expert 1"
+        )
     kind, held, strategy = format_of(job, format), held_states(job), job.strategy
     if threads > 1 and kind != "dcp":
         raise InputError(
