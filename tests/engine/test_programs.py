@@ -36,7 +36,7 @@ from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
 from zsim.plan.passes.twice import is_drained, twice
-from zsim.report.critical_path import critical_path
+from zsim.report.critical.path import critical_path
 from zsim.report.memory import memory_peaks
 from zsim.report.memory_profile import memory_profile
 from zsim.report.views.text.plan import plan_to_dict, print_plan

@@ -7,7 +7,7 @@ import pytest
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
-from zsim.report.critical_path import critical_path
+from zsim.report.critical.path import critical_path
 from zsim.report.lost_overlap import held_up_seconds, shared_queues_note
 from zsim.trace.trace import SpanInfo, Trace
 

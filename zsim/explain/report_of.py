@@ -29,8 +29,8 @@ from zsim.plan.memory.capacity import (
     usable_bytes,
 )
 from zsim.plan.ops import Plan
-from zsim.report.critical_causes import OpCauses, critical_seconds
-from zsim.report.critical_path import critical_path
+from zsim.report.critical.causes import OpCauses, critical_seconds
+from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
 from zsim.report.gpu_types import GpuTypeRow, loss_note
 from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of

@@ -7,7 +7,7 @@ import numpy as np
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
 from zsim.plan.passes.queues import queued_behind
-from zsim.report.predecessors import predecessors
+from zsim.report.critical.predecessors import predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds

@@ -19,15 +19,10 @@ from zsim.cost.kernels.attention import (
 )
 from zsim.cost.kernels.losses import log_probabilities
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import (
-    backward_extra_bytes,
-    forward_extra_bytes,
-    kept_per_score,
-    saved_bytes,
-    score_bytes,
-)
+from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.saved import kept_per_score, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm

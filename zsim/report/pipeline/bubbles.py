@@ -25,10 +25,10 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.breakdown import Breakdown, Wait
-from zsim.report.critical_path import Peers
+from zsim.report.critical.path import Peers
+from zsim.report.critical.predecessors import Predecessors, predecessors
 from zsim.report.lanes import LaneTimes, StepTimes
 from zsim.report.pipeline.schedule import COMPUTING
-from zsim.report.predecessors import Predecessors, predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 

@@ -9,7 +9,7 @@ from typing import Any
 from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Plan
 from zsim.report.breakdown import Breakdown, step_breakdown
-from zsim.report.critical_path import Peers
+from zsim.report.critical.path import Peers
 from zsim.report.memory import Ledger, Peak, peak
 from zsim.report.pipeline.bubbles import Bubbles, Interval, is_pipeline
 from zsim.report.pipeline.schedule import Box, boxes

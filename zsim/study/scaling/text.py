@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zsim.report.critical_causes import cause_meaning, cause_noun
+from zsim.report.critical.causes import cause_meaning, cause_noun
 from zsim.report.views.text.plain import Column, paragraph, table
 from zsim.study.scaling.scaling import KNEE, Bend, Scale, Scaling
 from zsim.units import format_bytes, format_seconds

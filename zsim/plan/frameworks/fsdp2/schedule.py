@@ -7,43 +7,26 @@ all-gathered, and its gradients reduce-scattered, as a whole; every parameter is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from zsim.cost.memory.adapters import quantisation_bytes
-from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
-from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
-from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8, precompute_scales
-from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, make_param_groups
+from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8
+from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, ParamGroupState, make_param_groups
+from zsim.plan.frameworks.fsdp2.update import update_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
-from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update, updated_in_blocks
+from zsim.plan.parts.optimizer import lazy_states, updated_in_blocks
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
 _CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters", "post-forward shard"
-
-
-@dataclass
-class _State:
-    """The state of FSDPParamGroup. `post_forward_indices`: the group's indices in the order of forwards, one
-    per forward whose backward has not run; a backward takes the last, which is the newest."""
-
-    is_unsharded: bool = False
-    is_sharded_post_forward: bool = False
-    all_gather: int | None = None  # its event, while a result is pending
-    all_gather_bytes: int = 0
-    reshard_event: int | None = None
-    post_forward_indices: list[int] = field(default_factory=list)
 
 
 class Fsdp2Schedule(Hooks):
@@ -59,7 +42,7 @@ class Fsdp2Schedule(Hooks):
         self.param_bytes = 2 if self.gathers_fp8 else DTYPE_BYTES[strategy.param_dtype]
         self.experts = experts_mesh(stage, strategy)
         self.units = make_param_groups(stage, strategy, self.mesh, self.experts)
-        self.states = {unit.name: _State() for unit in self.units}
+        self.states = {unit.name: ParamGroupState() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
         self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
         parts = [part for unit in self.units for part in unit.parameter_parts]
@@ -406,43 +389,10 @@ class Fsdp2Schedule(Hooks):
     # -- optimizer ------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        """Clip and update the parameters of all stages of the rank. Parameters are DTensors, which Python
-        unwraps before torch works on them: once per list of tensors, or, in an optimizer that loops over
-        tensors, for every operator.
-
-        The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and
-        torchtitan sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
-        """
-        builder, training = self.builder, self.training
+        """Clip and update the parameters of all stages of the rank."""
         units = [unit for chunk in self.chunks for unit in chunk.units]
         if self.home is not None:
-            self.home.step(units, training)
+            self.home.step(units, self.training)
             return
-        numels = [shard for unit in units for shard in unit.trainable_shards]
-        if training.gradient_clipping > 0:
-            builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
-        own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
-        size = 4 * len(numels) - own
-        sums = [(self.mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
-        if self.experts is not None:
-            inner = [self.experts.shard.name, EXPERT, EXPERT_TENSOR]
-            sums[-1:-1] = [(name, own) for name in inner]
-        clip_gradients(builder, training, numels, sums)
-        is_loop = training.optimizer_implementation == "for_loop"
-        builder.host(
-            "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
-        )
         updated = [one for chunk in self.chunks for one in chunk.updated]
-        if training.optimizer == "muon" and self.mesh.shard.size > 1:
-            self._update_matrices([one for one in updated if one.is_matrix])
-            updated = [one for one in updated if not one.is_matrix]
-        update(builder, training, updated)
-        precompute_scales(builder, self.strategy, units)
-        builder.free("gradients", 4 * sum(numels))
-
-    def _update_matrices(self, matrices: list[Updated]) -> None:
-        """Muon, which moves matrices between ranks; their states and gradients are fp32."""
-        shard = self.mesh.shard
-        costs = DTensorCosts(shard.size, self.stage.ranks <= self.strategy.gpus_per_node)
-        for matrix in matrices:
-            update_matrix(self.builder, matrix, shard.name, costs, stored_dtype="fp32", gradient_dtype="fp32")
+        update_units(self.stage, self.strategy, (self.mesh, self.experts), units, updated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from zsim.cost.memory.adapters import is_packed, stored_bytes
@@ -30,6 +30,19 @@ class MeshInfo:
     shard: Group
     replicate: Group | None = None
     post_forward: Group | None = None
+
+
+@dataclass
+class ParamGroupState:
+    """The state of FSDPParamGroup. `post_forward_indices`: the group's indices in the order of forwards, one
+    per forward whose backward has not run; a backward takes the last, which is the newest."""
+
+    is_unsharded: bool = False
+    is_sharded_post_forward: bool = False
+    all_gather: int | None = None  # its event, while a result is pending
+    all_gather_bytes: int = 0
+    reshard_event: int | None = None
+    post_forward_indices: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -23,8 +23,8 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.report.critical.predecessors import Predecessors, predecessors
 from zsim.report.lanes import LaneTimes, StepTimes
-from zsim.report.predecessors import Predecessors, predecessors
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 

@@ -11,7 +11,7 @@ from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Plan, PointToPoint, Work, offload_kind
 from zsim.plan.recorded.work import Recorded
-from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
+from zsim.report.critical.path import ALLOCATOR, HOST, OTHERS, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
 

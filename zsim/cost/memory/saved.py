@@ -1,0 +1,135 @@
+"""Bytes that forward keeps for backward, by the kind of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from zsim.cost.kernels.adapters import product_type
+from zsim.cost.kernels.attention import (
+    LOGSUMEXP_BYTES,
+    input_elements,
+    output_elements,
+    query_elements,
+    unpads,
+)
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.losses import kept_per_logit
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.adapters import adapter_saved
+from zsim.cost.memory.context import kept_tensors
+from zsim.specs.model.spec import (
+    Activation,
+    AdapterInput,
+    AdapterSum,
+    Attention,
+    Embedding,
+    Exchange,
+    Linear,
+    Loss,
+    Norm,
+    Residual,
+)
+
+INDEX_BYTES = 8
+
+
+def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
+    """The input; under autocast (fp32 weights) also the cast copy of the weight."""
+    weight = work.in_features * work.out_features if options.autocast else 0
+    kept = shape.tokens // (work.beneath.input_shards if work.beneath else 1)
+    return (kept * work.in_features + weight) * product_type(work, options)[0]
+
+
+def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
+    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+    return shape.tokens * work.width * cost.saved_bytes
+
+
+def keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
+    """Whether the whole fused projection stays alive for the sake of v, its slice, next to the new q and k
+    that the rotary embedding makes."""
+    return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
+
+
+def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+    """Flash: q, k, v and log-sum-exp; where it unpads also its output, which is scattered into the next
+    layer's input, and the indices. Math: q, k and v of all heads, the softmax's output, with dropout its mask
+    and its output; eager with an fp32 softmax also the probabilities cast back."""
+    if work.context is not None:
+        return sum(kept_tensors(work, shape, options))
+    e, inputs = options.activation_bytes, input_elements(work)
+    if options.attention == "flash":
+        is_doubled = keeps_fused_projection(work, options)
+        rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
+        if work.is_latent and work.rotary_width is not None and not options.fuses_kernels:
+            rotated += work.num_kv_heads * (work.qk_head_dim - work.rotary_width)  # the keys beside v
+        unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
+        bias = bias_bytes(work, shape, options) if work.bias in ("made", "zeros") else 0
+        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded) + bias
+    repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    return shape.tokens * repeated * e + score_bytes(work, shape, sum(kept_per_score(work, options)))
+
+
+def bias_bytes(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes of a bias that is added to the scores of every sequence; the layers that read it keep nothing of
+    their own."""
+    return work.num_heads * shape.sequence_length**2 * options.activation_bytes
+
+
+def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
+    """Bytes of all scores of written-out attention, at `bytes_each` per score."""
+    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
+
+
+def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output; with
+    dropout its mask and its output, else after an fp32 softmax the output cast back; a cap's tanh."""
+    e = options.activation_bytes
+    if work.softcaps:
+        return (e, *kept_per_score(replace(work, softcaps=False), options))
+    upcasts = work.upcasts_softmax and not options.compile and e < 4
+    softmax = 4 if upcasts else e
+    if work.dropout:
+        return softmax, 1, e
+    return (softmax, e) if upcasts else (softmax,)
+
+
+def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
+    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels)
+    return int(shape.tokens * work.width * cost.saved * options.activation_bytes)
+
+
+def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:
+    """The dropout mask; an add keeps nothing."""
+    return shape.tokens * work.width if work.dropout else 0
+
+
+def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -> int:
+    """The token indices."""
+    return shape.tokens * INDEX_BYTES
+
+
+def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
+    """`kept_per_logit` of every logit; logits that the trainer holds anyway are not counted."""
+    holds_logits = work.holds_logits == "as they are"
+    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
+
+
+def _exchange_saved(work: Exchange, shape: BatchShape, options: WorkOptions) -> int:
+    return 0
+
+
+SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
+    Linear: _linear_saved,
+    Norm: _norm_saved,
+    Attention: _attention_saved,
+    Activation: _activation_saved,
+    Residual: _residual_saved,
+    Embedding: _embedding_saved,
+    Loss: _loss_saved,
+    Exchange: _exchange_saved,
+    AdapterInput: adapter_saved,
+    AdapterSum: adapter_saved,
+}

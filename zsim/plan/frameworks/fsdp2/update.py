@@ -1,0 +1,59 @@
+"""The update of FSDP2's shards, which are DTensors: Python unwraps them before torch works on them, once per
+list of tensors, or, in an optimizer that loops over tensors, for every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.optimizers.tensors import Updated
+from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
+from zsim.plan.frameworks.fsdp2.scales import precompute_scales
+from zsim.plan.frameworks.fsdp2.units import MeshInfo, ParamGroup
+from zsim.plan.parts.optimizer import clip_gradients, update
+from zsim.plan.stage import Stage
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.mesh import EXPERT, EXPERT_TENSOR, PIPELINE, TENSOR
+
+
+def update_units(
+    stage: Stage,
+    strategy: Fsdp2,
+    meshes: tuple[MeshInfo, MeshInfo | None],
+    units: Sequence[ParamGroup],
+    updated: Sequence[Updated],
+) -> None:
+    """Clip the gradients of `units` and update the tensors `updated`; `meshes`: the dense parameters' and, if
+    they have one of their own, the experts'.
+
+    The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and torchtitan
+    sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
+    """
+    builder, training = stage.builder, stage.training
+    mesh, experts = meshes
+    numels = [shard for unit in units for shard in unit.trainable_shards]
+    if training.gradient_clipping > 0:
+        builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
+    own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
+    size = 4 * len(numels) - own
+    sums = [(mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
+    if experts is not None:
+        inner = [experts.shard.name, EXPERT, EXPERT_TENSOR]
+        sums[-1:-1] = [(name, own) for name in inner]
+    clip_gradients(builder, training, numels, sums)
+    is_loop = training.optimizer_implementation == "for_loop"
+    cost = "dtensor_update" if is_loop else "dtensor_in_list"
+    builder.host("update of DTensors", cost, events=len(numels))
+    if training.optimizer == "muon" and mesh.shard.size > 1:
+        _update_matrices(stage, strategy, mesh, [one for one in updated if one.is_matrix])
+        updated = [one for one in updated if not one.is_matrix]
+    update(builder, training, updated)
+    precompute_scales(builder, strategy, units)
+    builder.free("gradients", 4 * sum(numels))
+
+
+def _update_matrices(stage: Stage, strategy: Fsdp2, mesh: MeshInfo, matrices: Sequence[Updated]) -> None:
+    """Muon, which moves matrices between ranks; their states and gradients are fp32."""
+    shard = mesh.shard
+    costs = DTensorCosts(shard.size, stage.ranks <= strategy.gpus_per_node)
+    for matrix in matrices:
+        update_matrix(stage.builder, matrix, shard.name, costs, stored_dtype="fp32", gradient_dtype="fp32")
