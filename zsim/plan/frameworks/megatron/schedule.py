@@ -2,7 +2,8 @@
 distributed optimizer, which is sharded over the ranks and all-gathers the parameters.
 
 Transcribed from Megatron-Core 0.12 `core/distributed/distributed_data_parallel.py` and
-`param_and_grad_buffer.py` and, before release 2.6, Megatron-LM 8aa4619f `megatron/model/distributed.py` (local DDP).
+`param_and_grad_buffer.py` and, before release 2.6, Megatron-LM 8aa4619f
+`megatron/model/distributed.py` (local DDP).
 
 # [Note: where a gradient goes]
 With `fuses_accumulation` the product that computes a weight's gradient adds it to the buffer directly; all
