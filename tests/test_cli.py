@@ -167,7 +167,7 @@ def test_settings_win_over_the_file_and_drop_what_no_longer_belongs() -> None:
         (["--set", "strategy.config=missing.json"], ["missing.json"]),
         (["--set", "cluster.gpu.memory.capacity=0"], ["memory.capacity: found 0, expected greater than 0"]),
         (["--nodes", "2", "--set", "nodes=3"], ["nodes", "2", "3"]),
-        (["--model", "mixtral-8x7b"], ["mixtral-8x7b", "not simulated"]),
+        (["--model", "mixtral-8x77b"], ["mixtral-8x77b", "mixtral-8x7b"]),
         (["--cluster", "dgx-2", "--set", "training.precision=bf16"], ["bf16", "v100"]),
         (["--model", "gpt2", "--set", "training.sequence_length=4096"], ["4096", "1024 learned"]),
         (["--json", "/nonexistent/x.json", *SMALL], ["/nonexistent/x.json", "cannot be written"]),

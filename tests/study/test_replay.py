@@ -384,7 +384,9 @@ def test_collectives_without_a_size_cannot_be_put_on_a_fabric(
         ("NVIDIA H200", 150e9, "h200-sxm-141gb"),
         ("NVIDIA GeForce RTX 4090", 25e9, "rtx-4090"),
         ("AMD Instinct MI300X", 206e9, "mi300x-192gb"),
-        ("Tesla T4", 16e9, None),
+        ("NVIDIA A100 80GB PCIe", 85e9, "a100-pcie-80gb"),
+        ("Tesla T4", 16e9, "t4-16gb"),
+        ("Quadro P4000", 8e9, None),
         ("", None, None),
     ],
 )

@@ -60,17 +60,17 @@ def test_everything_is_made_again_by_commands_that_exist(
     codes = {"validation.gpu": 3}
     assert record_everything(tmp_path) == 0
     assert {path.partition("/")[0] for path in checksums(TRACES)} == {
-        "cpu-2core-epyc", "cpu-2core-epyc-25-1", "cpu-2core-epyc-26-2",
+        "checkpoints", "cpu-2core-epyc", "cpu-2core-epyc-25-1", "cpu-2core-epyc-26-2",
         "deepspeed", "gloo", "oracle", "shaped",
     }  # fmt: skip
     assert started == [
         "validation.oracle", "validation.record", "validation.deepspeed_calls",
-        "validation.deepspeed_calls.hooks", "validation.overlap", "validation.microbench",
-        "validation.predict", "validation.gpu",
+        "validation.deepspeed_calls.hooks", "validation.checkpoints", "validation.checkpoints.clock",
+        "validation.overlap", "validation.microbench", "validation.predict", "validation.gpu",
     ]  # fmt: skip
     codes = {"validation.gpu": 3, "validation.oracle": 2}
     assert record_everything(tmp_path) == 2
-    assert len(started) == 16
+    assert len(started) == 20
 
 
 def test_who_does_not_ask_the_model_is_told_the_device(tmp_path: Path) -> None:

@@ -207,6 +207,8 @@ def record_everything(traces: Path) -> int:
         ["validation.record", "--all", str(traces / "gloo")],
         ["validation.deepspeed_calls", "--out", str(traces / "deepspeed")],
         ["validation.deepspeed_calls.hooks", "--out", str(traces / "deepspeed")],
+        ["validation.checkpoints", "--out", str(traces / "checkpoints")],
+        ["validation.checkpoints.clock", "--out", str(traces / "checkpoints")],
         ["validation.overlap", "--out", str(traces / "shaped")],
         ["validation.microbench", "--device", "cpu", "--again-above", "0.1", "--out", str(costs)],
         ["validation.predict", "--microbench", str(costs), "--out", str(costs.parent / "runs")],

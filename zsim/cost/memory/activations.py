@@ -315,8 +315,6 @@ def runs_before_recomputation(block: Block) -> int:
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
     work = module.work
-    if isinstance(work, Rearrange):
-        return work.kind != "permute" and work.library != "transformers"  # which keeps the rows
     if isinstance(work, Traced):
         return not work.saved
     return isinstance(work, Exchange | AdapterSum) or (isinstance(work, Residual) and not work.dropout)

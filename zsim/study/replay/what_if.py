@@ -174,8 +174,8 @@ def _peak(gpu: Gpu) -> float:
 
 
 def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | None:
-    """The GPU of the recording: as named, else the preset that best fits the device's name and memory; None
-    if unknown."""
+    """The GPU of the recording: as named, else the preset that best fits the device's name and memory, a
+    module (SXM) rather than a PCIe card unless the name says so; None if unknown."""
     if named is not None:
         return load_gpu(named)
     device = str(metadata.get("gpu", ""))
@@ -188,7 +188,8 @@ def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | Non
     if not gpus:
         return None
     have = float(memory) if isinstance(memory, int | float) else gpus[0].memory.capacity
-    return min(gpus, key=lambda gpu: abs(gpu.memory.capacity - have))
+    is_card = "pcie" in device.lower()
+    return min(gpus, key=lambda gpu: (abs(gpu.memory.capacity - have), ("pcie" in gpu.name) != is_card))
 
 
 def _model_of(preset: str) -> str:
