@@ -78,7 +78,7 @@ def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoin
         CheckpointTable(mode=entry["checkpoint"].get("mode", "sync")),
         _store(rates, saved, entry["experiment"]["gpus"]),
         replace(step_beside(result), copying_seconds=0.0),
-        _rates(rates, content["plans"]),
+        _rates(rates, content["plans"], content["load_plans"]),
     )
 
 
@@ -91,10 +91,11 @@ def _store(rates: Mapping[str, float], saved: Saved, ranks: int) -> StorageTable
     )
 
 
-def _rates(rates: Mapping[str, float], plans: Sequence[Mapping[str, float]]) -> SavingRates:
-    per_item = [
-        sum(plan[key] for key in ("read", "plan", "write")) / plan["ranks"] / plan["items"] for plan in plans
-    ]
+def _rates(
+    rates: Mapping[str, float],
+    plans: Sequence[Mapping[str, float]],
+    load_plans: Sequence[Mapping[str, float]],
+) -> SavingRates:
     return SavingRates(
         archive_bandwidth=f"{rates['archive_bytes_per_second']} B/s",
         unarchive_bandwidth=f"{rates['unarchive_bytes_per_second']} B/s",
@@ -103,9 +104,17 @@ def _rates(rates: Mapping[str, float], plans: Sequence[Mapping[str, float]]) -> 
         file_bandwidth=f"{rates['file_bytes_per_second']} B/s",
         staging_seconds=f"{rates['staging_seconds']} s",
         state_dict_seconds=f"{rates['state_dict_seconds']} s",
-        planner_seconds_per_item=f"{sorted(per_item)[len(per_item) // 2]} s",
+        planner_seconds_per_item=_per_item(plans, "read", "plan", "write"),
+        load_plan_seconds_per_item=_per_item(load_plans, "read", "write"),
+        metadata_seconds_per_chunk=_per_item(load_plans, "metadata", "compare"),
         interpreter_share=0.5,
         copy_bandwidth=f"{rates['copy_bytes_per_second']} B/s",
         source="traces/checkpoints/clock.json",
         evidence="measured",
     )
+
+
+def _per_item(plans: Sequence[Mapping[str, float]], *phases: str) -> str:
+    """Seconds of these phases over all ranks' items, the upper median of the plans that were tried."""
+    found = sorted(sum(plan[key] for key in phases) / plan["ranks"] / plan["items"] for plan in plans)
+    return f"{found[len(found) // 2]} s"

@@ -23,13 +23,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
@@ -217,6 +224,41 @@ def plan_seconds(ranks: int, items: int) -> dict[str, float]:
             "write": written - planned, "sent_bytes": sum(map(len, sent)) / ranks / items}  # fmt: skip
 
 
+def load_plan_seconds(ranks: int, items: int) -> dict[str, float]:
+    """Seconds of a load's planning, for plans like those of `plan_seconds`: to read `.metadata` and compare
+    its chunks with one rank's (each rank does), to read all ranks' plans and write them again (rank 0)."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({}, is_coordinator=True)
+    _, metadata = planner.create_global_plan([_plan(rank, ranks, items) for rank in range(ranks)])
+    tensors = cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
+    metadata.storage_data = {
+        MetadataIndex(name, chunk.offsets, rank): _StorageInfo(
+            f"__{rank}_0.distcp", 262_144 * number, 262_144
+        )
+        for number, (name, tensor) in enumerate(tensors.items())
+        for rank, chunk in enumerate(tensor.chunks)
+    }
+    file = pickle.dumps(metadata)
+    began = time.process_time()
+    read = pickle.loads(file)
+    opened = time.process_time()
+    own = [ChunkStorageMetadata(torch.Size([128 * (ranks // 2), 0]), torch.Size([128, 512]))]
+    found = [
+        create_read_items_for_chunk_list(name, tensor, own)
+        for name, tensor in read.state_dict_metadata.items()
+    ]
+    compared = time.process_time()
+    sent = pickle.dumps(LoadPlan([item for tensor in found for item in tensor]))
+    gathering = time.process_time()
+    received = [pickle.loads(sent) for _ in range(ranks)]
+    gathered = time.process_time()
+    for one in received:
+        pickle.dumps(one)
+    written = time.process_time()
+    return {"ranks": ranks, "items": items, "metadata": opened - began, "compare": compared - opened,
+            "read": gathered - gathering, "write": written - gathered}  # fmt: skip
+
+
 def _plan(rank: int, ranks: int, items: int) -> SavePlan:
     properties = TensorProperties(dtype=torch.float32)
     sizes, offsets = torch.Size([128, 512]), torch.Size([128 * rank, 0])
@@ -249,6 +291,7 @@ def main(words: list[str]) -> int:
         "provenance": provenance("python -m validation.checkpoints.clock", backend="gloo", seed=0),
         "models": {MODEL: SHAPES[MODEL]},
         "plans": [plan_seconds(*one) for one in PLANS],
+        "load_plans": [load_plan_seconds(*one) for one in PLANS],
     }
     with tempfile.TemporaryDirectory(prefix="zsim-saves-", dir=options.folder) as root:
         found["saves"] = {}

@@ -155,6 +155,13 @@ def plan_seconds(saved: Saved, rates: SavingRates, *, is_cached: bool = False) -
     return 0.0 if is_cached else saved.items * rates.planner_seconds_per_item
 
 
+def load_plan_seconds(saved: Saved, rates: SavingRates) -> float:
+    """Seconds until every rank knows what to read: `.metadata`, which each reads whole, and the plans, which
+    rank 0 collects and hands back unchanged (torch 2.13, `create_default_global_load_plan`)."""
+    metadata = saved.chunks * rates.metadata_seconds_per_chunk
+    return metadata + saved.items * rates.load_plan_seconds_per_item
+
+
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
     """Seconds of the fullest rank's archives; the number of tensors is about its files' overhead."""
     written, overhead = saved.written(), np.zeros(len(saved.staged))
@@ -199,8 +206,7 @@ def load_seconds(
         archives += saved.items / len(saved.read) * rates.unarchive_seconds
     found = transfer_seconds(saved.read, machine.node_of, limits) + archives
     found += machine.copy_seconds(saved.read, is_pinned=False) + saved.states * rates.state_dict_seconds
-    found += saved.chunks * rates.planner_seconds_per_item  # `.metadata`, which every rank reads whole
-    found += plan_seconds(saved, rates) + file_seconds(np.minimum(saved.num_files(), 1), limits)
+    found += load_plan_seconds(saved, rates) + file_seconds(np.minimum(saved.num_files(), 1), limits)
     if saved.read_once:
         found += machine.broadcast_seconds(int(saved.read.max()))
     return found

@@ -17,8 +17,10 @@ class SavingRates(Table):
     `file_bandwidth`: of torch.save into a file by name, which its C++ writes, to the page cache.
     `state_dict_seconds`: of a parameter and its states, until they are found; `staging_seconds`: of a tensor
     that is staged, beside its bytes.
-    `planner_seconds_per_item`: what rank 0 takes for each item of each rank's plan; `commit_seconds`: a
-    round of all ranks. `interpreter_share`: of the interpreter, for a thread that another one competes
+    `planner_seconds_per_item`: what rank 0 takes for each item of each rank's plan of a save;
+    `load_plan_seconds_per_item`: of a load, whose plans it passes on as they are;
+    `metadata_seconds_per_chunk`: what each rank that loads takes for each chunk of `.metadata`, read and
+    compared with its own. `interpreter_share`: of the interpreter, for a thread that another one competes
     with. `copy_bandwidth`: of host memory into new pages, on ranks that are processors."""
 
     archive_bandwidth: BytesPerSecond
@@ -29,6 +31,8 @@ class SavingRates(Table):
     state_dict_seconds: Duration
     staging_seconds: Duration
     planner_seconds_per_item: Duration
+    load_plan_seconds_per_item: Duration
+    metadata_seconds_per_chunk: Duration
     interpreter_share: Fraction
     copy_bandwidth: BytesPerSecond
 
