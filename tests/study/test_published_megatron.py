@@ -112,13 +112,17 @@ def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> Non
     assert megatron(**{**INTERNEVO, "shard_group": "16"}).optimizer_instances == 1
 
 
-def test_nanotron_scatters_sums_in_buckets_of_25_mib_of_bf16() -> None:
-    strategy = megatron(**NANOTRON)
-    assert (strategy.distributed_optimizer, strategy.has_owners) == (True, False)
-    assert strategy.bucket_size == 25 * 2**20 // 2
-    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
-    assert (strategy.grad_dtype, strategy.block_overhead) == ("fp32", "nanotron_block")
-    assert not megatron(**{**NANOTRON, "zero_stage": "0"}).distributed_optimizer
+def test_nanotron_reduces_behind_backward_with_zero_1_and_in_ddps_buckets_without() -> None:
+    """25 MiB of bf16 to a bucket; fp32 sums either way, and gathers behind the update."""
+    sharded, whole = megatron(**NANOTRON), megatron(**{**NANOTRON, "zero_stage": "0"})
+    assert (sharded.distributed_optimizer, whole.distributed_optimizer) == (True, False)
+    assert (sharded.bucket_size, whole.bucket_size) == (None, 25 * 2**20 // 2)
+    assert (sharded.overlap_grad_reduce, whole.overlap_grad_reduce) == (False, True)
+    for strategy in (sharded, whole):
+        assert strategy.is_nanotron
+        assert not strategy.has_owners
+        assert not strategy.overlap_param_gather
+        assert (strategy.grad_dtype, strategy.block_overhead) == ("fp32", "nanotron_block")
 
 
 def test_nanotrons_network_is_its_busy_clusters() -> None:

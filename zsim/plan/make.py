@@ -101,11 +101,11 @@ def plan_of(basis: PlanBasis) -> Plan:
 
 
 def _is_megatron_alone(basis: PlanBasis) -> bool:
-    """Whether the model's layers are Megatron's without its parallelisms, which would fuse projections
-    themselves. InternEvo's and nanotron's are left as they are."""
+    """Whether the model's layers are Megatron's or nanotron's without parallelisms, which would fuse
+    projections themselves. InternEvo's are left as they are."""
     strategy, parallelism = basis.strategy, basis.parallelism
     is_own = isinstance(strategy, Megatron) and not strategy.has_owners
-    return is_own and parallelism.is_trivial and parallelism.style == "megatron"
+    return is_own and parallelism.is_trivial and parallelism.style in ("megatron", "nanotron")
 
 
 def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:

@@ -45,6 +45,10 @@ def _fsdp2(stage: Stage, strategy: Fsdp2) -> Hooks:
 
 
 def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
+    if strategy.is_nanotron:
+        from zsim.plan.frameworks.megatron.nanotron import NanotronSchedule
+
+        return NanotronSchedule(stage, strategy)
     from zsim.plan.frameworks.megatron.schedule import MegatronSchedule
 
     return MegatronSchedule(stage, strategy)

@@ -50,10 +50,11 @@ from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
+from zsim.specs.model.vocabulary import with_padded_vocabulary
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
-from zsim.specs.strategy.megatron import MegatronTable, with_padded_vocabulary
+from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp2Table

@@ -12,13 +12,13 @@ distributed optimizer (bb84eb93).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
 from zsim.specs.strategy.training import Training
 
 Engine = Literal["megatron", "nanotron", "internevo"]
@@ -27,6 +27,7 @@ StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
 NEWEST_CORE = "0.16.1"
 CLIP_GRAD = 1.0  # --clip-grad
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
+_DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
 _WAITS_SENDS, _CUTS_MESSAGES = (0, 18), (2, 1)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
@@ -170,6 +171,7 @@ class Megatron:
     `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
     reads the norm of a bucket before it is reduced. `has_owners`: InternEvo's distributed optimizer, never
     Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
+    `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
     nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overhead`: that of each of a layer's
     router and two grouped products in deterministic mode. `skips_update`: the loss scale is still
@@ -193,6 +195,7 @@ class Megatron:
     fuses_accumulation: bool
     checks_nan: bool
     has_owners: bool = False
+    is_nanotron: bool = False
     block_overhead: str | None = "megatron_core_block"
     expert_overhead: str | None = None
     skips_update: bool = False
@@ -231,17 +234,21 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     ranks = world_size // table.optimizer_instances
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
+    is_nanotron = table.engine == "nanotron"
+    overlaps = table.overlap_grad_reduce
+    if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
+        overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[low]
     is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
     own = "megatron_core_block" if has_core else "megatron_block"
     blocks = {"megatron": own, "nanotron": "nanotron_block"}
     return Megatron(
         table.distributed_optimizer,
-        table.overlap_grad_reduce,
-        table.overlap_param_gather,
+        overlaps,
+        table.overlap_param_gather and not is_nanotron,
         param_dtype=low,
         grad_dtype=table.grad_reduce_dtype,
-        average_in_collective=table.average_in_collective,
-        bucket_size=bucket if table.overlap_grad_reduce else None,
+        average_in_collective=table.average_in_collective or is_nanotron,
+        bucket_size=bucket if overlaps else None,
         optimizer_instances=table.optimizer_instances,
         is_contiguous=is_buffer and not sums_all,
         fuses_accumulation=is_megatron
@@ -249,6 +256,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
         checks_nan=has_core and is_megatron and table.check_for_nan,
         has_owners=sums_all,
+        is_nanotron=is_nanotron,
         block_overhead=None if table.cuda_graph else blocks.get(table.engine),
         expert_overhead="megatron_core_experts" if has_core and table.deterministic_mode else None,
         skips_update=table.skips_update,
@@ -367,32 +375,3 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         raise InputError(
             f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"
         )
-
-
-def with_padded_vocabulary(model: ModelSpec, multiple: int = VOCABULARY_MULTIPLE) -> ModelSpec:
-    """The model with the rows of its embedding and LM head padded to a multiple of `multiple`."""
-    old, new = model.vocab_size, -(-model.vocab_size // multiple) * multiple
-    if new == old:
-        return model
-
-    def padded(modules: tuple[Module, ...]) -> tuple[Module, ...]:
-        return tuple(_padded(module, old, new) for module in modules)
-
-    return replace(model, vocab_size=new, before=padded(model.before), after=padded(model.after))
-
-
-def _padded(module: Module, old: int, new: int) -> Module:
-    work: Any = module.work
-    if isinstance(work, Embedding) and work.rows == old:
-        work = replace(work, rows=new)
-    elif isinstance(work, Linear) and work.out_features == old:
-        work = replace(work, out_features=new)
-    elif isinstance(work, Loss):
-        return replace(module, work=replace(work, vocab_size=new))
-    else:
-        return module
-    parameters = tuple(
-        Parameter(one.name, tuple(new if size == old else size for size in one.shape))
-        for one in module.parameters
-    )
-    return replace(module, work=work, parameters=parameters)

@@ -51,7 +51,7 @@ from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import Megatron
 
-_NCCL = "data parallel"
+NCCL = "data parallel"
 
 
 class MegatronSchedule(Hooks):
@@ -77,7 +77,7 @@ class MegatronSchedule(Hooks):
         self._weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
-        sharded = strategy.distributed_optimizer
+        sharded = strategy.distributed_optimizer and not strategy.is_nanotron
         dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
         self.parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
         experts = {name: parameter.numel for name, parameter in named if parameter.belongs_to}
@@ -162,7 +162,7 @@ class MegatronSchedule(Hooks):
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
         for parameter in call.trainable_parameters:
-            number = self._bucket_of[_name(call, parameter)].number
+            number = self._bucket_of[parameter_name(call, parameter)].number
             if number in self._ready:
                 continue
             self._gather(number)
@@ -176,8 +176,8 @@ class MegatronSchedule(Hooks):
         """start_param_sync, once per bucket and step."""
         if number in self._gathers or self._part_of[number].ranks == 1:
             return
-        self.builder.wait_stream(_NCCL, COMPUTE)
-        self._gathers[number] = self.gather(self.buckets[number], _NCCL)
+        self.builder.wait_stream(NCCL, COMPUTE)
+        self._gathers[number] = self.gather(self.buckets[number], NCCL)
 
     def _broadcast(self) -> None:
         """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
@@ -224,11 +224,11 @@ class MegatronSchedule(Hooks):
             self.builder.allocate("activations", self._tied_bytes)
         for parameter in reversed(call.trainable_parameters):
             self._add_gradient(call, parameter)
-            bucket = self._bucket_of[_name(call, parameter)]
+            bucket = self._bucket_of[parameter_name(call, parameter)]
             self._missing[bucket.number] -= 1
             is_due = self._is_last and not self._is_told and not self._missing[bucket.number]
             if self.strategy.overlap_grad_reduce and is_due:
-                self._reduce(bucket, _NCCL)
+                self._reduce(bucket, NCCL)
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
         builder, strategy = self.builder, self.strategy
@@ -254,7 +254,7 @@ class MegatronSchedule(Hooks):
     def reduce_gradients(self) -> None:
         """start_grad_sync of a stage, where the schedule says."""
         for bucket in self.buckets:
-            self._reduce(bucket, _NCCL)
+            self._reduce(bucket, NCCL)
 
     def unshard(self) -> None:
         """start_param_sync of a stage, where the schedule says."""
@@ -271,7 +271,7 @@ class MegatronSchedule(Hooks):
 
     def finish_reductions(self) -> None:
         """finish_grad_sync."""
-        stream = _NCCL if self.strategy.overlap_grad_reduce else COMPUTE
+        stream = NCCL if self.strategy.overlap_grad_reduce else COMPUTE
         for bucket in self.buckets:
             if bucket.number not in self._is_reduced:
                 self._reduce(bucket, stream)
@@ -318,7 +318,8 @@ class MegatronSchedule(Hooks):
 
     @property
     def _scatters(self) -> bool:
-        return self.strategy.distributed_optimizer and not self.strategy.has_owners
+        strategy = self.strategy
+        return strategy.distributed_optimizer and not (strategy.has_owners or strategy.is_nanotron)
 
     def _all_reduce(self, bucket: Bucket, stream: str) -> int:
         size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
@@ -393,5 +394,6 @@ class MegatronSchedule(Hooks):
         return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
 
 
-def _name(call: ModuleCall, parameter: Parameter) -> str:
+def parameter_name(call: ModuleCall, parameter: Parameter) -> str:
+    """Name of a call's parameter in the model."""
     return call.parameter_name(parameter)
