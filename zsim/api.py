@@ -12,6 +12,7 @@ from zsim.explain.variants import step_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
+from zsim.report.trust.trust import Trust, trust_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -26,6 +27,11 @@ class Result:
     plan: Plan
     trace: Trace
     report: Report
+
+    @property
+    def trust(self) -> Trust:
+        """Should I believe this? The nearest validated runs, and what the step rests on."""
+        return trust_of(self.report)
 
 
 def make_plan(experiment: Experiment) -> Plan:

@@ -32,6 +32,7 @@ _COMMANDS = {
     "memory": "memory",
     "ui": "ui",
     "goodput": "goodput",
+    "trust": "run:trust",
     "run": "run",
     "plan": "plan",
     "presets": "presets",

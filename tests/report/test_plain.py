@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, table, tables
+import shlex
+
+from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, shell, table, tables
 
 COLUMNS = [Column("cluster", is_left=True), Column("one"), Column("two")]
 
@@ -48,3 +50,13 @@ def test_markdown_says_on_which_side_a_column_stands() -> None:
         "|---|---:|",
         "| one | 2 |",
     ]
+
+
+def test_a_command_to_copy_is_continued_with_backslashes() -> None:
+    """Whole where 80 columns hold it; pieces are one shell command again."""
+    assert shell("zsim run") == ["    zsim run"]
+    words = " ".join(f"--option-{number}" for number in range(12))
+    lines = shell(words)
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+    assert shlex.split("\n".join(lines).replace("\\\n", " ")) == words.split()

@@ -1,4 +1,4 @@
-"""`zsim run`: simulate one training step."""
+"""`zsim run`: simulate one training step; `zsim trust`: how far to believe it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import typer
 from zsim import garbage_collection
 from zsim.commands.options import (
     ExperimentOptions,
+    answer,
     as_json,
     folder_option,
     is_output,
     json_option,
+    settings,
     takes_experiment,
     write_json,
 )
+from zsim.errors import InputError
 from zsim.files import make_folder
 
 if TYPE_CHECKING:
@@ -37,6 +40,55 @@ def run(
         fits = _run(asked, unfold, json_, out)
     if not fits:
         raise typer.Exit(1)
+
+
+@takes_experiment()
+def trust(
+    asked: ExperimentOptions,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS", help="A step that you measured (5.1 s, 870 ms), of this job or with --at."
+        ),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="What was other when it was measured: nodes=2; again for more."
+        ),
+    ] = None,
+    json_: Annotated[Path | None, json_option("all of it")] = None,
+) -> None:
+    """Should I believe this? The validated runs nearest to a job with zsim's errors on them, why the step's
+    interval is as wide as it is, what the step rests on, and what to measure to know it better.
+    """
+    from zsim.report.trust.trust import trust_of
+    from zsim.study.advice import simulate
+    from zsim.study.anchored import anchored
+
+    if at and measured is None:
+        raise InputError(f"--at {at[0]}: expected --measured SECONDS beside it, the step measured there")
+    seconds = None if measured is None else _seconds(measured)
+    experiment = asked.load()
+    result = simulate(experiment)
+    found = trust_of(result.report)
+    content, lines = found.to_dict(), list(found.lines())
+    if seconds is not None:
+        known = anchored(result, experiment, settings(at), seconds)
+        content["anchored"] = known.to_dict()
+        lines += ["", "From your measured step", *known.lines()]
+    answer(lines, lambda: content, json_)
+
+
+def _seconds(text: str) -> float:
+    """Seconds of "5.1 s", "870 ms" or "5.1"."""
+    from zsim.units import DURATION, SECONDS, parse_quantity
+
+    is_bare = text.replace(".", "", 1).strip().isdigit()
+    try:
+        return parse_quantity(f"{text} s" if is_bare else text, {**DURATION, **SECONDS})
+    except ValueError as error:
+        raise InputError(f"--measured: {error}") from None
 
 
 def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from zsim.cost.flops import active_numel
@@ -38,7 +38,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         },
         "nodes": job.num_nodes,
         "gpus": job.world_size,
-        "training": {name: getattr(training, name) for name in training.__slots__},
+        "training": {name: _plain_of(getattr(training, name)) for name in training.__slots__},
         "strategy": strategy,
         **({} if job.parallelism.is_trivial else {"parallelism": resolved_parallelism(job)}),
         **_besides(job),
@@ -46,6 +46,11 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         **({"micro_batch_sizes": list(job.micro_batch_sizes)} if job.micro_batch_sizes else {}),
         "cluster": job.cluster.model_dump(by_alias=True, exclude=None if job.cluster.nodes else {"nodes"}),
     }
+
+
+def _plain_of(value: Any) -> Any:
+    """A setting that is an object (fp8's recipe) as its fields by name; all else as it is."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def model_size(job: Job) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+import zsim
 from zsim.cli import app
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulator import Simulator
@@ -24,9 +26,11 @@ from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, duration
 from zsim.study.sweep.pool import Task, run_tasks
+from zsim.study.sweep.row import report_row
 from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import Sweep, run_sweep
+from zsim.study.sweep.tables import csv_text
 
 SMALL = """
 [base]
@@ -399,3 +403,18 @@ def test_degrees_and_their_order_are_axes_like_others(tmp_path: Path) -> None:
     seconds = [row["step_seconds"] for row in rows[:4]]
     assert seconds[0] == seconds[1]
     assert seconds[2] != seconds[3]
+
+
+def test_settings_that_are_objects_are_json_in_the_csv() -> None:
+    """A recipe of fp8 is a frozen dataclass, an axis from Python may be a typed table."""
+    recipe = zsim.simulate(
+        zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=8, strategy={"kind": "fsdp2"},
+                        training={"sequence_length": 512, "precision": "fp8"})
+    )  # fmt: skip
+    row = report_row(recipe.report, recipe.job)
+    assert json.loads(row["training.fp8"])["recipe"] == "torchao-tensorwise"
+    rows = [{"strategy": zsim.Fsdp2(replicate=2), "fp8": recipe.job.training.fp8, "pair": (1, 2)}]
+    (written,) = csv.DictReader(io.StringIO(csv_text(rows)))
+    assert json.loads(written["strategy"]) == {"replicate": 2, "kind": "fsdp2"}
+    assert json.loads(written["fp8"])["recipe"] == "torchao-tensorwise"
+    assert written["pair"] == "[1, 2]"

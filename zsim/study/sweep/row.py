@@ -115,7 +115,7 @@ def _trust(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A list as text, so that the column has one type; None for an empty list."""
-    if isinstance(value, list | tuple):
+    """A list or a table as JSON, so that the column has one type; None for an empty one."""
+    if isinstance(value, list | tuple | dict):
         return json.dumps(value) if value else None
     return value

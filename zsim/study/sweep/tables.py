@@ -6,14 +6,18 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from zsim.files import make_folder, write_whole
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record
 
 Row = dict[str, Any]
+_SCALARS = frozenset({bool, int, float, str})
 
 
 def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Sequence[str]) -> list[Row]:
@@ -39,7 +43,7 @@ def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Se
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The rows as CSV: numbers in full precision, tables as JSON, None as an empty cell."""
+    """The rows as CSV: numbers in full precision, tables and objects as JSON, None as an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = list(rows[0]) if rows else []
@@ -52,7 +56,11 @@ def csv_text(rows: Sequence[Row]) -> str:
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, Mapping | list) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    elif isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_unset=True)
+    return json.dumps(value) if isinstance(value, Mapping | list | tuple) else value
 
 
 def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
@@ -81,7 +89,7 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
         kinds = {type(value) for value in values if value is not None}
         if kinds <= {int, float} and len(kinds) == 2:
             values = [None if value is None else float(value) for value in values]
-        elif len(kinds) > 1 or kinds & {dict, list}:
+        elif len(kinds) > 1 or not kinds <= _SCALARS:
             values = [None if value is None else str(_cell(value)) for value in values]
         columns[name] = values
     content = io.BytesIO()

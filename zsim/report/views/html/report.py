@@ -12,6 +12,7 @@ from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
+from zsim.report.trust.trust import TITLE, errors_figure, near_cells, trust_of
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
@@ -63,6 +64,7 @@ def html_report(report: Report, trace: Trace) -> str:
         irregular=list(irregular_tables(report)),
         parallel=_parallel(report),
         sent_rows=[_sent_row(row) for row in report.sent],
+        believe=_believe(report),
         cost_headings=HEADINGS,
         cost_rows=list(cost_rows(report)),
         experiment=sections(report.experiment),
@@ -180,6 +182,21 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
         "moved": list(offload_page.moved_rows(section)),
         "drives": drives,
         "range": offload_page.range_sentence(report, section),
+    }
+
+
+def _believe(report: Report) -> dict[str, Any] | None:
+    """ "Should I believe this?" of the run at hand; None for a step that is not judged."""
+    if report.validation is None:
+        return None
+    found = trust_of(report)
+    caption = "Marks: the nearest validated runs. Lines: the interval, a reason at a time."
+    return {
+        "title": TITLE,
+        "found": found,
+        "errors": plot("errors", caption, errors_figure(found)),
+        "near": [near_cells(one) for one in found.near],
+        "measure": [(found.measure_words(one), one.command, one.calibrate) for one in found.measure],
     }
 
 

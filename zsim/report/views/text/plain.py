@@ -88,3 +88,11 @@ def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> 
     begin = " " * first if isinstance(first, int) else first
     rest = " " * (len(begin) if indent is None else indent)
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def shell(command: str, indent: int = 4) -> list[str]:
+    """A command to copy, continued with backslashes where it is wider than 80 columns."""
+    lines = textwrap.wrap(command, WIDTH - indent - 4, break_long_words=False, break_on_hyphens=False)
+    first, *rest = lines if len(command) > WIDTH - indent else [command]
+    begun = [" " * indent + first, *(" " * (indent + 2) + line for line in rest)]
+    return [*(f"{line} \\" for line in begun[:-1]), begun[-1]]

@@ -1,0 +1,1 @@
+"""Should I believe this? What the numbers of one report rest on."""

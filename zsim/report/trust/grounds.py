@@ -1,0 +1,113 @@
+"""What each part of the step rests on: the tables of numbers behind it, and how well they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.report.critical.causes import cause_meaning
+from zsim.report.report import Report
+from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
+
+_ORDER = tuple(reversed(EVIDENCE_ORDER))
+NOTHING = "follows"  # a part without numbers of its own: what it waits for has them
+
+# Cause of the critical path (`zsim.report.critical.causes`) -> the cluster's tables whose numbers it is
+# computed from. A tier of links that is not here is one of the network's.
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "compute": ("gpu.peak", "gpu.gemm", "gpu.attention"),
+    "hbm": ("gpu.memory", "gpu.memory_bound"),
+    "launch": ("gpu.launch",),
+    "interference": ("gpu.interference",),
+    "latency": ("collectives",),
+    "nvlink": ("node_link", "collectives"),
+    "pcie": ("pcie",),
+    "network": ("nic", "collectives"),
+    "allocator": ("host",),
+    "host": ("host",),
+    "host memory": ("host", "offload"),
+    "cpu": ("offload", "host"),
+    "drives": ("nvme",),
+    "others": (),
+}
+_OTHER_TIER = ("network", "collectives")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A part of the critical path: its cause, seconds, fraction of the step. `evidence`: the weakest grade of
+    the tables behind it; `tables`: each with its grade; `source`: of the first table with the weakest
+    grade."""
+
+    cause: str
+    seconds: float
+    step_fraction: float
+    evidence: str
+    tables: Mapping[str, str]
+    source: str
+
+    @property
+    def label(self) -> str:
+        return cause_meaning(self.cause).label
+
+    @property
+    def weakest(self) -> tuple[str, ...]:
+        """The tables with the weakest grade."""
+        return tuple(name for name, grade in self.tables.items() if grade == self.evidence)
+
+    @property
+    def words(self) -> str:
+        """The tables by grade, the weakest first: "data sheet: peak; calibrated: gemm, attention"."""
+        by_grade = {grade: [name for name, own in self.tables.items() if own == grade] for grade in _ORDER}
+        parts = [
+            f"{grade}: {', '.join(name.removeprefix('gpu.') for name in names)}"
+            for grade, names in by_grade.items()
+            if names
+        ]
+        return "; ".join(parts)
+
+
+def grounds(report: Report) -> tuple[Ground, ...]:
+    """The parts of the step's critical path, longest first; none where the chain is not known (a recording's
+    replay)."""
+    cluster = report.experiment.get("cluster")
+    if not report.critical_path_seconds or not isinstance(cluster, Mapping):
+        return ()
+    found = [
+        _ground(cause, seconds, report.step_seconds, cluster)
+        for cause, seconds in report.critical_path_seconds.items()
+        if seconds > 0
+    ]
+    return tuple(sorted(found, key=lambda one: -one.seconds))
+
+
+def _ground(cause: str, seconds: float, step_seconds: float, cluster: Mapping[str, Any]) -> Ground:
+    known = [(name, _table(cluster, name)) for name in _TABLES.get(cause, _OTHER_TIER)]
+    tables = {name: table for name, table in known if table is not None}
+    grades = {name: str(table["evidence"]) for name, table in tables.items()}
+    grade = weakest_of(grades.values())
+    first = next((table for name, table in tables.items() if grades[name] == grade), {})
+    return Ground(cause, seconds, seconds / step_seconds, grade, grades, str(first.get("source", "")))
+
+
+def _table(cluster: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    found: Any = cluster
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) and "evidence" in found else None
+
+
+def weakest_of(grades: Iterable[str]) -> str:
+    """The weakest of the grades; `NOTHING` without any."""
+    found = set(grades)
+    known: list[Evidence] = [grade for grade in EVIDENCE_ORDER if grade in found]
+    return known[-1] if known else NOTHING
+
+
+def fraction_by_grade(found: Iterable[Ground]) -> dict[str, float]:
+    """The fraction of the step that rests on each grade, best known first; zeros are left out."""
+    totals = dict.fromkeys((*EVIDENCE_ORDER, NOTHING), 0.0)
+    for one in found:
+        totals[one.evidence] += one.step_fraction
+    return {grade: fraction for grade, fraction in totals.items() if fraction > 0}

@@ -1,0 +1,284 @@
+"""Should I believe this? The validated runs nearest to a job, what its step rests on, what to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.report.report import Report
+from zsim.report.trust.grounds import Ground, fraction_by_grade, grounds
+from zsim.report.trust.measure import Measurement, measurements
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.figures import layout
+from zsim.report.views.meanings import EVIDENCE, TOTAL
+from zsim.report.views.shown import Figures, Shown
+from zsim.report.views.text.plain import Column, paragraph, shell, table
+from zsim.report.views.text.sentences import headline
+from zsim.units import format_seconds
+from zsim.validated.nearest import NearRun, nearest_runs
+from zsim.validated.validation import Validation, range_words
+from zsim.validated.width import Stage, cell_words, counted, ratio_bound, uncounted, width_stages
+
+TITLE = "Should I believe this?"
+_CLOSE, _ROUGH = 0.1, 0.3  # half widths of the interval, by which it is put into words
+_SHOWN_MORE = 3
+
+
+@dataclass(frozen=True, repr=False)
+class Trust(Shown):
+    """How far to trust one simulated step. `near`: validated runs like the job, with their signed errors;
+    `stages`: why the interval is as wide as it is; `uncounted`: in what else no run vouches for the job;
+    `out_of_range`: notes on work beyond the range of what was measured; `grounds`: what the step rests on;
+    `measure`: what to run to know more; `smaller`: the settings of a step to measure, by which this one is
+    known to `smaller_bound` (a fraction, 80 %)."""
+
+    job: str
+    step_seconds: float
+    validation: Validation
+    near: tuple[NearRun, ...]
+    stages: tuple[Stage, ...]
+    uncounted: tuple[str, ...]
+    out_of_range: tuple[str, ...]
+    grounds: tuple[Ground, ...]
+    measure: tuple[Measurement, ...]
+    smaller: str
+    smaller_bound: float
+
+    @property
+    def step_seconds_range(self) -> tuple[float, float]:
+        """(low, high) of the 80 % interval."""
+        return self.validation.range_of(self.step_seconds)
+
+    @property
+    def fraction_by_grade(self) -> dict[str, float]:
+        """The fraction of the step that rests on each grade of evidence, by its weakest number."""
+        return fraction_by_grade(self.grounds)
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one sentence."""
+        found = self.validation
+        half = (found.high - found.low) / 2
+        if half <= _CLOSE:
+            begin = "Yes, closely"
+        elif half <= _ROUGH:
+            begin = "Roughly"
+        else:
+            begin = "As an order of size, and to compare settings"
+        ends = f"{found.low - 1:+.0%} to {found.high - 1:+.0%}"
+        like = counted(found.runs, "validated run") if found.runs else "no validated run"
+        verb = "is" if found.runs <= 1 else "are"
+        return (
+            f"{begin}: with 80 % the step is measured at {ends} of what is predicted; {like} {verb} like it."
+        )
+
+    def headline(self) -> str:
+        return f"{TITLE} {self.verdict}"
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """The nearest validated runs, nearest first."""
+        return [
+            {
+                "row_id": one.run.row_id,
+                "source": one.run.source,
+                "model": one.run.settings.model,
+                "strategy": one.run.features.strategy,
+                "gpu": one.run.features.gpu,
+                "gpus": one.run.features.gpus,
+                "error_fraction": one.error,
+                "in_common": cell_words(self.validation.features, one.cell),
+                "more_runs": one.more,
+            }
+            for one in self.near
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `zsim trust --json` writes."""
+        return {
+            "verdict": self.verdict,
+            "step_seconds": self.step_seconds,
+            "step_seconds_range": list(self.step_seconds_range),
+            "validation": self.validation.to_dict(),
+            "nearest": [dict(row) for row in self.records()],
+            "interval": [{"low": one.low, "high": one.high, "why": one.why} for one in self.stages],
+            "not_counted": list(self.uncounted),
+            "out_of_measured_range": list(self.out_of_range),
+            "step_fraction_by_evidence": self.fraction_by_grade,
+            "grounds": [
+                {
+                    "part": one.label,
+                    "seconds": one.seconds,
+                    "step_fraction": one.step_fraction,
+                    "evidence": one.evidence,
+                    "tables": dict(one.tables),
+                    "source": one.source,
+                }
+                for one in self.grounds
+            ],
+            "measure": [
+                {
+                    "tables": list(one.tables),
+                    "step_fraction": one.step_fraction,
+                    "command": one.command,
+                    "calibrate": one.calibrate,
+                }
+                for one in self.measure
+            ],
+            "measure_smaller": {"settings": self.smaller, "error_fraction": self.smaller_bound},
+        }
+
+    def plots(self) -> Figures:
+        return {"errors": lambda: errors_figure(self)}
+
+    def lines(self) -> Iterator[str]:
+        yield self.job
+        yield ""
+        yield from paragraph(self.headline())
+        yield ""
+        words = f"{format_seconds(self.step_seconds)}, with 80 % {range_words(self.step_seconds_range)}"
+        yield f"step  {words}"
+        yield from ["", "Nearest validated runs, and how far off zsim is on them", *self._near_lines()]
+        yield from ["", "Why the interval is that wide (measured step over predicted)"]
+        for stage in self.stages:
+            yield from paragraph(stage.why, first=f"{stage.low:6.2f} to {stage.high:5.2f}  ")
+        if self.beyond:
+            yield from ["", "What is extrapolated"]
+            for sentence in self.beyond:
+                yield from paragraph(sentence, first="- ")
+        if self.grounds:
+            yield from ["", *self._ground_lines()]
+        yield from ["", "What to measure"]
+        for sentence in self.advice:
+            yield from paragraph(sentence, first="- ")
+        for one in self.measure:
+            yield from paragraph(self.measure_words(one), first="- ")
+            yield from [*shell(one.command), *shell(one.calibrate)]
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """What no validated run vouches for, and what was measured in another range, one sentence each."""
+        return (
+            *self.validation.extrapolates,
+            *(f"{sentence} (does not widen the interval)" for sentence in self.uncounted),
+            *self.out_of_range,
+        )
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """The measured steps that would say most."""
+        smaller = (
+            f"one measured step of this job with {self.smaller}, if torch's allocator does not run short "
+            f"there: the ratio of the two steps is known to {self.smaller_bound:.0%} (80 % of published "
+            f"pairs). Then zsim trust with --at {self.smaller} --measured SECONDS"
+        )
+        recorded = (
+            "two steps of it under torch.profiler: zsim compare EXPERIMENT.toml RECORDED.json says which "
+            "part is off"
+        )
+        return smaller, recorded
+
+    def measure_words(self, one: Measurement) -> str:
+        """Why to run a measurement."""
+        return (
+            f"{', '.join(one.tables)}: {one.step_fraction:.0%} of the step rests on their numbers, assumed "
+            "or from a data sheet"
+        )
+
+    def _near_lines(self) -> Iterator[str]:
+        columns = [
+            Column("run", is_left=True), Column("error"), Column("GPUs"), Column("GPU", is_left=True),
+            Column("strategy", is_left=True),
+        ]  # fmt: skip
+        yield from table(columns, [near_cells(one) for one in self.near])
+        for one, words in self._cells():
+            yield from paragraph(words, first=f"{one}  ")
+
+    def _cells(self) -> Iterator[tuple[str, str]]:
+        for cell in sorted({one.cell for one in self.near}):
+            inside = [one.run.row_id for one in self.near if one.cell == cell]
+            shown = ", ".join(inside[:_SHOWN_MORE])
+            yield "in common:", f"{cell_words(self.validation.features, cell)} ({shown})"
+
+    def _ground_lines(self) -> Iterator[str]:
+        parts = ", ".join(f"{fraction:.0%} {grade}" for grade, fraction in self.fraction_by_grade.items())
+        yield from paragraph(f"What the step rests on, by the weakest number of each part: {parts}")
+        columns = [
+            Column("critical path", is_left=True), Column("of step"), Column("its numbers", is_left=True),
+        ]  # fmt: skip
+        yield from table(columns, [ground_cells(one) for one in self.grounds])
+
+
+def near_cells(one: NearRun) -> list[str]:
+    """The row of a validated run."""
+    features = one.run.features
+    return [
+        one.run.row_id,
+        f"{round(one.error, 3) + 0.0:+.1%}",
+        f"{features.gpus:,}",
+        features.gpu,
+        features.strategy,
+    ]
+
+
+def ground_cells(one: Ground) -> list[str]:
+    """The row of a part of the step."""
+    return [one.label, f"{one.step_fraction:.1%}", one.words]
+
+
+def trust_of(report: Report) -> Trust:
+    """The trust that a report's step deserves.
+
+    Raises InputError for a step that is not judged (a replayed recording).
+    """
+    found = report.validation
+    if found is None:
+        raise InputError("the step of a recording is not a prediction: there is nothing to believe")
+    training = report.experiment.get("training") or {}
+    length, precision = training.get("sequence_length"), training.get("precision")
+    parts = grounds(report)
+    cluster = report.experiment.get("cluster") or {}
+    name, per_node = str(cluster.get("name", "CLUSTER")), int(cluster.get("gpus_per_node", 1))
+    smaller, kinds = _smaller(found.features.nodes, length)
+    return Trust(
+        job=headline(report),
+        step_seconds=report.step_seconds,
+        validation=found,
+        near=nearest_runs(found.features, length),
+        stages=width_stages(found.features),
+        uncounted=uncounted(found.features, length, precision),
+        out_of_range=tuple(note for note in report.notes if note.startswith("extrapolated: ")),
+        grounds=parts,
+        measure=measurements(parts, name, found.features.nodes, per_node),
+        smaller=smaller,
+        smaller_bound=ratio_bound(kinds),
+    )
+
+
+def _smaller(nodes: int, sequence_length: float | None) -> tuple[str, list[str]]:
+    """A cheaper step to measure, as a setting, and the settings in which it differs."""
+    if nodes > 1:
+        return f"nodes={max(nodes // 4, 1)}", ["GPUs"]
+    return f"training.sequence_length={max(int(sequence_length or 2) // 2, 1)}", ["sequence length"]
+
+
+def errors_figure(found: Trust) -> Figure:
+    """Measured over predicted: the nearest runs as marks, the stages of the interval as lines."""
+    figure = Figure(layout(120 + 28 * (len(found.near) + len(found.stages)), hovermode="closest"))
+    names = [f"interval {number}" for number, _ in enumerate(found.stages, 1)]
+    for name, stage in zip(names, found.stages, strict=True):
+        figure.add_scatter(
+            x=[stage.low, stage.high], y=[name, name], mode="lines+markers", showlegend=False,
+            line={"color": EVIDENCE["calibrated"].color, "width": 4},
+            hovertemplate="%{x:.2f} times the predicted step<extra></extra>",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[1 / (1 + one.error) for one in found.near], y=[one.run.row_id for one in found.near],
+        mode="markers", showlegend=False, marker={"color": TOTAL.color, "size": 10},
+        hovertext=[f"{one.run.source}, {one.run.settings.model}: {one.error:+.1%}" for one in found.near],
+        hoverinfo="text",
+    )  # fmt: skip
+    figure.update_xaxes(title_text="measured step over predicted", rangemode="tozero")
+    figure.update_yaxes(automargin=True)
+    return figure

@@ -1,0 +1,96 @@
+"""A step predicted from a measured one: the measured step times the ratio of the two predictions.
+
+# [Note: anchored on a measured step]
+What is wrong with a prediction is mostly the same for two steps of one job on one machine, so their ratio is
+off by less than either (zsim/validated/ratios.py). A measured step of the job, on fewer nodes or with a
+shorter sequence, carries all that is common; what is left is the error of the ratio, estimated from pairs
+of published runs that differ in the same settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.api import Result
+from zsim.errors import InputError
+from zsim.report.views.text.plain import paragraph
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.advice import simulate
+from zsim.study.differences import differing_settings
+from zsim.study.given import experiment_of
+from zsim.study.sweep.row import report_row
+from zsim.units import format_seconds
+from zsim.validated.errors import REPEATS
+from zsim.validated.ratios import ratio_range
+from zsim.validated.validation import range_words
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """`step_seconds` and its 80 % interval `low` to `high`, from `measured_seconds` of a step that is
+    predicted to take `predicted_seconds` and differs in `kinds`, which `settings` name."""
+
+    step_seconds: float
+    low: float
+    high: float
+    measured_seconds: float
+    predicted_seconds: float
+    kinds: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def error(self) -> float:
+        """Of the prediction of the measured step: predicted over measured, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object in `zsim trust --json`."""
+        return {
+            "step_seconds": self.step_seconds,
+            "step_seconds_range": [self.low, self.high],
+            "measured_seconds": self.measured_seconds,
+            "predicted_seconds": self.predicted_seconds,
+            "error_fraction": self.error,
+            "differs_in": list(self.kinds),
+            "settings": {key: str(value) for key, value in self.settings.items()},
+        }
+
+    def lines(self) -> list[str]:
+        where = ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "this very job"
+        text = (
+            f"measured with {where}: {format_seconds(self.measured_seconds)}, predicted "
+            f"{format_seconds(self.predicted_seconds)} ({self.error:+.1%}). By the ratio of the two steps "
+            f"this one takes {format_seconds(self.step_seconds)}, with 80 % "
+            f"{range_words((self.low, self.high))}."
+        )
+        return paragraph(text)
+
+
+def anchored(
+    result: Result, experiment: Experiment, settings: Mapping[str, Any], measured_seconds: float
+) -> Anchored:
+    """The step of `result`, a simulation of `experiment`, from a measured step of it under other `settings`
+    (dotted keys). Without settings the job itself was measured, and repeated runs differ by 0.6 %.
+
+    Raises InputError for a measured time that is not above 0, and for settings that do not simulate."""
+    if not measured_seconds > 0:
+        raise InputError(f"measured: found {measured_seconds:g} s, expected a step's seconds, above 0")
+    predicted = result.report.step_seconds
+    if not settings:
+        low, high = measured_seconds * (1 - REPEATS), measured_seconds * (1 + REPEATS)
+        return Anchored(measured_seconds, low, high, measured_seconds, predicted, (), {})
+    other = simulate(experiment_of(experiment, settings))
+    kinds = differing_settings(report_row(result.report, result.job), report_row(other.report, other.job))
+    ratio = predicted / other.report.step_seconds
+    low, high = ratio_range(ratio, kinds) if kinds else (ratio * (1 - REPEATS), ratio * (1 + REPEATS))
+    return Anchored(
+        measured_seconds * ratio,
+        measured_seconds * low,
+        measured_seconds * high,
+        measured_seconds,
+        other.report.step_seconds,
+        tuple(kinds),
+        dict(settings),
+    )

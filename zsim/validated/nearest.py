@@ -1,0 +1,72 @@
+"""The validated runs that a job is nearest to, for a reader; no number is made from this order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import expm1, log2
+
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, validated_runs
+
+# Distance of a feature that differs, in doublings of the number of GPUs. Chosen so that a list reads well.
+_OTHER_STRATEGY, _OTHER_GPU, _OTHER_FABRIC, _LENGTH = 3.0, 2.0, 1.0, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class NearRun:
+    """A run; `cell`: the number of the closest cell that it shares with the job (`Features.cells`);
+    `more`: how many runs of the same source share that cell and are not shown."""
+
+    run: ValidatedRun
+    cell: int
+    more: int = 0
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one: below 0 where zsim was too fast."""
+        return expm1(-self.run.error)
+
+
+def nearest_runs(
+    job: Features,
+    sequence_length: float | None = None,
+    runs: Sequence[ValidatedRun] | None = None,
+    *,
+    count: int = 6,
+    per_source: int = 2,
+) -> tuple[NearRun, ...]:
+    """The runs nearest to the job, at most `per_source` of each source: by the closest shared cell, in it by
+    strategy, GPU, fabric, and the ratios of GPUs, parameters and sequence length."""
+    runs = validated_runs() if runs is None else runs
+    ordered = sorted(
+        ((_cell(run.features, job), _distance(run, job, sequence_length), run.row_id), run) for run in runs
+    )
+    alike = Counter((key[0], run.source) for key, run in ordered)
+    shown: Counter[str] = Counter()
+    chosen: list[NearRun] = []
+    for (cell, _, _), run in ordered:
+        if len(chosen) == count:
+            break
+        if shown[run.source] < per_source:
+            shown[run.source] += 1
+            chosen.append(NearRun(run, cell, alike[cell, run.source]))
+    own = Counter((one.cell, one.run.source) for one in chosen)
+    return tuple(NearRun(one.run, one.cell, one.more - own[one.cell, one.run.source]) for one in chosen)
+
+
+def _cell(run: Features, job: Features) -> int:
+    pairs = zip(run.cells, job.cells, strict=True)
+    return next(number for number, (one, other) in enumerate(pairs) if one == other)
+
+
+def _distance(run: ValidatedRun, job: Features, sequence_length: float | None) -> float:
+    other = run.features
+    far = _OTHER_STRATEGY * (other.strategy != job.strategy) + _OTHER_GPU * (other.gpu != job.gpu)
+    far += _OTHER_FABRIC * (other.fabric != job.fabric)
+    for one, wanted in ((other.gpus, job.gpus), (other.parameters, job.parameters)):
+        far += abs(log2(max(one, 1) / max(wanted, 1)))
+    if sequence_length:
+        far += _LENGTH * abs(log2(max(run.settings.sequence_length, 1) / sequence_length))
+    return far

@@ -1,0 +1,149 @@
+"""Why an interval is as wide as it is: what each stage of it adds, and what its width does not count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, expm1
+
+from zsim.validated.errors import (
+    ENOUGH,
+    UNLIKE,
+    Errors,
+    broader_cell,
+    errors_like,
+    interval_like,
+)
+from zsim.validated.extrapolation import Extrapolation, extrapolations, stretch_of
+from zsim.validated.features import Features
+from zsim.validated.ratios import bound_of
+from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs
+
+_DTYPES = (
+    ("fp8", r"fp8"),
+    ("fp4", r"fp4"),
+    ("bf16", r"bf16"),
+    ("fp16", r"fp16|\bfp 16"),
+    ("fp32", r"fp32|tf32"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The interval after a stage, as multiples of the predicted step, and the reason in words."""
+
+    low: float
+    high: float
+    why: str
+
+
+def width_stages(
+    job: Features,
+    runs: Sequence[ValidatedRun] | None = None,
+    widening: Mapping[str, float] | None = None,
+) -> tuple[Stage, ...]:
+    """The stages of the job's interval; the last one is that of `zsim.validated.validation.validation_of`. A
+    stage that changes nothing is left out."""
+    runs = validated_runs() if runs is None else runs
+    widening = shipped_estimates()["widening"] if widening is None else widening
+    errors = errors_like(job, runs)
+    stages = [_stage(errors.interval(), _own_words(errors))]
+    wide = interval_like(job, runs)[1]
+    if wide != errors.interval():
+        stages.append(_stage(wide, _broader_words(job, runs, len({run.source for run in errors.alike}))))
+    beyond = extrapolations(job, runs)
+    stretch = stretch_of(beyond, widening)
+    if stretch > 1:
+        stages.append(_stage((wide[0] * stretch, wide[1] * stretch), _stretch_words(beyond, widening)))
+    return tuple(stages)
+
+
+def _stage(ends: tuple[float, float], why: str) -> Stage:
+    return Stage(exp(ends[0]), exp(ends[1]), why)
+
+
+def _own_words(errors: Errors) -> str:
+    sources = len({run.source for run in errors.alike})
+    if not sources:
+        return "the errors of runs that are not like it"
+    return (
+        f"the errors of {counted(len(errors.alike), 'run')} of {counted(sources, 'source')} like it, and "
+        f"with a weight of {1 / (sources + 1):.0%} those of runs less alike"
+    )
+
+
+def _broader_words(job: Features, runs: Sequence[ValidatedRun], sources: int) -> str:
+    cell = broader_cell(job, runs)
+    inside = [run for run in runs if run.features.cells[cell] == job.cells[cell]]
+    return (
+        f"{counted(sources, 'source')} like it, fewer than {ENOUGH}: trusted no better than "
+        f"{cell_words(job, cell)}, {counted(len(inside), 'run')} of "
+        f"{counted(len({run.source for run in inside}), 'source')}"
+    )
+
+
+def cell_words(job: Features, cell: int) -> str:
+    """The runs of a cell of the job in words: "DeepSpeed over several nodes"."""
+    where = "over several nodes" if job.is_several else "on one node"
+    if cell > UNLIKE:
+        return "all runs"
+    if cell == UNLIKE:
+        return f"runs of any framework {where}"
+    words = f"{job.framework} {where}"
+    if cell <= 1:
+        words += f" bound by {job.binding}"
+    return words + (f" on {job.chip.upper()}" if cell == 0 else "")
+
+
+def _stretch_words(beyond: Sequence[Extrapolation], widening: Mapping[str, float]) -> str:
+    parts = [
+        f"{one.sentence} ({widening[one.respect]:.2f} times as far"
+        + (" per doubling" if one.steps != 1 else "")
+        + ")"
+        for one in beyond
+        if widening[one.respect] > 1
+    ]
+    return f"beyond the runs: {'; '.join(parts)}"
+
+
+def uncounted(
+    job: Features,
+    sequence_length: float | None,
+    precision: str | None,
+    runs: Sequence[ValidatedRun] | None = None,
+) -> tuple[str, ...]:
+    """In what else no run vouches for the job, by which the interval is not widened: the length of the
+    sequence (a run vouches up to twice its own) and the precision, each among the framework's runs."""
+    runs = validated_runs() if runs is None else runs
+    own = [run for run in runs if run.features.framework == job.framework]
+    if not own:
+        return ()
+    found = []
+    longest = max(run.settings.sequence_length for run in own)
+    if sequence_length and sequence_length > 2 * longest:
+        found.append(
+            f"sequences of {sequence_length:,.0f}: the longest of a validated run of {job.framework} is "
+            f"{longest:,}"
+        )
+    known = {dtype_of(run.settings.training) for run in own} - {""}
+    if precision and precision not in known:
+        found.append(f"{precision}: the validated runs of {job.framework} are in {', '.join(sorted(known))}")
+    return tuple(found)
+
+
+def dtype_of(training: str) -> str:
+    """The precision in the words of a run's `training` settings; "" where they do not say."""
+    first = training.partition(",")[0].lower()
+    return next((name for name, pattern in _DTYPES if re.search(pattern, first)), "")
+
+
+def ratio_bound(kinds: Sequence[str]) -> float:
+    """How far the ratio of two steps that differ in `kinds` (`zsim.validated.ratios.SETTINGS`) is off for
+    80 % of published pairs, as a fraction."""
+    return expm1(bound_of(kinds, shipped_estimates()["ratios"]))
+
+
+def counted(number: int, noun: str) -> str:
+    """E.g. "1 run", "44 runs"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
