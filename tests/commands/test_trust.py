@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from zsim.cli import app
 from zsim.errors import InputError
 from zsim.study.anchored import anchored
 
-JOB = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 4, "strategy": {"kind": "fsdp2"},
+JOB: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "nodes": 4, "strategy": {"kind": "fsdp2"},
        "training": {"sequence_length": 512}}  # fmt: skip
 FILE = """
 model = "gpt2"

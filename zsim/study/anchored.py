@@ -42,7 +42,7 @@ class Anchored:
 
     @property
     def error(self) -> float:
-        """Of the prediction of the measured step: predicted over measured, less one."""
+        """The error of the prediction of the measured step: predicted over measured, less one."""
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     def to_dict(self) -> dict[str, Any]:

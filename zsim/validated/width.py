@@ -30,7 +30,7 @@ _DTYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class WidthStage:
     """The interval after a stage, as multiples of the predicted step, and the reason in words."""
 
     low: float
@@ -42,7 +42,7 @@ def width_stages(
     job: Features,
     runs: Sequence[ValidatedRun] | None = None,
     widening: Mapping[str, float] | None = None,
-) -> tuple[Stage, ...]:
+) -> tuple[WidthStage, ...]:
     """The stages of the job's interval; the last one is that of `zsim.validated.validation.validation_of`. A
     stage that changes nothing is left out."""
     runs = validated_runs() if runs is None else runs
@@ -59,8 +59,8 @@ def width_stages(
     return tuple(stages)
 
 
-def _stage(ends: tuple[float, float], why: str) -> Stage:
-    return Stage(exp(ends[0]), exp(ends[1]), why)
+def _stage(ends: tuple[float, float], why: str) -> WidthStage:
+    return WidthStage(exp(ends[0]), exp(ends[1]), why)
 
 
 def _own_words(errors: Errors) -> str:

@@ -1,4 +1,4 @@
-"""What each part of the step rests on: the tables of numbers behind it, and how well they are known."""
+"""The grounds of each part of the step: the tables of numbers behind it, and how well they are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to measure so that a step is known better, with the commands."""
+"""Measurements that make a step better known, with their commands."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds
 from zsim.validated.nearest import NearRun, nearest_runs
 from zsim.validated.validation import Validation, range_words
-from zsim.validated.width import Stage, cell_words, counted, ratio_bound, uncounted, width_stages
+from zsim.validated.width import WidthStage, cell_words, counted, ratio_bound, uncounted, width_stages
 
 TITLE = "Should I believe this?"
 _CLOSE, _ROUGH = 0.1, 0.3  # half widths of the interval, by which it is put into words
@@ -38,7 +38,7 @@ class Trust(Shown):
     step_seconds: float
     validation: Validation
     near: tuple[NearRun, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[WidthStage, ...]
     uncounted: tuple[str, ...]
     out_of_range: tuple[str, ...]
     grounds: tuple[Ground, ...]
@@ -158,7 +158,8 @@ class Trust(Shown):
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """What no validated run vouches for, and what was measured in another range, one sentence each."""
+        """Respects in which no validated run vouches for the job, and work beyond the measured range, one
+        sentence each."""
         return (
             *self.validation.extrapolates,
             *(f"{sentence} (does not widen the interval)" for sentence in self.uncounted),
