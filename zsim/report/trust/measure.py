@@ -30,7 +30,7 @@ _SMALL = 0.01  # of the step; below it a better number does not show
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class WantedNumbers:
     """`command` measures the numbers of `tables`, on which `step_fraction` of the step rests and which nobody
     has measured; `calibrate` makes a cluster file of what it writes."""
 
@@ -42,18 +42,18 @@ class Measurement:
 
 def measurements(
     found: Sequence[Ground], cluster: str, nodes: int, gpus_per_node: int
-) -> tuple[Measurement, ...]:
+) -> tuple[WantedNumbers, ...]:
     """The measurements that replace numbers which are neither measured nor calibrated, the largest part of
     the step first: of links on at most 2 of the job's `nodes`. Parts below 1 % of the step are left out."""
     nodes = min(nodes, 2)
     ranks = nodes * gpus_per_node
-    by_file: dict[str, Measurement] = {}
+    by_file: dict[str, WantedNumbers] = {}
     for table, fraction in _unknown(found):
         command, file = _RUNS[table]
         before = by_file.get(file)
         log = f" --ranks {ranks} --nodes {nodes}" if command is NCCL_TESTS else ""
         tables = (*before.tables, table) if before and table not in before.tables else (table,)
-        by_file[file] = Measurement(
+        by_file[file] = WantedNumbers(
             command.format(ranks=ranks, per_node=gpus_per_node),
             f"zsim calibrate {file} --base {cluster}{log} --name ours --out ours.toml",
             before.tables if before and table in before.tables else tables,

@@ -9,7 +9,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.report.trust.grounds import Ground, fraction_by_grade, grounds
-from zsim.report.trust.measure import Measurement, measurements
+from zsim.report.trust.measure import WantedNumbers, measurements
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import EVIDENCE, TOTAL
@@ -42,7 +42,7 @@ class Trust(Shown):
     uncounted: tuple[str, ...]
     out_of_range: tuple[str, ...]
     grounds: tuple[Ground, ...]
-    measure: tuple[Measurement, ...]
+    measure: tuple[WantedNumbers, ...]
     smaller: str
     smaller_bound: float
 
@@ -180,7 +180,7 @@ class Trust(Shown):
         )
         return smaller, recorded
 
-    def measure_words(self, one: Measurement) -> str:
+    def measure_words(self, one: WantedNumbers) -> str:
         """Why to run a measurement."""
         return (
             f"{', '.join(one.tables)}: {one.step_fraction:.0%} of the step rests on their numbers, assumed "
