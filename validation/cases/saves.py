@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from zsim.api import simulate
@@ -78,7 +79,7 @@ def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoin
         CheckpointTable(mode=entry["checkpoint"].get("mode", "sync")),
         _store(rates, saved, entry["experiment"]["gpus"]),
         replace(step_beside(result), copying_seconds=0.0),
-        _rates(rates, content["plans"], content["load_plans"]),
+        _rates(rates, content["plans"], content["load_plans"], content["own_plans"]),
     )
 
 
@@ -95,6 +96,7 @@ def _rates(
     rates: Mapping[str, float],
     plans: Sequence[Mapping[str, float]],
     load_plans: Sequence[Mapping[str, float]],
+    own_plans: Sequence[Mapping[str, float]],
 ) -> SavingRates:
     return SavingRates(
         archive_bandwidth=f"{rates['archive_bytes_per_second']} B/s",
@@ -106,6 +108,7 @@ def _rates(
         state_dict_seconds=f"{rates['state_dict_seconds']} s",
         planner_seconds_per_item=_per_item(plans, "read", "plan", "write"),
         load_plan_seconds_per_item=_per_item(load_plans, "read", "write"),
+        own_load_plan_seconds_per_item=f"{median(one['load'] / one['items'] for one in own_plans)} s",
         metadata_seconds_per_chunk=_per_item(load_plans, "metadata", "compare"),
         interpreter_share=0.5,
         copy_bandwidth=f"{rates['copy_bytes_per_second']} B/s",

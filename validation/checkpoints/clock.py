@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -40,6 +40,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from validation.checkpoints.__main__ import experiment
 from validation.checkpoints.cases import SavedCase, saved_cases
@@ -259,12 +262,41 @@ def load_plan_seconds(ranks: int, items: int) -> dict[str, float]:
             "read": gathered - gathering, "write": written - gathered}  # fmt: skip
 
 
+def own_plan_seconds(items: int = 600) -> dict[str, float]:
+    """Seconds that a rank computes for its own plans, without the others: of a save, and of a load with the
+    look-up of each tensor that is read (`resolve_tensor`)."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        own = {name: DTensor.from_local(torch.zeros(64, 128), mesh, [Shard(0)]) for name in _names(items)}
+        began = time.process_time()
+        saver = DefaultSavePlanner()
+        saver.set_up_planner(own, None, True)
+        plan = saver.create_local_plan()
+        saved = time.process_time()
+        _, metadata = saver.create_global_plan([plan])
+        planned = time.process_time()
+        loader = DefaultLoadPlanner()
+        loader.set_up_planner(own, metadata, True)
+        read = loader.create_local_plan()
+        for item in read.items:
+            loader.resolve_tensor(item).detach()
+        loaded = time.process_time()
+    finally:
+        dist.destroy_process_group()
+    return {"items": items, "save": saved - began, "load": loaded - planned}
+
+
+def _names(items: int) -> list[str]:
+    return [f"optim.state.model.layers.{number}.self_attn.q_proj.weight.exp_avg" for number in range(items)]
+
+
 def _plan(rank: int, ranks: int, items: int) -> SavePlan:
     properties = TensorProperties(dtype=torch.float32)
     sizes, offsets = torch.Size([128, 512]), torch.Size([128 * rank, 0])
     whole = torch.Size([128 * ranks, 512])
     data = [TensorWriteData(ChunkStorageMetadata(offsets, sizes), properties, whole) for _ in range(items)]
-    names = [f"optim.state.model.layers.{number}.self_attn.q_proj.weight.exp_avg" for number in range(items)]
+    names = _names(items)
     return SavePlan(
         [
             WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=one)
@@ -292,6 +324,7 @@ def main(words: list[str]) -> int:
         "models": {MODEL: SHAPES[MODEL]},
         "plans": [plan_seconds(*one) for one in PLANS],
         "load_plans": [load_plan_seconds(*one) for one in PLANS],
+        "own_plans": [own_plan_seconds() for _ in range(REPETITIONS)],
     }
     with tempfile.TemporaryDirectory(prefix="zsim-saves-", dir=options.folder) as root:
         found["saves"] = {}

@@ -30,7 +30,7 @@ FREE = SavingRates(
     archive_bandwidth="1000000 GB/s", unarchive_bandwidth="1000000 GB/s", archive_seconds="0 s",
     unarchive_seconds="0 s", state_dict_seconds="0 s", staging_seconds="0 s",
     file_bandwidth="1000000 GB/s", planner_seconds_per_item="0 s", load_plan_seconds_per_item="0 s",
-    metadata_seconds_per_chunk="0 s",
+    own_load_plan_seconds_per_item="0 s", metadata_seconds_per_chunk="0 s",
     interpreter_share=0.5, copy_bandwidth="1000000 GB/s", source="a test",
 )  # fmt: skip
 FAST = StorageTable(write_bandwidth="1000000 GB/s")
@@ -147,6 +147,8 @@ def test_a_load_passes_plans_on_and_reads_the_metadata_once() -> None:
         assert cost(table, rates=plans).load_seconds - free == pytest.approx(64 * (4 * 291 + 12) * 1e-6)
     planner = FREE.model_copy(update={"planner_seconds_per_item": 1.0})
     assert cost({}, rates=planner).load_seconds == free
+    own = FREE.model_copy(update={"own_load_plan_seconds_per_item": 1e-3})
+    assert cost({}, rates=own).load_seconds - free == pytest.approx((4 * 291 + 12) * 1e-3)
     chunks = FREE.model_copy(update={"metadata_seconds_per_chunk": 3e-6})
     assert 0 < cost({}, rates=chunks).load_seconds - free <= 64 * 4 * 291 * 3e-6
 

@@ -156,10 +156,12 @@ def plan_seconds(saved: Saved, rates: SavingRates, *, is_cached: bool = False) -
 
 
 def load_plan_seconds(saved: Saved, rates: SavingRates) -> float:
-    """Seconds until every rank knows what to read: `.metadata`, which each reads whole, and the plans, which
-    rank 0 collects and hands back unchanged (torch 2.13, `create_default_global_load_plan`)."""
-    metadata = saved.chunks * rates.metadata_seconds_per_chunk
-    return metadata + saved.items * rates.load_plan_seconds_per_item
+    """Seconds until every rank knows what to read: `.metadata`, which each reads whole, its own plan, and the
+    plans of all, which rank 0 collects and hands back unchanged (torch 2.13,
+    `create_default_global_load_plan`)."""
+    own = rates.metadata_seconds_per_chunk * saved.chunks
+    own += rates.own_load_plan_seconds_per_item * saved.items / len(saved.read)
+    return own + saved.items * rates.load_plan_seconds_per_item
 
 
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:

@@ -19,6 +19,7 @@ class SavingRates(Table):
     that is staged, beside its bytes.
     `planner_seconds_per_item`: what rank 0 takes for each item of each rank's plan of a save;
     `load_plan_seconds_per_item`: of a load, whose plans it passes on as they are;
+    `own_load_plan_seconds_per_item`: what each rank takes for an item of its own when it loads;
     `metadata_seconds_per_chunk`: what each rank that loads takes for each chunk of `.metadata`, read and
     compared with its own. `interpreter_share`: of the interpreter, for a thread that another one competes
     with. `copy_bandwidth`: of host memory into new pages, on ranks that are processors."""
@@ -32,6 +33,7 @@ class SavingRates(Table):
     staging_seconds: Duration
     planner_seconds_per_item: Duration
     load_plan_seconds_per_item: Duration
+    own_load_plan_seconds_per_item: Duration
     metadata_seconds_per_chunk: Duration
     interpreter_share: Fraction
     copy_bandwidth: BytesPerSecond
