@@ -15,7 +15,7 @@ from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import cost_of
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import step_beside
-from zsim.goodput.checkpoints.rates import SavingRates
+from zsim.goodput.checkpoints.rates import PlanningRates, SavingRates
 from zsim.goodput.checkpoints.saved import Saved
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -79,7 +79,7 @@ def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoin
         CheckpointTable(mode=entry["checkpoint"].get("mode", "sync")),
         _store(rates, saved, entry["experiment"]["gpus"]),
         replace(step_beside(result), copying_seconds=0.0),
-        _rates(rates, content["plans"], content["load_plans"], content["own_plans"]),
+        _rates(rates, content["plans"], content["own_plans"]),
     )
 
 
@@ -93,10 +93,7 @@ def _store(rates: Mapping[str, float], saved: Saved, ranks: int) -> StorageTable
 
 
 def _rates(
-    rates: Mapping[str, float],
-    plans: Sequence[Mapping[str, float]],
-    load_plans: Sequence[Mapping[str, float]],
-    own_plans: Sequence[Mapping[str, float]],
+    rates: Mapping[str, float], plans: Sequence[Mapping[str, Any]], own_plans: Sequence[Mapping[str, float]]
 ) -> SavingRates:
     return SavingRates(
         archive_bandwidth=f"{rates['archive_bytes_per_second']} B/s",
@@ -105,19 +102,31 @@ def _rates(
         unarchive_seconds=f"{rates['unarchive_seconds']} s",
         file_bandwidth=f"{rates['file_bytes_per_second']} B/s",
         staging_seconds=f"{rates['staging_seconds']} s",
-        state_dict_seconds=f"{rates['state_dict_seconds']} s",
-        planner_seconds_per_item=_per_item(plans, "read", "plan", "write"),
-        load_plan_seconds_per_item=_per_item(load_plans, "read", "write"),
         own_load_plan_seconds_per_item=f"{median(one['load'] / one['items'] for one in own_plans)} s",
-        metadata_seconds_per_chunk=_per_item(load_plans, "metadata", "compare"),
+        state_dict_seconds=f"{rates['state_dict_seconds']} s",
         interpreter_share=0.5,
         copy_bandwidth=f"{rates['copy_bytes_per_second']} B/s",
+        planning=_planning(plans),
+        planning_uncollected=_planning(plans),  # the recorded runs look for cycles
         source="traces/checkpoints/clock.json",
         evidence="measured",
     )
 
 
-def _per_item(plans: Sequence[Mapping[str, float]], *phases: str) -> str:
-    """Seconds of these phases over all ranks' items, the upper median of the plans that were tried."""
-    found = sorted(sum(plan[key] for key in phases) / plan["ranks"] / plan["items"] for plan in plans)
-    return f"{found[len(found) // 2]} s"
+def _planning(plans: Sequence[Mapping[str, Any]]) -> PlanningRates:
+    """Medians per item."""
+    recorded = [plan for plan in plans if plan["collects"]]
+
+    def each(*keys: str) -> str:
+        return (
+            f"{median(sum(plan[key] for key in keys) / plan['ranks'] / plan['items'] for plan in recorded)} s"
+        )
+
+    return PlanningRates(
+        read_item=each("read"),
+        plan_item=each("plan"),
+        answer_item=each("write"),
+        commit_item=each("results_read", "metadata_write"),
+        load_item=each("load_read", "load_write"),
+        metadata_item=each("metadata_read", "metadata_search"),
+    )

@@ -3,10 +3,10 @@
     python -m validation.checkpoints.clock --out traces/checkpoints
 
 Rates: finding the states of a parameter, copying states into new host memory, archives of torch.save's into
-memory and back, torch.save into a file by name, writing and reading a file, torch's planner on plans that are
-made up, staging states that have hardly any bytes. Both are the processor's time of the main thread on the
-slowest rank, median of the repetitions: others use this machine too, and what they take is in the time on the
-clock, which stands beside. Files are in memory (tmpfs), so nothing waits for a drive.
+memory and back, torch.save into a file by name, writing and reading a file, torch's planners on plans that
+are made up (`planning.py`), staging states that have hardly any bytes. Both are the processor's time of the
+main thread on the slowest rank, median of the repetitions: others use this machine too, and what they take is
+in the time on the clock, which stands beside. Files are in memory (tmpfs), so nothing waits for a drive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import io
 import json
 import os
-import pickle
 import shutil
 import statistics
 import sys
@@ -23,29 +22,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from validation.checkpoints.__main__ import experiment
 from validation.checkpoints.cases import SavedCase, saved_cases
+from validation.checkpoints.planning import own_plan_seconds, plans
 from validation.checkpoints.ranks import FILES, states_of, trained, write
 from validation.launch import run
 from validation.provenance import provenance, write_checksums
@@ -53,7 +40,6 @@ from validation.record.cases import SHAPES
 
 MODEL, RANKS, REPETITIONS = "large", 2, 5
 CASES = ("fsdp2-dcp", "fsdp2-async", "ddp-full", "deepspeed1-bf16", "deepspeed3-bf16")
-PLANS = ((16, 300), (64, 300), (256, 300), (64, 1200))  # ranks, items of each
 
 
 class Seconds(NamedTuple):
@@ -207,105 +193,6 @@ def unarchive(tensor: torch.Tensor) -> None:
         torch.load(buffer, weights_only=True)
 
 
-def plan_seconds(ranks: int, items: int) -> dict[str, float]:
-    """Seconds that the coordinator computes for plans of `ranks` ranks with `items` items each, sharded: to
-    read them (`gather_object`), to make one plan of them, to write the answers."""
-    plans = [_plan(rank, ranks, items) for rank in range(ranks)]
-    sent = [pickle.dumps(plan) for plan in plans]
-    began = time.process_time()
-    received = [pickle.loads(one) for one in sent]
-    read = time.process_time()
-    planner = DefaultSavePlanner()
-    planner.set_up_planner({}, is_coordinator=True)
-    answers, metadata = planner.create_global_plan(received)
-    planned = time.process_time()
-    for answer in answers:
-        pickle.dumps(answer)
-    pickle.dumps(metadata)
-    written = time.process_time()
-    return {"ranks": ranks, "items": items, "read": read - began, "plan": planned - read,
-            "write": written - planned, "sent_bytes": sum(map(len, sent)) / ranks / items}  # fmt: skip
-
-
-def load_plan_seconds(ranks: int, items: int) -> dict[str, float]:
-    """Seconds of a load's planning, for plans like those of `plan_seconds`: to read `.metadata` and compare
-    its chunks with one rank's (each rank does), to read all ranks' plans and write them again (rank 0)."""
-    planner = DefaultSavePlanner()
-    planner.set_up_planner({}, is_coordinator=True)
-    _, metadata = planner.create_global_plan([_plan(rank, ranks, items) for rank in range(ranks)])
-    tensors = cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
-    metadata.storage_data = {
-        MetadataIndex(name, chunk.offsets, rank): _StorageInfo(
-            f"__{rank}_0.distcp", 262_144 * number, 262_144
-        )
-        for number, (name, tensor) in enumerate(tensors.items())
-        for rank, chunk in enumerate(tensor.chunks)
-    }
-    file = pickle.dumps(metadata)
-    began = time.process_time()
-    read = pickle.loads(file)
-    opened = time.process_time()
-    own = [ChunkStorageMetadata(torch.Size([128 * (ranks // 2), 0]), torch.Size([128, 512]))]
-    found = [
-        create_read_items_for_chunk_list(name, tensor, own)
-        for name, tensor in read.state_dict_metadata.items()
-    ]
-    compared = time.process_time()
-    sent = pickle.dumps(LoadPlan([item for tensor in found for item in tensor]))
-    gathering = time.process_time()
-    received = [pickle.loads(sent) for _ in range(ranks)]
-    gathered = time.process_time()
-    for one in received:
-        pickle.dumps(one)
-    written = time.process_time()
-    return {"ranks": ranks, "items": items, "metadata": opened - began, "compare": compared - opened,
-            "read": gathered - gathering, "write": written - gathered}  # fmt: skip
-
-
-def own_plan_seconds(items: int = 600) -> dict[str, float]:
-    """Seconds that a rank computes for its own plans, without the others: of a save, and of a load with the
-    look-up of each tensor that is read (`resolve_tensor`)."""
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        own = {name: DTensor.from_local(torch.zeros(64, 128), mesh, [Shard(0)]) for name in _names(items)}
-        began = time.process_time()
-        saver = DefaultSavePlanner()
-        saver.set_up_planner(own, None, True)
-        plan = saver.create_local_plan()
-        saved = time.process_time()
-        _, metadata = saver.create_global_plan([plan])
-        planned = time.process_time()
-        loader = DefaultLoadPlanner()
-        loader.set_up_planner(own, metadata, True)
-        read = loader.create_local_plan()
-        for item in read.items:
-            loader.resolve_tensor(item).detach()
-        loaded = time.process_time()
-    finally:
-        dist.destroy_process_group()
-    return {"items": items, "save": saved - began, "load": loaded - planned}
-
-
-def _names(items: int) -> list[str]:
-    return [f"optim.state.model.layers.{number}.self_attn.q_proj.weight.exp_avg" for number in range(items)]
-
-
-def _plan(rank: int, ranks: int, items: int) -> SavePlan:
-    properties = TensorProperties(dtype=torch.float32)
-    sizes, offsets = torch.Size([128, 512]), torch.Size([128 * rank, 0])
-    whole = torch.Size([128 * ranks, 512])
-    data = [TensorWriteData(ChunkStorageMetadata(offsets, sizes), properties, whole) for _ in range(items)]
-    names = _names(items)
-    return SavePlan(
-        [
-            WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=one)
-            for name, one in zip(names, data, strict=True)
-        ],
-        planner_data={name: tuple(name.split(".")) for name in names},
-    )
-
-
 # -- the file ------------------------------------------------------------------------------------------
 
 
@@ -322,8 +209,7 @@ def main(words: list[str]) -> int:
         "format": 1,
         "provenance": provenance("python -m validation.checkpoints.clock", backend="gloo", seed=0),
         "models": {MODEL: SHAPES[MODEL]},
-        "plans": [plan_seconds(*one) for one in PLANS],
-        "load_plans": [load_plan_seconds(*one) for one in PLANS],
+        "plans": plans(),
         "own_plans": [own_plan_seconds() for _ in range(REPETITIONS)],
     }
     with tempfile.TemporaryDirectory(prefix="zsim-saves-", dir=options.folder) as root:

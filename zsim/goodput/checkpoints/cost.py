@@ -39,6 +39,7 @@ from zsim.errors import InputError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
+from zsim.goodput.checkpoints.planning import commit_seconds, load_plan_seconds, plan_seconds
 from zsim.goodput.checkpoints.rates import SavingRates, saving_rates
 from zsim.goodput.checkpoints.saved import Saved
 from zsim.goodput.checkpoints.store import (
@@ -134,34 +135,20 @@ def phases_of(
     per_writer = np.isfinite(limits.rank)
     archive = 0.0 if per_writer else _archive_seconds(saved, rates, threads)
     commit = file_seconds(saved.num_files(), limits) + _round_seconds(machine, saved)
+    commit += commit_seconds(saved, machine, table)
     if table.mode == "in-memory":
         archive = commit = 0.0
         limits = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
         written = saved.staged
     return SavePhases(
         gather=saved.states * rates.state_dict_seconds + machine.gather_seconds(saved),
-        plan=plan_seconds(saved, rates, is_cached=table.plan_caching),
+        plan=plan_seconds(saved, machine, table),
         stage=stage,
         archive=archive,
         store=transfer_seconds(written, node_of, limits),
         commit=commit,
         load=load_seconds(machine, saved, table, storage),
     )
-
-
-def plan_seconds(saved: Saved, rates: SavingRates, *, is_cached: bool = False) -> float:
-    """Seconds of the planner on rank 0, which reads every item of every rank, removes copies and answers;
-    none for plans that are kept (`enable_plan_caching`, after the first save)."""
-    return 0.0 if is_cached else saved.items * rates.planner_seconds_per_item
-
-
-def load_plan_seconds(saved: Saved, rates: SavingRates) -> float:
-    """Seconds until every rank knows what to read: `.metadata`, which each reads whole, its own plan, and the
-    plans of all, which rank 0 collects and hands back unchanged (torch 2.13,
-    `create_default_global_load_plan`)."""
-    own = rates.metadata_seconds_per_chunk * saved.chunks
-    own += rates.own_load_plan_seconds_per_item * saved.items / len(saved.read)
-    return own + saved.items * rates.load_plan_seconds_per_item
 
 
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
@@ -193,8 +180,8 @@ def _write_limits(machine: SavingMachine, table: CheckpointTable, storage: Stora
 def load_seconds(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
 ) -> float:
-    """Seconds of reading a checkpoint back: every rank its states (or rank 0 all, and a broadcast), through
-    the planner again, out of the archives, to the devices."""
+    """Seconds of reading a checkpoint back: `.metadata`, plans, every rank its states (or rank 0 all, and a
+    broadcast), out of the archives, to the devices."""
     rates = machine.rates
     if table.mode == "in-memory":
         return machine.copy_seconds(saved.staged, is_pinned=True)
@@ -205,13 +192,19 @@ def load_seconds(
     archives = 0.0
     if not np.isfinite(limits.rank):
         archives = float(saved.read.max()) / rates.unarchive_bandwidth / table.threads
-        archives += saved.items / len(saved.read) * rates.unarchive_seconds
-    found = transfer_seconds(saved.read, machine.node_of, limits) + archives
+        archives += saved.read_items / len(saved.read) * rates.unarchive_seconds
+    found = transfer_seconds(saved.read + _metadata_bytes(machine, saved), machine.node_of, limits) + archives
     found += machine.copy_seconds(saved.read, is_pinned=False) + saved.states * rates.state_dict_seconds
-    found += load_plan_seconds(saved, rates) + file_seconds(np.minimum(saved.num_files(), 1), limits)
+    found += load_plan_seconds(saved, machine) + file_seconds(np.minimum(saved.num_files(), 1), limits)
     if saved.read_once:
         found += machine.broadcast_seconds(int(saved.read.max()))
     return found
+
+
+def _metadata_bytes(machine: SavingMachine, saved: Saved) -> int:
+    """Bytes of `.metadata` per rank: every rank reads it whole, and the ranks of a node out of one cache."""
+    size = sum(file.bytes for file in saved.files if file.name == ".metadata")
+    return -(-size // machine.job.gpus_per_node)
 
 
 def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
@@ -233,11 +226,14 @@ def _beside_the_step(
         blocking = phases.gather + max(0.0, phases.stage - step.copying_seconds)
     else:
         blocking = phases.gather + phases.stage
+    plan = phases.plan
+    if saved.format == "megatron":  # plans before it goes on, and commits in the training process
+        blocking, plan = blocking + phases.plan + commit_seconds(saved, machine, table), 0.0
     slowdown = _card_slowdown(machine, saved, table, phases, step)
     if table.writer == "thread" and table.mode == "async":
         share = machine.rates.interpreter_share
         pace = max(1.0, step.host_fraction / share)  # [Note: two threads, one interpreter]
-        slowdown += (phases.plan + phases.archive) / share * (1 - 1 / pace)
+        slowdown += (plan + phases.archive) / share * (1 - 1 / pace)
     return blocking, slowdown
 
 

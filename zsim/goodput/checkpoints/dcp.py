@@ -86,7 +86,7 @@ def dcp_files(held: HeldStates, layout: DcpLayout) -> Saved:
     metadata = SavedFile(".metadata", 0, overhead=_METADATA_NAME * names + _METADATA_CHUNK * chunks)
     return Saved(
         "dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks,
-        states=held.num_parameters, is_synced=True,
+        read_items=items, states=held.num_parameters, is_synced=True,
     )  # fmt: skip
 
 

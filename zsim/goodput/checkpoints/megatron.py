@@ -4,6 +4,11 @@ Transcribed from Megatron-LM core/dist_checkpointing (exchange_utils.py `distrib
 strategies/fully_parallel.py, strategies/torch.py): within a data-parallel group a shard that several ranks
 hold is written by the rank that has least so far, shards of few holders first, then large ones. With the
 distributed optimizer each rank's masters and moments are its own. A rank writes `thread_count` = 2 files.
+
+Rank 0 plans what is left without copies (strategies/torch.py `keep_only_main_replica`) and sends nothing back
+(state_dict_saver.py `can_run_decentralized_global_plan`), while training waits; besides, every rank gets the
+shapes of all that any rank holds (validation.py `determine_global_metadata`), in a save and in a load. With
+`--ckpt-assume-constant-structure` later saves do neither (core_v0.19.0).
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
     """The files of one save."""
     world = held.world_size
     parameters, states, counts = (np.zeros(world, dtype=np.int64) for _ in range(3))
-    items = chunks = 0
+    held_items = chunks = 0
     for stage, groups in zip(held.tensors, held.ranks, strict=True):
         sizes = [tensor.numel * DTYPE_BYTES[strategy.param_dtype] for tensor in own(stage)]
         kinds = _kinds(held, strategy)
@@ -39,7 +44,9 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
                 given = _dealt(sizes, mine.copy())
                 parameters[ranks], states[ranks] = given - mine, mine
                 counts[ranks] = np.resize([kinds * len(piece) for piece in pieces], group)
-                chunks += kinds * sum(map(len, pieces))
+                num_pieces = kinds * sum(map(len, pieces))
+                chunks += num_pieces
+                held_items += num_pieces * (group // len(pieces))
             else:
                 moments = [4 * tensor.numel for tensor in trained(stage) for _ in range(kinds)]
                 given = _dealt(sizes + moments, np.zeros(group, dtype=np.int64))
@@ -47,9 +54,10 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
                 parameters[ranks] = np.round(given * share).astype(np.int64)
                 states[ranks] = given - parameters[ranks]
                 chunks += len(moments)
+                held_items += len(moments) * group
             counts[ranks] += -(-len(sizes) // group)
             chunks += len(sizes)
-            items += len(sizes) * group + kinds * len(sizes)
+            held_items += len(sizes) * group
     overhead = counts * (archive_bytes(1 << 20) - (1 << 20))
     files = [
         SavedFile("common.pt", 0, overhead=_COMMON_BYTES),
@@ -61,8 +69,11 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
             parts = (_half(amount, number) for amount in amounts)
             files.append(SavedFile(f"__{rank}_{number}.distcp", rank, *parts))
     staged = parameters + states
-    return Saved("megatron", tuple(files), staged, _read(held, strategy), items=items, chunks=chunks,
-                 states=held.num_parameters, is_synced=True)  # fmt: skip
+    return Saved(
+        "megatron", tuple(files), staged, _read(held, strategy), items=chunks, chunks=chunks,
+        read_items=held_items, checked_items=held_items, is_answered=False, states=held.num_parameters,
+        is_synced=True,
+    )  # fmt: skip
 
 
 def _kinds(held: HeldStates, strategy: Megatron) -> int:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel, ConfigDict
+
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.cluster.table import Fraction, Table
@@ -11,18 +13,33 @@ from zsim.units import BytesPerSecond, Duration
 _FILE = "checkpoints.toml"
 
 
+class PlanningRates(BaseModel):
+    """Seconds of one process for an item of a plan or of `.metadata`. `read_item`, `plan_item`,
+    `answer_item`: of rank 0 for an item of any rank's plan of a save, which it reads, makes one plan of, and
+    sends back; `commit_item`: of where it was written, and its line in `.metadata`; `load_item`: of a plan
+    of a load, which it reads and sends back as it is. `metadata_item`: of every rank that loads, which reads
+    all of `.metadata` and looks for its parts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    read_item: Duration
+    plan_item: Duration
+    answer_item: Duration
+    commit_item: Duration
+    load_item: Duration
+    metadata_item: Duration
+
+
 class SavingRates(Table):
     """Rates of one thread that saves or loads. `archive_bandwidth`, `unarchive_bandwidth`: of torch.save and
     torch.load between tensors and memory, `archive_seconds`, `unarchive_seconds` on top for each tensor;
     `file_bandwidth`: of torch.save into a file by name, which its C++ writes, to the page cache.
     `state_dict_seconds`: of a parameter and its states, until they are found; `staging_seconds`: of a tensor
-    that is staged, beside its bytes.
-    `planner_seconds_per_item`: what rank 0 takes for each item of each rank's plan of a save;
-    `load_plan_seconds_per_item`: of a load, whose plans it passes on as they are;
-    `own_load_plan_seconds_per_item`: what each rank takes for an item of its own when it loads;
-    `metadata_seconds_per_chunk`: what each rank that loads takes for each chunk of `.metadata`, read and
-    compared with its own. `interpreter_share`: of the interpreter, for a thread that another one competes
-    with. `copy_bandwidth`: of host memory into new pages, on ranks that are processors."""
+    that is staged, beside its bytes; `own_load_plan_seconds_per_item`: of an
+    item of a rank, to plan its load and to look it up.
+    `interpreter_share`: of the interpreter, for a thread that another one competes with. `copy_bandwidth`:
+    of host memory into new pages, on ranks that are processors. `planning_uncollected`: where Python does
+    not look for cycles of objects."""
 
     archive_bandwidth: BytesPerSecond
     unarchive_bandwidth: BytesPerSecond
@@ -31,12 +48,11 @@ class SavingRates(Table):
     file_bandwidth: BytesPerSecond
     state_dict_seconds: Duration
     staging_seconds: Duration
-    planner_seconds_per_item: Duration
-    load_plan_seconds_per_item: Duration
     own_load_plan_seconds_per_item: Duration
-    metadata_seconds_per_chunk: Duration
     interpreter_share: Fraction
     copy_bandwidth: BytesPerSecond
+    planning: PlanningRates
+    planning_uncollected: PlanningRates
 
 
 class StartingRates(Table):

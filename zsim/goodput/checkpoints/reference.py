@@ -35,7 +35,10 @@ def reference_files(held: HeldStates, model: ModelSpec) -> Saved:
             files.append(SavedFile(f"{name}/__{rank}_0.distcp", rank, chunk, 2 * chunk, overhead))
             staged[rank] += _STATES * chunk
     items = _STATES * len(units) * ranks
-    return Saved("reference", tuple(files), staged, staged, items=items, chunks=items, is_synced=True)
+    return Saved(
+        "reference", tuple(files), staged, staged, items=items, chunks=items, read_items=items,
+        is_synced=True,
+    )  # fmt: skip
 
 
 def _units(tensors: tuple[HeldTensor, ...], block_prefix: str) -> dict[str, int]:

@@ -38,7 +38,9 @@ class SavedFile(NamedTuple):
 class Saved:
     """All files of one save. `staged`: bytes of states per rank, which an asynchronous save copies to the
     host first; `read`: bytes that each rank reads to load. `items`: tensors and values that the planner on
-    rank 0 gets from all ranks together, `chunks` those that are left without copies (0: no planner).
+    rank 0 gets from all ranks together, `chunks` those that are left without copies, `read_items` those that
+    it gets for a load (0: no planner); `is_answered`: it sends plans back. `checked_items`: that every rank
+    gets from all others and checks, in a save and in a load.
     `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
     and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
     `is_synced`: files are forced to the store (fsync) before the commit."""
@@ -53,6 +55,9 @@ class Saved:
     read_once: bool = False
     states: int = 0
     is_synced: bool = False
+    read_items: int = 0
+    checked_items: int = 0
+    is_answered: bool = True
 
     @property
     def bytes(self) -> int:
