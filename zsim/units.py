@@ -11,7 +11,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, SerializationInfo, WithJsonSchema
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -100,6 +100,17 @@ def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
     return BeforeValidator(parse)
 
 
+AS_IN_FILES = {"as_in_files": True}  # context of a dump whose quantities have units again
+
+
+def _writer(unit: str) -> PlainSerializer:
+    def write(value: Any, info: SerializationInfo) -> Any:
+        is_asked = info.context is not None and info.context.get("as_in_files")
+        return f"{value!r} {unit}" if is_asked and isinstance(value, int | float) else value
+
+    return PlainSerializer(write)
+
+
 def _in_files(what: str, example: str) -> WithJsonSchema:
     """The JSON Schema of a quantity: a string with a unit, or 0."""
     return WithJsonSchema(
@@ -107,12 +118,16 @@ def _in_files(what: str, example: str) -> WithJsonSchema:
     )
 
 
-Bytes = Annotated[int, _parser(BYTES, whole=True), _in_files("bytes", "80 GiB")]
-BytesPerSecond = Annotated[float, _parser(BYTES_PER_SECOND), _in_files("bytes per second", "400 Gb/s")]
-Seconds = Annotated[float, _parser(SECONDS), _in_files("time", "2 us")]
-FlopsPerSecond = Annotated[float, _parser(FLOPS_PER_SECOND), _in_files("FLOP per second", "989 TFLOP/s")]
-Duration = Annotated[float, _parser(DURATION), _in_files("time", "30 min")]
-Watts = Annotated[float, _parser(WATTS), _in_files("power", "700 W")]
+Bytes = Annotated[int, _parser(BYTES, whole=True), _writer("B"), _in_files("bytes", "80 GiB")]
+BytesPerSecond = Annotated[
+    float, _parser(BYTES_PER_SECOND), _writer("B/s"), _in_files("bytes per second", "400 Gb/s")
+]
+Seconds = Annotated[float, _parser(SECONDS), _writer("s"), _in_files("time", "2 us")]
+FlopsPerSecond = Annotated[
+    float, _parser(FLOPS_PER_SECOND), _writer("FLOP/s"), _in_files("FLOP per second", "989 TFLOP/s")
+]
+Duration = Annotated[float, _parser(DURATION), _writer("s"), _in_files("time", "30 min")]
+Watts = Annotated[float, _parser(WATTS), _writer("W"), _in_files("power", "700 W")]
 
 
 def _count(value: Any) -> Any:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+import zsim
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.run.failures import FailuresTable, resolve_failures
 from zsim.specs.experiment.run.presets import preset_names
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
@@ -114,3 +116,37 @@ def test_tokens_may_be_said_in_trillions() -> None:
 def test_durations_are_shown_in_the_unit_that_fits() -> None:
     shown = [format_duration(seconds) for seconds in (0.5, 42, 210, 28_440, 4_665_600)]
     assert shown == ["500.00 ms", "42.0 s", "3.5 min", "7.9 h", "54.0 days"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "expected"),
+    [
+        ({"run.checkpoint.every": "10 min"}, "checkpoint.every", "10 min"),
+        ({"run.recovery.spares": 1}, "recovery.spares", 1),
+        ({"run.storage.write_bandwidth": "10 GB/s"}, "storage.write_bandwidth", 10e9),
+        ({"run.failures.repair": "1 h"}, "failures.repair", 3600.0),
+        ({"run.checkpoint.bytes": "1 MB"}, "checkpoint.bytes", 10**6),
+    ],
+)
+def test_one_key_of_a_run_is_changed_and_quantities_stay(
+    overrides: dict[str, Any], path: str, expected: float | str
+) -> None:
+    """Numbers that were read from "3 us" or "2 GB/s" are quantities still when the tables are read again."""
+    run = {
+        "tokens": "2T",
+        "checkpoint": {"every": "30 min", "blocking": "3 us", "bytes": "7 GiB", "archive_every": "1 d"},
+        "storage": {"write_bandwidth_per_node": "2 GB/s", "latency": "1 ms"},
+        "recovery": {"detect": "10 min"},
+        "failures": {
+            "repair": "2 h",
+            "repair_median": "1 h",
+            "causes": {"gpu": {"share": 1, "repair": "5 h"}},
+        },
+    }
+    before = zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", nodes=2, run=run)
+    after = changed(before, overrides)
+    table, _, key = path.partition(".")
+    assert getattr(getattr(after.run, table), key) == expected
+    there, here = (one.run.model_dump() for one in (before, after))
+    there[table].pop(key), here[table].pop(key)
+    assert there == here

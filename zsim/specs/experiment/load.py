@@ -14,6 +14,7 @@ from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import with_training_file
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
+from zsim.units import AS_IN_FILES
 
 
 def load_experiment(
@@ -93,7 +94,7 @@ def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     """The experiment changed by dotted overrides."""
     own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
     own |= {key.partition(".")[0] for key in overrides} & set(Experiment.model_fields)
-    data = experiment.model_dump(exclude_unset=True, include=own)
+    data = experiment.model_dump(exclude_unset=True, include=own, context=AS_IN_FILES)
     new = experiment_from(data, overrides, origin="experiment")
     notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
     return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
