@@ -147,6 +147,6 @@ def test_one_key_of_a_run_is_changed_and_quantities_stay(
     after = changed(before, overrides)
     table, _, key = path.partition(".")
     assert getattr(getattr(after.run, table), key) == expected
-    there, here = (one.run.model_dump() for one in (before, after))
+    there, here = (one.model_dump()["run"] for one in (before, after))
     there[table].pop(key), here[table].pop(key)
     assert there == here
