@@ -222,3 +222,31 @@ def test_a_gpu_that_nobody_measured_is_named_as_such() -> None:
     experiment = zsim.Experiment(model="gpt2", cluster="mi300x-x8", gpus=8, strategy={"kind": "ddp"})
     found = there(zsim.simulate(experiment).report.validation)
     assert "GPU mi300x-192gb without a validated run" in found.extrapolates
+
+
+def test_a_result_shows_itself_in_a_notebook_and_draws_its_page() -> None:
+    """One row with the step, its interval, memory and the limit; the figures are those of the page."""
+    experiment = zsim.Experiment(
+        model="gpt2", cluster="dgx-h100", gpus=8, strategy=zsim.Fsdp2(), training={"sequence_length": 512}
+    )
+    result = zsim.simulate(experiment)
+    (row,) = result.records()
+    assert row["step_seconds"] == result.report.step_seconds
+    assert (row["low_seconds"], row["high_seconds"]) == result.report.step_seconds_range
+    html = result._repr_html_()
+    assert "gpt2 | FSDP2 | dgx-h100 | 8 GPUs" in html
+    assert result.report.limit in html
+    assert result.figures == ("step", "timeline", "memory", "waterfall", "collectives", "links", "errors")
+    for name in result.figures:
+        assert result.figure(name).data
+    lines = str(result).splitlines()
+    assert "Where the step goes" in lines
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in str(result)
+
+
+def test_a_result_saves_the_files_of_zsim_run(tmp_path: Path) -> None:
+    result = zsim.simulate(zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=1))
+    page, content = result.save(tmp_path / "out")
+    assert page.read_text().startswith("<!doctype html>")
+    assert json.loads(content.read_text()) == json.loads(json.dumps(result.report.to_dict()))

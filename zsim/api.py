@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from zsim import garbage_collection
 from zsim.engine.micro_batches import simulate_step
@@ -12,25 +15,74 @@ from zsim.explain.variants import step_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
-from zsim.report.trust.trust import Trust, trust_of
+from zsim.report.views.shown import Figures, Shown
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from zsim.report.trust.trust import Trust
 
-@dataclass(frozen=True)
-class Result:
-    """One simulated step: the resolved job, the plan of the ranks, the trace, and the report on it."""
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result(Shown):
+    """One simulated step: the resolved job, the plan of the ranks, the trace, and the report on it.
+
+    As the last line of a cell it shows its table of numbers; `figures` lists the names for `figure`, `save`
+    writes the files of `zsim run --out` but for the traces, `trust` says how far to believe it.
+    """
 
     job: Job
     plan: Plan
     trace: Trace
     report: Report
 
+    def lines(self) -> Iterator[str]:
+        """The text that `zsim run` prints, without colour."""
+        from zsim.report.views.text.report import report_lines
+
+        return report_lines(self.report)
+
+    def headline(self) -> str:
+        from zsim.report.fit import fit_of
+        from zsim.report.views.text.sentences import headline, trust_words
+
+        return f"{headline(self.report)}. {fit_of(self.report).label}. {trust_words(self.report)}"
+
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """One row: the numbers of the step, named as in `report.to_dict()`."""
+        found, interval = self.report, self.report.step_seconds_range
+        return [
+            {
+                "step_seconds": found.step_seconds,
+                "low_seconds": None if interval is None else interval[0],
+                "high_seconds": None if interval is None else interval[1],
+                "tokens_per_second_per_gpu": found.tokens_per_second_per_gpu,
+                "mfu_fraction": found.mfu_fraction,
+                "gpu_peak_bytes": found.peaks["gpu"].total,
+                "gpu_capacity_bytes": found.capacity_bytes.get("gpu"),
+                "verdict": found.verdict,
+                "limit": found.limit,
+            }
+        ]
+
+    def plots(self) -> Figures:
+        from zsim.report.views.html.report import report_plots
+
+        return report_plots(self.report, self.trace)
+
+    def pages(self) -> Mapping[str, str]:
+        from zsim.report.views.html.report import html_report
+
+        content = json.dumps(self.report.to_dict(), indent=1) + "\n"
+        return {"report.html": html_report(self.report, self.trace), "report.json": content}
+
     @property
     def trust(self) -> Trust:
         """Should I believe this? The nearest validated runs, and what the step rests on."""
+        from zsim.report.trust.trust import trust_of
+
         return trust_of(self.report)
 
 

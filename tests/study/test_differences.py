@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -49,3 +50,16 @@ def test_words_say_what_cannot_be_told_from_the_best() -> None:
     assert row_words(near, ROW) == "0.96 to 1.10 s (80 %); no difference that zsim can tell from 1"
     assert row_words(far, ROW) == "0.96 to 1.10 s (80 %)"
     assert row_words(ROW, ROW) == "0.95 to 1.10 s (80 %)"
+
+
+def test_a_batch_in_deepspeeds_file_is_not_another_strategy() -> None:
+    """`train_batch_size` follows from the number of GPUs; a bucket is the strategy's."""
+    settings = {"train_batch_size": "8", "precision": "bf16", "zero_optimization.reduce_bucket_size": "5"}
+    row = {**ROW, "strategy.settings": json.dumps(settings)}
+    larger = {**row, "gpus": 16, "strategy.settings": json.dumps({**settings, "train_batch_size": "16"})}
+    assert differing_settings(row, larger) == ["GPUs"]
+    bucket = {
+        **row,
+        "strategy.settings": json.dumps({**settings, "zero_optimization.reduce_bucket_size": "6"}),
+    }
+    assert differing_settings(row, bucket) == ["strategy"]

@@ -63,10 +63,11 @@ def check(
     Exit code 1 names what moved past its tolerance. Inconclusive checks fail nothing and pass nothing.
     """
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.check import run_check
+    from zsim.study.check.check import COUNTED, run_check
     from zsim.study.check.junit import junit_xml
     from zsim.study.check.targets import checkout
     from zsim.study.check.text import report_lines
+    from zsim.study.progress import Counts
     from zsim.study.published.bars import bar_of_all, bars, table_lines
     from zsim.validated.runs import validated_runs
 
@@ -81,14 +82,16 @@ def check(
         base = checkout()
         paths = [base / "validation" / "published"]
         paths += [] if markdown else [base / "validation" / "curves", base / "traces"]
-    report = run_check(
-        paths,
-        base,
-        baseline=pins,
-        is_fast=fast,
-        tolerances=Tolerances.parse(tolerance) if tolerance else None,
-        update=update_baseline,
-    )
+    with Counts(*COUNTED) as progress:
+        report = run_check(
+            paths,
+            base,
+            baseline=pins,
+            is_fast=fast,
+            tolerances=Tolerances.parse(tolerance) if tolerance else None,
+            update=update_baseline,
+            on_done=progress.update,
+        )
     lines: Iterable[str]
     if markdown:
         rows = report.published.rows

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 from zsim.errors import InputError
 from zsim.goodput.checkpoint import Checkpoint
@@ -23,34 +25,56 @@ _HOPELESS = 1e-3  # goodput below which a run is not simulated
 _PATIENCE = 20.0  # times the expected time, after which a run is given up
 
 
+OnDone = Callable[[str, int], None]
+COUNTED = ("intervals", "runs")  # what `OnDone` counts
+
+
 def simulate_run(
-    experiment: Experiment, *, seeds: int | None = None, jobs: int | None = None, compares: bool = True
+    experiment: Experiment,
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    compares: bool = True,
+    on_done: OnDone | None = None,
 ) -> SimulatedRun:
     """Simulate the run of `[run]`: from the first step on, once per seed. `compares`: also other intervals,
-    modes and spares.
+    modes and spares. `on_done` is told the progress: one of `COUNTED`, and how many.
 
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """
-    return simulate_prepared(prepare(experiment), seeds=seeds, jobs=jobs, compares=compares)
+    prepared = prepare(experiment)
+    return simulate_prepared(prepared, seeds=seeds, jobs=jobs, compares=compares, on_done=on_done)
 
 
 def simulate_prepared(
-    prepared: PreparedRun, *, seeds: int | None = None, jobs: int | None = None, compares: bool = True
+    prepared: PreparedRun,
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    compares: bool = True,
+    on_done: OnDone | None = None,
 ) -> SimulatedRun:
     """`simulate_run` of a run whose steps are simulated already."""
     table, workers = prepared.table, jobs or os.cpu_count() or 1
     cost = prepared.reported_cost()
+    tell = on_done or (lambda kind, count: None)
+    tried = count(1)
+
+    def interval(work: float, most: int | None) -> Scenario:
+        tell("intervals", next(tried))
+        return prepared.scenario(work, max_steps=most)
+
     is_auto = table.checkpoint.every == "auto"
     curve = None
     if cost is not None and (compares or is_auto):
         _check_hope(prepared, prepared.scenario(_hopeful_work(prepared, cost)))
-        curve = best_interval(
-            lambda work, most: prepared.scenario(work, max_steps=most), cost, table.seed, jobs=workers
-        )
+        curve = best_interval(interval, cost, table.seed, jobs=workers)
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
     scenario = replace(scenario, limit_seconds=_check_hope(prepared, scenario))
-    runs = run_seeds(scenario, seeds or table.seeds, table.seed, jobs=workers)
+    runs = run_seeds(
+        scenario, seeds or table.seeds, table.seed, jobs=workers, on_done=lambda done: tell("runs", done)
+    )
     if runs.num_unfinished == len(runs.ledgers):
         raise InputError(
             f"run: can never finish: none of {len(runs.ledgers):,} runs was done after "

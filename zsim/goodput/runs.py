@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -90,18 +90,35 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def run_seeds(scenario: Scenario, seeds: int, first_seed: int = 1, *, jobs: int = 1) -> Runs:
-    """Run the scenario once per seed, on `jobs` processes where that pays."""
+def run_seeds(
+    scenario: Scenario,
+    seeds: int,
+    first_seed: int = 1,
+    *,
+    jobs: int = 1,
+    on_done: Callable[[int], None] | None = None,
+) -> Runs:
+    """Run the scenario once per seed, on `jobs` processes where that pays. `on_done` is told how many runs
+    are done, whenever some are."""
     every = range(first_seed, first_seed + seeds)
     failures = scenario.failures.per_second * scenario.ideal_seconds * seeds
+    found: Iterable[list[RunLedger]]
     if jobs > 1 and failures > _WORTH_A_PROCESS:
         import joblib
 
         size = -(-seeds // (jobs * 4))
         parts = [every[start : start + size] for start in range(0, seeds, size)]
-        found = joblib.Parallel(n_jobs=jobs)(joblib.delayed(_some)(scenario, part) for part in parts)
-        return Runs(scenario, first_seed, tuple(chain.from_iterable(found)))
-    return Runs(scenario, first_seed, tuple(_some(scenario, every)))
+        found = joblib.Parallel(n_jobs=jobs, return_as="generator")(
+            joblib.delayed(_some)(scenario, part) for part in parts
+        )
+    else:
+        found = (_some(scenario, [seed]) for seed in every)
+    ledgers: list[RunLedger] = []
+    for some in found:
+        ledgers += some
+        if on_done is not None:
+            on_done(len(ledgers))
+    return Runs(scenario, first_seed, tuple(ledgers))
 
 
 def _some(scenario: Scenario, seeds: Sequence[int]) -> list[RunLedger]:

@@ -12,6 +12,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
 from zsim.report.views.shown import Figures, Shown
 from zsim.study.given import Given, experiment_of
+from zsim.study.progress import Counts
 
 _DAY = 86_400.0
 
@@ -71,7 +72,9 @@ def simulate_run(
 
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """
-    found = goodput.simulate_run(
-        experiment_of(experiment, overrides), seeds=seeds, jobs=jobs, compares=compares
-    )
+    asked = experiment_of(experiment, overrides)
+    with Counts(*goodput.COUNTED) as progress:
+        found = goodput.simulate_run(
+            asked, seeds=seeds, jobs=jobs, compares=compares, on_done=progress.update
+        )
     return RunResult(**{field.name: getattr(found, field.name) for field in fields(found)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ _COLUMNS = {
     "batch": ("training.micro_batch_size", "training.gradient_accumulation_steps"),
     "sequence length": ("training.sequence_length",),
     "GPUs": ("nodes", "gpus"),
-    "strategy": ("strategy", "strategy.settings"),
+    "strategy": ("strategy",),
     "network": ("cluster",),
     "training": (
         "training.precision", "training.activation_checkpointing", "training.checkpoint_every",
@@ -29,12 +30,29 @@ def range_of_row(row: Mapping[str, Any]) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
+# Keys of DeepSpeed's file that are settings of their own: the batch, which follows from the number of GPUs
+# too, and the precision.
+_NOT_STRATEGY = frozenset(
+    {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "precision"}
+)
+
+
+def _strategy_settings(row: Mapping[str, Any]) -> Any:
+    """The framework's settings of a row, without those that are columns of their own."""
+    text = row.get("strategy.settings")
+    found = json.loads(text) if isinstance(text, str) and text.startswith("{") else text
+    if not isinstance(found, Mapping):
+        return found
+    return {key: value for key, value in found.items() if key not in _NOT_STRATEGY}
+
+
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The settings in which two rows of a sweep differ, as `zsim.validated.ratios` names them."""
     found = [
         name
         for name, columns in _COLUMNS.items()
         if any(one.get(column) != other.get(column) for column in columns)
+        or (name == "strategy" and _strategy_settings(one) != _strategy_settings(other))
     ]
     is_short = bool(one.get("allocator_retries") or other.get("allocator_retries"))
     return [*found, SHORT] if is_short and found else found

@@ -1,9 +1,11 @@
-"""Progress of a study on stderr: a bar or a line on a terminal, an occasional line elsewhere."""
+"""Progress of long work: a bar or a line on a terminal (stderr) and in a notebook; elsewhere an occasional
+line, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +14,18 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 _LINES = 10  # at most, without a terminal
+
+
+def is_watched() -> bool:
+    """Whether a bar can be drawn: on a terminal, or in a notebook with ipywidgets, by which rich draws."""
+    return sys.stderr.isatty() or (_in_notebook() and find_spec("ipywidgets") is not None)
+
+
+def _in_notebook() -> bool:
+    """Whether this is a kernel of Jupyter; IPython is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class _Shown:
@@ -36,7 +50,11 @@ class _Shown:
 
         said = TextColumn("{task.fields[said]}")
         self._bar = Bar(
-            *columns, said, console=Console(stderr=True), expand=total is not None, transient=total is None
+            *columns,
+            said,
+            console=Console(stderr=not _in_notebook()),
+            expand=total is not None,
+            transient=total is None,
         )
         self._bar.add_task("", total=total, completed=done, said="")
         self._bar.start()
@@ -56,7 +74,7 @@ class Progress(_Shown):
         self._is_quiet, self._said = is_quiet, done * _LINES // max(total, 1)
 
     def __enter__(self) -> Self:
-        if not self._is_quiet and self.done < self.total and sys.stderr.isatty():
+        if not self._is_quiet and self.done < self.total and is_watched():
             from rich.progress import BarColumn, MofNCompleteColumn
 
             self._start(BarColumn(bar_width=None), MofNCompleteColumn(), total=self.total, done=self.done)
@@ -94,7 +112,7 @@ class Counts(_Shown):
         self._counts = dict.fromkeys(kinds, 0)
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if is_watched():
             from rich.progress import TimeElapsedColumn
 
             self._start(TimeElapsedColumn())

@@ -3,7 +3,7 @@ a baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,10 +18,11 @@ from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, from_metric, step_times
 from zsim.study.check.targets import CheckTarget, find_targets, load_side
 from zsim.study.published.bars import MARGIN, bar_of_all, bars, moved_rows, published_rows, row_pins
-from zsim.study.published.predict import CheckResult, predict_rows
+from zsim.study.published.predict import CheckResult, RowResult, predicted_rows
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.study.topologies.bench import compare_curves
 
+COUNTED = ("published runs", "cases")  # what `on_done` of `run_check` counts
 SAMPLE_ROWS = 6  # per source, in a fast check
 
 
@@ -65,8 +66,10 @@ def run_check(
     is_fast: bool = False,
     tolerances: Tolerances | None = None,
     update: bool = False,
+    on_done: Callable[[str, int], None] | None = None,
 ) -> CheckReport:
-    """Check everything that `paths` name; names of cases are relative to `base`.
+    """Check everything that `paths` name; names of cases are relative to `base`. `on_done` is told the
+    progress: one of `COUNTED`, and how many.
 
     `is_fast` takes a sample of each published source. `update` pins the results into `baseline` (the caller
     writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
@@ -74,10 +77,12 @@ def run_check(
     found = find_targets(paths, base)
     rows: list[CheckRow] = []
     tables = [target for target in found.targets if target.kind == "published"]
-    published = _published(tables, rows, baseline, is_fast, update)
-    for target in found.targets:
-        if target.kind != "published":
-            rows += _target_rows(target, baseline, tolerances, update)
+    tell = on_done or (lambda kind, count: None)
+    published = _published(tables, rows, baseline, is_fast, update, tell)
+    others = [target for target in found.targets if target.kind != "published"]
+    for number, target in enumerate(others, 1):
+        rows += _target_rows(target, baseline, tolerances, update)
+        tell("cases", number)
     notes = []
     if found.ignored:
         shown = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
@@ -171,11 +176,15 @@ def _published(
     baseline: Baseline | None,
     is_fast: bool,
     update: bool,
+    tell: Callable[[str, int], None],
 ) -> CheckResult:
     """Predict the rows of all tables; the comparisons with the baseline are appended to `rows`."""
     read = [(target, read_runs([target.path])) for target in tables]
     chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
-    predicted = predict_rows([run for _, runs in chosen for run in runs])
+    predicted: list[RowResult] = []
+    for row in predicted_rows([run for _, runs in chosen for run in runs]):
+        predicted.append(row)
+        tell("published runs", len(predicted))
     at = 0
     for target, runs in chosen:
         own = predicted[at : at + len(runs)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from zsim.report.trust.trust import TITLE, errors_figure, near_cells, trust_of
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import stream_timeline, views
 from zsim.report.views.meanings import EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
+from zsim.report.views.shown import Figures
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.report.views.text.pipeline import parallel_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
@@ -71,6 +73,31 @@ def html_report(report: Report, trace: Trace) -> str:
         grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
         wall=format_seconds(report.simulation.wall_seconds),
     )
+
+
+def report_plots(report: Report, trace: Trace) -> Figures:
+    """The figures of the page by name, as functions that make them."""
+    own = trace.on_clock_of(report.rank)
+    ledger = Ledger.of(trace.memory)
+
+    def timeline_of(device: str) -> Figure:
+        return figures.memory_timeline(
+            ledger.fullest(device, report.gpus_per_node, report.nodes), report, device
+        )
+
+    found: dict[str, Callable[[], Figure]] = {
+        "step": lambda: figures.step_breakdown(report),
+        "timeline": lambda: stream_timeline(own, report.breakdown, report.rank),
+        "memory": lambda: timeline_of("gpu"),
+        "waterfall": lambda: figures.memory_waterfall(report, "gpu"),
+    }
+    if report.collectives:
+        found["collectives"] = lambda: figures.collectives(report)
+    if report.traffic:
+        found["links"] = lambda: figures.link_traffic(report)
+    if report.validation is not None:
+        found["errors"] = lambda: errors_figure(trust_of(report))
+    return found
 
 
 STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."

@@ -13,6 +13,7 @@ from zsim.report.views.html.offload import range_sentence
 from zsim.report.views.meanings import DATA_LOADING, EVIDENCE, MEMORY, WHOLE_STEP, span_meaning
 from zsim.report.views.text.irregular import Words, irregular_tables
 from zsim.report.views.text.pipeline import SKETCH, parallel_tables, schedule_sketch
+from zsim.report.views.text.plain import WIDTH
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
@@ -46,6 +47,17 @@ def print_report(
         console.print()
     for what, path in (files or {}).items():
         console.print(Text.assemble((f"{what:<8}", "bold"), str(path)), soft_wrap=True)
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """The lines of `print_report`, without colour and at 80 columns."""
+    import io
+
+    from rich.console import Console
+
+    text = io.StringIO()
+    print_report(report, Console(file=text, width=WIDTH, highlight=False, color_system=None))
+    yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
 def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
