@@ -23,8 +23,8 @@ test: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest -n auto
 
 check: $(VENV)/.dev-installed
-	$(BIN)/ruff format --check zsim tests validation docs/mkdocs_hooks.py
-	$(BIN)/ruff check zsim tests validation docs/mkdocs_hooks.py
+	$(BIN)/ruff format --check zsim tests validation examples docs/mkdocs_hooks.py
+	$(BIN)/ruff check zsim tests validation examples docs/mkdocs_hooks.py
 	$(BIN)/mypy
 
 check-accuracy: $(VENV)/.dev-installed
@@ -44,8 +44,8 @@ wheel:
 	cd $(WHEEL) && venv/bin/python -m pytest tests/wheel tests/golden tests/test_public_names.py tests/test_units.py
 
 format: $(VENV)/.dev-installed
-	$(BIN)/ruff format zsim tests validation docs/mkdocs_hooks.py
-	$(BIN)/ruff check --fix zsim tests validation docs/mkdocs_hooks.py
+	$(BIN)/ruff format zsim tests validation examples docs/mkdocs_hooks.py
+	$(BIN)/ruff check --fix zsim tests validation examples docs/mkdocs_hooks.py
 
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest tests/benchmarks -m speed -n 0 -s
