@@ -80,7 +80,8 @@ def test_every_shipped_experiment_has_only_keys_of_the_schema(path: Path) -> Non
 
 def test_a_key_is_found_by_its_path_its_end_and_its_table() -> None:
     assert [key.path for key in find_keys("training.micro_batch_size")] == ["training.micro_batch_size"]
-    assert [key.path for key in find_keys("oversubscription")] == ["network.oversubscription"]
+    assert [key.path for key in find_keys("oversubscription")] == ["oversubscription"]
+    assert [key.path for key in find_keys("spine_oversubscription")] == ["network.spine_oversubscription"]
     assert {key.table for key in find_keys("[jitter]")} == {"jitter"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -120,15 +122,71 @@ def compare(
         print_file("page", out / "compare.html")
 
 
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(help="The topology TOML to write.")],
+    like: Annotated[str | None, typer.Option(help="Preset or TOML whose nodes they are.")] = None,
+    fabric: Annotated[
+        str | None, typer.Option(help="single-switch, fat-tree, rail-optimized, dragonfly ...")
+    ] = None,
+    nodes_per_leaf: Annotated[int | None, typer.Option(help="Nodes under one leaf switch.", min=1)] = None,
+    oversubscription: Annotated[
+        float | None, typer.Option(help="Downlinks of a leaf over its uplinks: 2 for 2:1.", min=1)
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Nodes of a torus, as 4x4 or 4x4x4.")] = None,
+    cards: Annotated[int | None, typer.Option(help="Network cards of a node.", min=1)] = None,
+    card_bandwidth: Annotated[str | None, typer.Option(help='Of one card, as "400 Gb/s".')] = None,
+    source: Annotated[str | None, typer.Option(help="Where these numbers come from.")] = None,
+) -> None:
+    """Write a topology TOML; asks on a terminal for what no option says."""
+    from zsim.specs.formats.topology.new_file import NewTopology
+
+    if file.exists():
+        raise InputError(f"{file}: exists; expected the name of a new file")
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    if not asks and (like is None or fabric is None):
+        raise InputError(
+            "topology new: nobody to ask here; expected --like (such as dgx-h100) and --fabric (such as "
+            "fat-tree)"
+        )
+    if asks:
+        like = like or typer.prompt("Nodes like (a preset or a TOML)", default="dgx-h100")
+        fabric = fabric or typer.prompt("Fabric", default="fat-tree")
+        if fabric in ("fat-tree", "rail-optimized"):
+            nodes_per_leaf = nodes_per_leaf or typer.prompt("Nodes per leaf switch", default=16, type=int)
+            oversubscription = oversubscription or typer.prompt(
+                "Oversubscription (2 for 2:1)", default=1.0, type=float
+            )
+        if fabric == "torus":
+            shape = shape or typer.prompt("Nodes along each dimension", default="4x4")
+        if source is None:
+            source = typer.prompt("Where these numbers come from", default="", show_default=False) or None
+    assert like is not None
+    assert fabric is not None
+    if shape is not None and not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){1,2}", shape):
+        raise InputError(f"--shape: found '{shape}', expected nodes along two or three dimensions, as 4x4")
+    asked = NewTopology(
+        file.stem, like, fabric, nodes_per_leaf, oversubscription, cards, card_bandwidth, source,
+        None if shape is None else tuple(int(size) for size in shape.split("x")),
+    )  # fmt: skip
+    write_whole(file, asked.text())
+    print(f"written: {file}")
+    print(f"look at it: zsim topology show {file} --nodes 8")
+
+
 @app.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, Slurm topology, ...")
+        Path,
+        typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, ibnetdiscover, Slurm topology ..."),
     ],
     output: Annotated[Path, file_option("-o", "--output", metavar=None, help="The topology TOML to write.")],
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="nccl, nvidia-smi, slurm or astra-sim; without it, by the content."),
+        typer.Option(
+            "--format",
+            help="nccl, nvidia-smi, ibnetdiscover, slurm or astra-sim; without it, by the content.",
+        ),
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="Preset for what the file does not say (NVLink, cards, host, ...).")

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.cluster.network import Network
+from zsim.specs.cluster.short_form import SHORT_KEYS
 from zsim.specs.experiment.tables import ExperimentFile
 from zsim.study.sweep.study_file import study_schema
 
@@ -39,6 +41,11 @@ def _topology() -> Schema:
     schema = _extendable(
         _of(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
     )
+    fields = Network.model_json_schema()["properties"]
+    for key, what in SHORT_KEYS.items():
+        field = fields["kind" if key == "fabric" else key]
+        schema["properties"][key] = {**field, "description": what}
+        schema["properties"][key].pop("default", None)
     own = schema["properties"]["gpu"]
     named = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
     schema["properties"]["gpu"] = {

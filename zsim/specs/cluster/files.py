@@ -4,6 +4,7 @@ A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file)
 differs, key by key within a table. A table that changes numbers may state their origin in `source` and
 `evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's grade is the
 weaker of both.
+`fabric` and `oversubscription` beside `extends` stand for a `[network]` table (short_form.py).
 [[nodes]] makes a cluster of several types of nodes, in this order: each entry has a `count` and either a
 `gpu`, which takes the place of the cluster's, or `like`, a cluster's name: then GPU, links, PCIe, cards and
 host are as there.
@@ -26,6 +27,7 @@ from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import with_power_limit
+from zsim.specs.cluster.short_form import SHORT_KEYS, fitting, with_network
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -184,7 +186,7 @@ def _with_parents(
 ) -> dict[str, Any]:
     """The file's tables merged over those of all files that it extends, recursively."""
     if "extends" not in data:
-        return dict(data)
+        return with_network(data, {}, file) if preset is topology_preset_path else dict(data)
     parent_name = data["extends"]
     if not isinstance(parent_name, str):
         raise InputError(f"{file}: extends: expected a preset's name or a path, found {parent_name!r}")
@@ -192,6 +194,11 @@ def _with_parents(
         raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
     parent = _read_with_parents(parent_path, preset, read, depth + 1)
+    if preset is topology_preset_path:
+        is_short = any(key in data for key in SHORT_KEYS)
+        data = with_network(data, parent, file)
+        if is_short and isinstance(parent.get("network"), Mapping):
+            parent = {**parent, "network": fitting(parent["network"], data["network"]["kind"])}
     merged = dict(parent)
     if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has
         merged.pop("compute_capability", None)

@@ -17,7 +17,7 @@ from zsim.units import BytesPerSecond, Seconds
 Count = Annotated[int, Field(gt=0, strict=True)]
 NetworkKind = Literal["single-switch", "fat-tree", "rail-optimized", "dragonfly", "torus", "links"]
 
-_SHARED = ("kind", "source", "evidence", "latency", "hop_latency")
+SHARED_KEYS = ("kind", "source", "evidence", "latency", "hop_latency")
 _SWITCHED = ("link_bandwidth", "efficiency", "routing", "flows_per_pair", "hash_seed", "switch_ports")
 _TREE = ("levels", "oversubscription", "spine_oversubscription", "leaves_per_pod", "planes")
 KEYS: dict[str, tuple[str, ...]] = {
@@ -108,26 +108,31 @@ class Network(Table):
         if not isinstance(data, dict) or data.get("kind") not in KEYS:
             return data
         kind = data["kind"]
-        allowed = (*_SHARED, *KEYS[kind])
-        for key in data:
-            if key in allowed or key not in cls.model_fields:
-                continue
-            owners = [other for other, keys in KEYS.items() if key in keys]
-            raise ValueError(
-                f"'{key}' does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
-                f"{did_you_mean(key, allowed)}"
-            )
+        allowed = (*SHARED_KEYS, *KEYS[kind])
+        owners = {key: [other for other, keys in KEYS.items() if key in keys] for key in data}
+        wrong = [
+            f"'{key}' does not belong to kind '{kind}'; it is a key of {' and '.join(owners[key])}"
+            f"{did_you_mean(key, allowed)}"
+            for key in data
+            if key not in allowed and owners[key]
+        ]
+        if wrong:
+            unknown = [key for key in data if key not in cls.model_fields]
+            wrong += [f"unknown key '{key}'{did_you_mean(key, allowed)}" for key in unknown]
+            raise ValueError("; ".join(wrong))
         return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Network:
+        wrong = []
         if self.kind == "torus" and not 2 <= len(self.shape) <= 3:
-            raise ValueError(f"shape: found {len(self.shape)} dimensions, expected 2 or 3 numbers of nodes")
+            wrong.append(f"shape: found {len(self.shape)} dimensions, expected 2 or 3 numbers of nodes")
         if self.kind == "links" and not self.links:
-            raise ValueError("links: kind 'links' needs at least one [[network.links]] table")
+            wrong.append("links: kind 'links' needs at least one [[network.links]] table")
         if self.levels == 2 and {"spine_oversubscription", "leaves_per_pod"} & self.model_fields_set:
-            raise ValueError("leaves_per_pod and spine_oversubscription need levels = 3")
-        for key in ("flows_per_pair", "hash_seed"):
-            if self.routing == "even-split" and key in self.model_fields_set:
-                raise ValueError(f"{key} needs routing = 'hash'")
+            wrong.append("leaves_per_pod and spine_oversubscription need levels = 3")
+        hashed = [key for key in ("flows_per_pair", "hash_seed") if key in self.model_fields_set]
+        wrong += [f"{key} needs routing = 'hash'" for key in hashed if self.routing == "even-split"]
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self

@@ -17,6 +17,7 @@ from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
 from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
 from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
@@ -48,6 +49,7 @@ def import_topology(
     readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
         "nccl": read_nccl_topology,
         "nvidia-smi": read_nvidia_smi,
+        "ibnetdiscover": read_ibnetdiscover,
         "slurm": read_slurm_topology,
         "astra-sim": read_astra_sim,
     }
@@ -76,13 +78,16 @@ def _guess(path: Path, text: str) -> str:
         return "nccl"
     if "gpu0" in start and ("pix" in text.lower() or "sys" in text.lower() or "nv" in text.lower()):
         return "nvidia-smi"
+    if "switchguid=" in text or "# topology file: generated" in start:
+        return "ibnetdiscover"
     if "npus_count" in start:
         return "astra-sim"
     if any(word in text.lower() for word in ("switchname=", "blockname=", "switches:", "block:", "tree:")):
         return "slurm"
     raise InputError(
-        f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, a Slurm "
-        "topology.conf or .yaml, or an ASTRA-sim network yml (say which with --format)"
+        f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, "
+        "`ibnetdiscover`, a Slurm topology.conf or .yaml, or an ASTRA-sim network yml (say which with "
+        "--format)"
     )
 
 

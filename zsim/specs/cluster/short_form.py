@@ -1,0 +1,54 @@
+"""The fabric of a topology file in two words: `fabric` and `oversubscription` beside `extends`, in place of a
+`[network]` table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster.network import KEYS, SHARED_KEYS
+
+SHORT_KEYS: Mapping[str, str] = {
+    "fabric": "the shape of the network alone, in place of a [network] table; its other keys are as in the "
+    "file that is extended, where they belong to the shape",
+    "oversubscription": "bandwidth of a leaf's downlinks over that of its uplinks, in place of a [network] "
+    "table",
+    "nodes_per_leaf": "nodes under one leaf switch, in place of a [network] table",
+}
+_TREES = ("fat-tree", "rail-optimized")
+
+
+def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The tables of a file with its short form written as a `[network]` table; `parent`: the tables of the
+    file that it extends.
+
+    A shape that is not said is the parent's if that is a tree, else a fat tree.
+
+    Raises InputError if there is a `[network]` table too, or no such shape.
+    """
+    short = {key: data[key] for key in SHORT_KEYS if key in data}
+    if not short:
+        return dict(data)
+    if "network" in data:
+        raise InputError(
+            f"{file}: {', '.join(short)}: found beside a [network] table; expected one or the other"
+        )
+    before = parent.get("network")
+    before = dict(before) if isinstance(before, Mapping) else {}
+    usual = before["kind"] if before.get("kind") in _TREES else "fat-tree"
+    kind = short.pop("fabric", usual)
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise InputError(
+            f"{file}: fabric: found {kind!r}{did_you_mean(str(kind), KEYS)}; expected one of "
+            f"{', '.join(KEYS)}"
+        )
+    said = {"source": f"the shape as {file} says in short", "evidence": "assumed", "kind": kind, **short}
+    rest = {key: value for key, value in data.items() if key not in SHORT_KEYS}
+    return {**rest, "network": said}
+
+
+def fitting(network: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """The keys of a `[network]` table that belong to another shape too."""
+    allowed = (*SHARED_KEYS, *KEYS.get(kind, ()))
+    return {key: value for key, value in network.items() if key in allowed}

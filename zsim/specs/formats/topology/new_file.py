@@ -1,0 +1,82 @@
+"""A new topology file over a preset: the fabric in few words, commented."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.errors import InputError, did_you_mean
+from zsim.reading import parse_toml
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.network import KEYS
+from zsim.specs.formats.toml import toml_text
+
+_COMMENTS = {
+    "extends": "GPUs, NVLink, PCIe, host and drives as there",
+    "kind": ", ".join(KEYS),
+    "nodes_per_leaf": "nodes under one leaf switch",
+    "oversubscription": "downlinks of a leaf over its uplinks",
+    "evidence": "measured, calibrated, data sheet or assumed",
+    "shape": "nodes along each dimension",
+    "per_node": "network cards of a node",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopology:
+    """A cluster as a person describes it. `nodes_per_leaf` and `oversubscription`: of trees alone; `cards`
+    and `card_bandwidth` ("400 Gb/s"): None as in `like`; `shape`: nodes along each dimension of a torus."""
+
+    name: str
+    like: str
+    fabric: str
+    nodes_per_leaf: int | None = None
+    oversubscription: float | None = None
+    cards: int | None = None
+    card_bandwidth: str | None = None
+    source: str | None = None
+    shape: tuple[int, ...] | None = None
+
+    def text(self) -> str:
+        """The file, which has been read back.
+
+        Raises InputError for what a topology file refuses.
+        """
+        if self.fabric not in KEYS:
+            raise InputError(
+                f"--fabric: found '{self.fabric}'{did_you_mean(self.fabric, KEYS)}; expected one of "
+                f"{', '.join(KEYS)}"
+            )
+        origin = {
+            "source": self.source or "not stated; written by zsim topology new",
+            "evidence": "data sheet" if self.source else "assumed",
+        }
+        network = {
+            **origin,
+            "kind": self.fabric,
+            **{
+                key: value
+                for key in ("nodes_per_leaf", "oversubscription", "shape")
+                if (value := getattr(self, key)) is not None
+            },
+        }
+        asked = {"per_node": self.cards, "bandwidth": self.card_bandwidth}
+        nic = {key: value for key, value in asked.items() if value is not None}
+        head = {
+            "schema": 1,
+            "extends": self.like,
+            "name": self.name,
+            "description": f"{self.like} on a {self.fabric} fabric",
+        }
+        content = toml_text({**head, "network": network, **({"nic": {**origin, **nic}} if nic else {})})
+        self.cluster(content)
+        return "\n".join(_commented(line) for line in content.splitlines()) + "\n"
+
+    def cluster(self, content: str) -> Cluster:
+        """The cluster that the file describes."""
+        return load_cluster(parse_toml(content, f"{self.name}.toml"))
+
+
+def _commented(line: str) -> str:
+    comment = _COMMENTS.get(line.partition(" = ")[0])
+    return f"{line:<36} # {comment}" if comment else line
