@@ -39,7 +39,7 @@ def train(tmp_path: Path) -> str:
 def test_an_imported_file_is_an_experiment_that_runs(train: str, tmp_path: Path) -> None:
     experiment = tmp_path / "experiment.toml"
     text = zsim("import", train, "--cluster", "dgx-h100", "--training.seq_len=1024", "-o", str(experiment))
-    assert f"note: {train}: no effect on a step: [job]" in text
+    assert f"note: {train}: no effect on a step: [job]" in " ".join(text.split())
     written = experiment.read_text()
     assert 'model = "llama-3-8b"' in written
     assert "sequence_length = 1024" in written
@@ -79,3 +79,13 @@ def test_export_writes_what_can_say_it_and_names_what_cannot(tmp_path: Path) -> 
         "experiment.toml", "fsdp2.py", "torchtitan.toml",
     ]  # fmt: skip
     assert "no accelerate.yaml: it gathers and reduces in mixed_precision" in text
+
+
+def test_notes_are_paragraphs_of_80_columns(tmp_path: Path) -> None:
+    """Exporting the README's example has notes on the script and on accelerate's file."""
+    done = CliRunner().invoke(app, ["export", "--out", str(tmp_path / "o")])
+    assert done.exit_code == 0, done.output
+    notes = done.output.partition("note: ")[2].splitlines()
+    assert len(notes) > 2
+    assert max(map(len, notes)) <= 80
+    assert "accelerate launch --machine_rank NUMBER" in " ".join(notes)

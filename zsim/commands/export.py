@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from zsim.commands.options import ExperimentOptions, folder_option, takes_experiment, write_files
+from zsim.commands.options import ExperimentOptions, folder_option, print_note, takes_experiment, write_files
 
 
 @takes_experiment()
@@ -24,4 +24,4 @@ def export(
     for name, reason in exported.missing.items():
         print(f"no {name}: {reason}")
     for note in exported.notes:
-        print(f"note: {note}")
+        print_note(note)

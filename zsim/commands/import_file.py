@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import ExperimentOptions, file_option, takes_experiment
+from zsim.commands.options import ExperimentOptions, file_option, print_note, takes_experiment
 from zsim.errors import InputError
 from zsim.files import write_whole
 
@@ -50,4 +50,4 @@ def import_file(
         return
     print(write_whole(output, text))
     for note in experiment.notes:
-        print(f"note: {note}")
+        print_note(note)

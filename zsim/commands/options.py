@@ -166,6 +166,14 @@ def print_file(kind: str, path: Path | str) -> None:
     print(f"{kind:<7} {path}")
 
 
+def print_note(note: str) -> None:
+    """Print a note as a paragraph of at most 80 columns; addresses and paths stay whole."""
+    from zsim.report.views.text.plain import paragraph
+
+    for line in paragraph(note, first="note: ", indent=2):
+        print(line)
+
+
 def as_json(content: Any) -> str:
     return json.dumps(content, indent=1) + "\n"
 

@@ -13,6 +13,7 @@ from zsim.ui.answer import answer
 from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE
 from zsim.ui.form import KIND, Form, form_of
+from zsim.ui.given import take_given
 from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
 from zsim.ui.settings import keep_state, mend, set_side_by_side
@@ -42,6 +43,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     keep_state(app, form)
     set_side_by_side(app, form, outcomes)
     mend(app, form)
+    take_given(app)
     _draw(app)
     _curve(app, form, Curves(folder))
     offer_files(app, form)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from zsim.errors import InputError
+from zsim.specs.strategy.experts import Dispatcher
 from zsim.specs.strategy.parallelism import ScheduleName
 
 DEFAULT = "default"
@@ -155,6 +156,13 @@ PARALLELISM = (
         "parallelism.sequence_parallel", "Sequence parallel", "norms, residuals", kinds=_SPLIT, is_half=True,
         choices={DEFAULT: None, "yes": True, "no": False},
     ),
+    _count("expert", "Experts", "ranks share them"),
+    _count("expert_tensor", "Expert tensor", "ranks share one"),
+    Field(
+        "parallelism.dispatcher", "Dispatcher", "of tokens", kinds=_SPLIT, is_half=True,
+        choices=_open_or(*get_args(Dispatcher)),
+    ),
+    Field("parallelism.capacity_factor", "Capacity", "times the mean load", kinds=_SPLIT, is_half=True),
     Field(
         "parallelism.schedule", "Schedule", "of the pipeline", kinds=_SPLIT, is_half=True,
         choices=_open_or(*get_args(ScheduleName)),

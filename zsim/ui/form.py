@@ -124,6 +124,8 @@ def resolved(job: Job) -> dict[str, str]:
         "parallelism.pipeline": job.parallelism.pipeline,
         "parallelism.context": job.parallelism.context,
         "parallelism.virtual_stages": job.parallelism.virtual_stages,
+        "parallelism.expert": job.parallelism.experts.ranks,
+        "parallelism.expert_tensor": job.parallelism.experts.tensor,
     }
     return {
         key: f"{number:g}" if isinstance(number, float) else str(number) for key, number in numbers.items()

@@ -16,6 +16,7 @@ _GROUPS = {"Model and cluster": "", "Training": "training", "Strategy": "strateg
 _TICK_MILLISECONDS = 200
 _PAUSE = 0.6  # seconds after the last key press until a number counts
 _LIST_PIXELS = 360
+MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
 _MANY = 12  # choices from which on a field has a search box
 
 
@@ -82,9 +83,22 @@ def _settings(form: Form) -> list[Any]:
         html.P(hint, className="hint"),
         html.Button("Apply", id="apply", type="button"),
     ]
+    paste = "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, or NCCL's XML."
+    own = [
+        html.Legend("Your own model or cluster"),
+        dcc.Textarea(id="given", value="", rows=3, placeholder=paste, title=paste),
+        html.Button("Use the text", id="use", type="button"),
+        html.Label(
+            dcc.Upload(
+                html.Button("Choose a file", type="button"), id="upload", multiple=False, max_size=MAX_UPLOAD
+            )
+        ),
+        html.P(id="given-words", className="hint", role="status"),
+    ]
     return [
         html.P(f"zsim {__version__}", className="brand"),
         *(group(name, table) for name, table in _GROUPS.items()),
+        html.Fieldset(own),
         html.Fieldset(others),
     ]
 

@@ -29,6 +29,11 @@ def toml_text(data: Mapping[str, Any], comment: str = "") -> str:
     return "\n".join([*lines, *_lines(data)]).lstrip("\n") + "\n"
 
 
+def inline_text(value: Any) -> str:
+    """A value as it stands on one line behind "KEY = "; None is left out of tables."""
+    return _value(value)
+
+
 def _lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Lines of values first, then of tables and lists of tables; a table that holds only tables needs no
     header."""

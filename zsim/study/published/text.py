@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zsim.report.views.text.plain import Column, markdown, named_columns, table
+from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, table
 from zsim.study.published.predict import CheckResult, RowResult
 
 _MAX_REASONS = 12
@@ -21,7 +21,7 @@ def check_lines(result: CheckResult) -> list[str]:
 def summary_lines(result: CheckResult) -> list[str]:
     """The errors by source and overall, then the skipped rows with the reasons."""
     lines = [*_summary_lines(result), *_skipped_lines(result.rows)]
-    return [*lines, *(f"note: {note}" for note in result.notes)]
+    return [*lines, *(line for note in result.notes for line in paragraph(note, first="note: ", indent=2))]
 
 
 def _row_lines(rows: Sequence[RowResult]) -> list[str]:

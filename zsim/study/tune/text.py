@@ -285,10 +285,13 @@ def tuned_files(tuned: Tuned) -> dict[str, str]:
             f"{format_seconds(measured.seconds)} per step on {measured.gpus} GPUs, "
             f"{format_bytes(measured.gpu_bytes)} on the fullest; {measured.row['limit']}",
             "",
-            *(f"- {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)),
-            *(f"- {told}" for told in told_in_file(measured.candidate)),
-            *(f"- {note}" for note in exported.notes),
-            *(f"- no {name}: {reason}" for name, reason in exported.missing.items()),
         ]
+        told = [
+            *(f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)),
+            *told_in_file(measured.candidate),
+            *exported.notes,
+            *(f"no {name}: {reason}" for name, reason in exported.missing.items()),
+        ]
+        lines += [line for note in told for line in paragraph(note, first="- ")]
         found[str(folder / "NOTES.txt")] = "\n".join(lines) + "\n"
     return found
