@@ -15,6 +15,7 @@ def export(
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML, a Megatron script: what
     can say it."""
+    from zsim.report.views.text.plain import paragraph
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
 
@@ -22,6 +23,7 @@ def export(
     for path in write_files(exported.files, out):
         print(path)
     for name, reason in exported.missing.items():
-        print(f"no {name}: {reason}")
+        for line in paragraph(f"no {name}: {reason}", indent=2):
+            print(line)
     for note in exported.notes:
         print_note(note)
