@@ -12,6 +12,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.topology.new_file import NewTopology
 from zsim.specs.formats.topology.read import import_topology
+from zsim.specs.topology.make_wiring import make_wiring
 
 SWITCHES = """#
 # Topology file: generated on Mon Nov 23 10:00:00 2026
@@ -57,13 +58,26 @@ def test_two_words_are_a_network() -> None:
     short = load_cluster({"extends": "dgx-h100", "fabric": "fat-tree", "oversubscription": 2})
     network = {"kind": "fat-tree", "oversubscription": 2.0}
     long = load_cluster({"extends": "dgx-h100", "network": network})
+    assert long.network.nodes_per_leaf == 16
     assert short.network.model_dump(exclude={"source"}) == long.network.model_dump(exclude={"source"})
     assert short.network.evidence == "assumed"
 
 
 def test_a_tree_keeps_its_own_kind_and_numbers() -> None:
     found = load_cluster({"extends": "dgx-superpod-h100", "oversubscription": 3}).network
-    assert (found.kind, found.nodes_per_leaf, found.oversubscription) == ("rail-optimized", 32, 3.0)
+    assert (found.kind, found.nodes_per_leaf, found.oversubscription) == ("rail-optimized", 30, 3.0)
+
+
+@pytest.mark.parametrize(("over", "nodes"), [(2, 16), (3, 15), (7, 14), (32, 32)])
+def test_a_leaf_has_as_many_nodes_as_whole_uplinks_serve(over: int, nodes: int) -> None:
+    found = load_cluster({"extends": "dgx-h100", "fabric": "fat-tree", "oversubscription": over})
+    assert found.network.nodes_per_leaf == nodes
+    make_wiring(found, 2 * nodes)
+
+
+def test_a_fabric_alone_asks_for_nodes() -> None:
+    with pytest.raises(InputError, match=r'found fabric, oversubscription alone, .* extends = "dgx-h100"'):
+        load_cluster({"fabric": "fat-tree", "oversubscription": 2})
 
 
 def test_numbers_that_another_shape_does_not_have_are_dropped() -> None:

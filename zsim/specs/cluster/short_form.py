@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.cluster.network import KEYS, SHARED_KEYS
+from zsim.specs.cluster.network import KEYS, SHARED_KEYS, Network
 
 SHORT_KEYS: Mapping[str, str] = {
     "fabric": "the shape of the network alone, in place of a [network] table; its other keys are as in the "
@@ -23,9 +23,10 @@ def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) 
     """The tables of a file with its short form written as a `[network]` table; `parent`: the tables of the
     file that it extends.
 
-    A shape that is not said is the parent's if that is a tree, else a fat tree.
+    A shape that is not said is the parent's if that is a tree, else a fat tree; nodes of a leaf that are not
+    said are the most, up to the usual number, that whole uplinks serve.
 
-    Raises InputError if there is a `[network]` table too, or no such shape.
+    Raises InputError if there is a `[network]` table too, no such shape, or nothing but the short form.
     """
     short = {key: data[key] for key in SHORT_KEYS if key in data}
     if not short:
@@ -33,6 +34,11 @@ def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) 
     if "network" in data:
         raise InputError(
             f"{file}: {', '.join(short)}: found beside a [network] table; expected one or the other"
+        )
+    if not parent and "gpu" not in data:
+        raise InputError(
+            f"{file}: found {', '.join(short)} alone, expected the cluster whose nodes they join: "
+            'extends = "dgx-h100", another preset, or a file'
         )
     before = parent.get("network")
     before = dict(before) if isinstance(before, Mapping) else {}
@@ -43,6 +49,11 @@ def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) 
             f"{file}: fabric: found {kind!r}{did_you_mean(str(kind), KEYS)}; expected one of "
             f"{', '.join(KEYS)}"
         )
+    over = short.get("oversubscription")
+    if kind in _TREES and "nodes_per_leaf" not in short and isinstance(over, int) and over > 1:
+        usual_nodes = before.get("nodes_per_leaf", Network.model_fields["nodes_per_leaf"].default)
+        if isinstance(usual_nodes, int):
+            short["nodes_per_leaf"] = max(usual_nodes // over, 1) * over  # so that uplinks are whole
     said = {"source": f"the shape as {file} says in short", "evidence": "assumed", "kind": kind, **short}
     rest = {key: value for key, value in data.items() if key not in SHORT_KEYS}
     return {**rest, "network": said}
