@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.flops import forward_flops
+from zsim.cost.kernels.elementwise import activation_cost
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import saved_bytes
@@ -19,7 +20,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear
-from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
 from zsim.specs.strategy.experts import ExpertSplit
 
@@ -161,3 +162,34 @@ def test_gradients_and_states_count_every_expert() -> None:
     assert numel == job.model.numel
     assert (peak["parameters"], peak["gradients"]) == (2 * numel, 4 * numel)
     assert peak["optimizer_states"] == 12 * numel
+
+
+@pytest.mark.parametrize(("dtype", "forward", "backward"), [(None, 12, 16), ("fp32", 28, 40)])
+def test_megatron_adds_the_scored_bias_of_each_expert_itself(
+    dtype: str | None, forward: int, backward: int
+) -> None:
+    """Bytes per element of the output, operator by operator: with bf16 scores b p writes 2, t + b p reads 4 and
+    writes 2, cat 4; backward cat 4, grad b and grad p 2 + 2 each, their sums 2 each. With fp32 ones 4, 6 + 4, 8
+    and a cast of 6; backward two casts of 6, cat 4, and 2 x (4 + 4 + 4)."""
+    model = {
+        "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+    }  # fmt: skip
+    made = with_experts(
+        model_from_config(model, "gpt-oss", "a test"),
+        ExpertSplit(library="megatron-fused", kernel="streams", gate_in_fp32=dtype == "fp32"),
+    )
+    module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
+    numel = SHAPE.tokens * 4 * 256
+    shape = BatchShape(2, 512, rows_per_token=4.0)
+    options = WorkOptions(dtype="bf16")
+    last, first = forward_kernels(module, shape, options)[-1], backward_kernels(module, shape, options)[0]
+    assert (last.bytes, first.bytes) == (numel * forward, numel * backward)
+    assert last.launches == 2 * 16 + 1 + (dtype == "fp32")
+
+
+def test_megatron_clamps_before_its_fused_activation() -> None:
+    """Each half read and written, both concatenated; then the fused kernel's 3 and 5 tensors."""
+    cost = activation_cost("clamped_quick_gelu", is_gated=True, is_fused=True)
+    assert (cost.forward.tensors, cost.backward.tensors, cost.saved) == (2 + 2 + 4 + 3, 3 + 3 + 4 + 5, 4)

@@ -83,6 +83,12 @@ _FUSED_AWAY = {
     "dropout": ActivationCost(Passes(0.5, 1), Passes(0.5, 1), saved=0.5),
 }
 
+# Fused but for the clamps before it: Megatron's gpt-oss (`weighted_bias_quick_geglu_impl`, core 0.16.1
+# core/fusions/fused_bias_geglu.py) clamps each half (reads and writes it) and concatenates both (2 and 2), in
+# eager kernels; backward each clamp reads its gradient and its input and writes (6), and the halves'
+# gradients are concatenated (4). What was clamped is kept beside what goes into the fused kernel.
+_CLAMPED_GATED = {"clamped_quick_gelu": ActivationCost(Passes(8, 3), Passes(10, 3), saved=2)}
+
 # `act(gate) * up`: eager multiplies in a separate kernel and keeps both factors; fused keeps gate and up.
 GATED_PRODUCT = ActivationCost(Passes(3, 1), Passes(6, 2), saved=2)
 FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
@@ -99,6 +105,13 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     """Cost of the activation `name`; a fused activation is a single kernel in each direction."""
     if is_fused and name in _FUSED_AWAY:
         return _FUSED_AWAY[name]
+    if is_fused and is_gated and name in _CLAMPED_GATED:
+        own = _CLAMPED_GATED[name]
+        return ActivationCost(
+            Passes(own.forward.tensors + FUSED_GATED.forward.tensors, own.forward.launches + 1),
+            Passes(own.backward.tensors + FUSED_GATED.backward.tensors, own.backward.launches + 1),
+            own.saved + FUSED_GATED.saved,
+        )
     if is_fused:
         saved = 0 if name == "relu" and not is_gated else NATIVE.saved
         return FUSED_GATED if is_gated else ActivationCost(NATIVE.forward, NATIVE.backward, saved)

@@ -205,7 +205,11 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
         casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
     products = (_product(work, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
-    bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),) if has_bias else ()
+    bias: Kernels = ()
+    if work.scored_bias_bytes:
+        bias = (_scored_bias(work, rows, options).forward,)
+    elif has_bias:
+        bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),)
     return (*casts, *products, *bias)
 
 
@@ -226,9 +230,40 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     if module.shares_input and not options.compile:
         of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
     of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
-    if any(parameter.name == "bias" for parameter in module.parameters):
+    if work.scored_bias_bytes:
+        of_input = (_scored_bias(work, rows, options).backward, *of_input)
+    elif any(parameter.name == "bias" for parameter in module.parameters):
         of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
     return of_input, of_weight
+
+
+@dataclass(frozen=True, slots=True)
+class _BothWays:
+    """A kernel of forward and one of backward."""
+
+    forward: Kernel
+    backward: Kernel
+
+
+def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothWays:
+    """The bias of Transformer Engine's second product, which Megatron adds itself (core 0.16.1
+    core/transformer/moe/experts.py `TEGroupedMLP._apply_bias`), eager.
+
+    With e bytes per element of the output, p per score and w = max(e, p): for each expert the bias times the
+    scores (writes p) and its sum with the rows (reads e and p, writes w); the experts' rows concatenated
+    (reads and writes w); cast back where w > e (reads w, writes e). Backward: the cast; the sum passes w on,
+    in e to the rows (a cast where w > e), whose parts are concatenated (2 e); the product's two gradients are
+    each a product (reads w, writes p) summed up (reads p)."""
+    e, p = options.activation_bytes, work.scored_bias_bytes
+    w, count = max(e, p), work.num_experts
+    cast, casts = (w + e, 1) if w > e else (0, 0)
+    numel = rows * work.out_features
+    forward = p + (e + p + w) + 2 * w + cast
+    backward = 2 * cast + 2 * e + 2 * (w + p + p)
+    return _BothWays(
+        _moved(numel * forward, options, 2 * count + 1 + casts),
+        _moved(numel * backward, options, (4 + casts) * count + 1 + casts),
+    )
 
 
 def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:

@@ -331,7 +331,13 @@ class _Layer:
             wide = features * (2 if work.is_gated else 1)
             first = [self._grouped("gate_up_proj", hidden, wide, ups)]
             last = self._grouped("down_proj", features, hidden, downs)
-        middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act))
+        act = "clamped_quick_gelu" if split.is_megatron and work.act == "swiglu_oai" else work.act
+        middle = Module(f"{name}.act_fn", Activation(features, work.is_gated, act))
+        has_bias = any(one.name == "bias" for one in last.parameters)
+        if has_bias and split.is_megatron and split.kernel == "streams":
+            assert isinstance(last.work, GroupedLinear)
+            in_fp32 = self.choice.has_fp32_output or split.dispatcher in MERGING
+            last = replace(last, work=replace(last.work, scored_bias_bytes=4 if in_fp32 else 2))
         cut = self.experts.token_shards * shards
         return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
 

@@ -62,12 +62,14 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class GroupedLinear:
     """The products of `num_experts` experts, each of its own rows with its own `in_features x out_features`
-    weight; all experts have as many rows."""
+    weight; all experts have as many rows. `scored_bias_bytes`: of one score, where an expert's bias is
+    multiplied by the row's score and added behind the product, expert by expert; 0: added as it is."""
 
     num_experts: int
     in_features: int
     out_features: int
     kernel: GroupedKernel = "grouped"
+    scored_bias_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
