@@ -185,7 +185,7 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     shape = BatchShape(2, 512, rows_per_token=4.0)
     options = WorkOptions(dtype="bf16")
     last, first = forward_kernels(module, shape, options)[-1], backward_kernels(module, shape, options)[0]
-    assert (last.bytes, first.bytes) == (numel * forward, numel * backward)
+    assert (last.hbm_bytes, first.hbm_bytes) == (numel * forward, numel * backward)
     assert last.launches == 2 * 16 + 1 + (dtype == "fp32")
 
 
