@@ -168,9 +168,9 @@ def test_gradients_and_states_count_every_expert() -> None:
 def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     dtype: str | None, forward: int, backward: int
 ) -> None:
-    """Bytes per element of the output, operator by operator: with bf16 scores b p writes 2, t + b p reads 4 and
-    writes 2, cat 4; backward cat 4, grad b and grad p 2 + 2 each, their sums 2 each. With fp32 ones 4, 6 + 4, 8
-    and a cast of 6; backward two casts of 6, cat 4, and 2 x (4 + 4 + 4)."""
+    """Bytes per element of the output, operator by operator: with bf16 scores b p writes 2, t + b p reads 4
+    and writes 2, cat 4; backward cat 4, grad b and grad p 2 + 2 each, their sums 2 each. With fp32 ones 4,
+    6 + 4, 8 and a cast of 6; backward two casts of 6, cat 4, and 2 x (4 + 4 + 4)."""
     model = {
         "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024, "num_local_experts": 16,
