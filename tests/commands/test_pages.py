@@ -35,7 +35,7 @@ class Written(NamedTuple):
 PAGES = {
     "commands.run:_write_all": Written(
         ["run", *SMALL, *FSDP2, "--nodes", "2", "--out", "."], "report.html",
-        ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"],
+        ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links", "errors"],
     ),
     "commands.calibrate:calibrate": Written(
         ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
@@ -155,7 +155,17 @@ def test_the_report_of_a_pipeline_is_alive(inputs: Path, browser: Browser) -> No
     batch = ["--set", "training.gradient_accumulation_steps=4"]
     done = CliRunner().invoke(app, ["run", *SMALL, *split, *batch, "--gpus", "8", "--out", "."])
     assert done.exit_code == 0, (done.output, done.exception)
-    plots = ["step", "schedule", "mesh", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"]
+    plots = [
+        "step",
+        "schedule",
+        "mesh",
+        "timeline",
+        "waterfall-gpu",
+        "memory-gpu",
+        "collectives",
+        "links",
+        "errors",
+    ]
     check_file(browser, inputs / "report.html", plots)
 
 

@@ -501,7 +501,17 @@ def test_the_page_has_schedule_tables_and_mesh() -> None:
     report = report_of(outcome, 0.0)
     text = html_report(report, outcome.trace)
     assert '<section class="card" id="parallelism">' in text
-    names = ("step", "schedule", "mesh", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links")
+    names = (
+        "step",
+        "schedule",
+        "mesh",
+        "timeline",
+        "waterfall-gpu",
+        "memory-gpu",
+        "collectives",
+        "links",
+        "errors",
+    )
     check_text(text, names)
     for part in ("plot-schedule", "plot-mesh", "<h3>Pipeline ranks: ", "<h3>Communication by group</h3>"):
         assert part in text

@@ -98,12 +98,12 @@ def test_more_gpus_than_any_run_widen_the_shipped_interval_with_every_doubling(f
     assert widths[-1] > 1.15 * widths[0]
 
 
-def test_a_gpu_without_a_run_is_trusted_less_than_any_with_one() -> None:
+def test_a_gpu_without_a_run_is_trusted_no_more_than_any_with_one() -> None:
     job = replace(FEATURES, strategy="FSDP1")
     known = [validation_of(replace(job, gpu=gpu)) for gpu in ("a100-sxm-80gb", "h100-sxm-80gb")]
     unknown = validation_of(replace(job, gpu="mi300x-192gb"))
     assert unknown.extrapolates == ("GPU mi300x-192gb without a validated run",)
-    assert unknown.high - unknown.low > max(one.high - one.low for one in known)
+    assert unknown.high - unknown.low >= max(one.high - one.low for one in known)
 
 
 @pytest.mark.parametrize(
