@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import shlex
 
-from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, shell, table, tables
+from zsim.report.views.text.plain import (
+    WIDTH,
+    Column,
+    markdown,
+    named_columns,
+    paragraph,
+    shell,
+    table,
+    tables,
+)
 
 COLUMNS = [Column("cluster", is_left=True), Column("one"), Column("two")]
 
@@ -60,3 +69,10 @@ def test_a_command_to_copy_is_continued_with_backslashes() -> None:
     assert len(lines) == 2
     assert max(map(len, lines)) <= 80
     assert shlex.split("\n".join(lines).replace("\\\n", " ")) == words.split()
+
+
+def test_a_path_wider_than_the_page_is_never_broken() -> None:
+    path = "/a/folder/" + "x" * 100 + "/train.toml"
+    lines = paragraph(f"note: {path}: no effect on a step: [job]")
+    assert path in "\n".join(lines)
+    assert all(len(line) <= WIDTH for line in lines if path not in line)

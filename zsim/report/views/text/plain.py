@@ -87,7 +87,14 @@ def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> 
     `indent` blanks, by default as many as `first` is wide."""
     begin = " " * first if isinstance(first, int) else first
     rest = " " * (len(begin) if indent is None else indent)
-    return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=begin,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def shell(command: str, indent: int = 4) -> list[str]:
