@@ -8,14 +8,14 @@ import pytest
 
 import zsim
 from tests.expect import of_kind
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.tables import Fsdp2Table
 
 FSDP = """
@@ -182,6 +182,8 @@ def test_keys_of_the_plugin_that_cannot_be_are_refused(
         megatron(tmp_path, **changes)
 
 
-def test_its_own_fsdp_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotSimulatedError, match="Megatron-FSDP"):
+def test_its_own_fsdp_is_read(tmp_path: Path) -> None:
+    """`use_custom_fsdp` is Megatron-FSDP, whose sharding is none by default, which reduces nothing without
+    overlap."""
+    with pytest.raises(InputError, match="found 'no_shard' without overlap_grad_reduce"):
         megatron(tmp_path, use_custom_fsdp="true")

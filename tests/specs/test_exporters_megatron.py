@@ -25,6 +25,40 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "instances": {"strategy": {"distributed_optimizer": True, "optimizer_instances": 2}},
+    "Megatron-FSDP": {
+        "strategy": {
+            "distributed_optimizer": True,
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+            "fsdp_sharding": "optim_grads_params",
+            "optimizer_instances": 2,
+            "fsdp_outer_sharding": "optim",
+            "fsdp_unit_size": 300_000_000,
+            "fsdp_double_buffer": True,
+            "gradient_reduce_div_fusion": False,
+            "keep_fp8_transpose_cache": True,
+        }
+    },
+    "Megatron-FSDP beside tensor ranks": {
+        "parallelism": {"tensor": 2, "sequence_parallel": True},
+        "strategy": {
+            "distributed_optimizer": True,
+            "fsdp_sharding": "optim_grads",
+            "fsdp_gather_group": True,
+            "grad_reduce_dtype": "bf16",
+        },
+    },
+    "states in fewer bits": {
+        "strategy": {
+            "distributed_optimizer": True,
+            "precision_aware_optimizer": True,
+            "main_grads_dtype": "bf16",
+            "grad_reduce_dtype": "bf16",
+            "main_params_dtype": "fp16",
+            "exp_avg_dtype": "bf16",
+            "exp_avg_sq_dtype": "fp8",
+        }
+    },
     "gradients in bf16": {"strategy": {"grad_reduce_dtype": "bf16", "gradient_accumulation_fusion": False}},
     "fp16": {"training": {"precision": "fp16"}, "strategy": {"grad_reduce_dtype": "fp32"}},
     "gradients in fp16": {"training": {"precision": "fp16"}, "strategy": {"grad_reduce_dtype": "fp16"}},

@@ -15,7 +15,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.megatron.arguments import read_arguments
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES, VALUES
 from zsim.specs.formats.megatron.read import read_megatron
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 
 NETWORK = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
@@ -343,9 +343,12 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
         ("--num-experts 8 --moe-shared-expert-overlap", "shared experts beside the exchanges"),
         ("--num-experts 8 --moe-layer-freq x", "reads a number, or lists of 0 and 1"),
         ("--multi-latent-attention", "multi-latent attention"),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "Megatron-FSDP"),
+        ("--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16", "main weights in fp32 alone"),
+        (
+            "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16",
+            "reduced in the type that they are kept in",
+        ),
         ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
-        ("--use-distributed-optimizer --use-precision-aware-optimizer", "precision_aware_optimizer"),
         ("--fp8-format hybrid --no-fp8-wgrad", "weight gradients in bf16"),
         ("--optimizer muon", "does not simulate 'muon'"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),

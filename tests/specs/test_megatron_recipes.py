@@ -14,7 +14,7 @@ from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.detect import read_training_file
 from zsim.specs.model.expert_run import experts_of
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 
 BRIDGE = """
 _target_: megatron.bridge.training.config.ConfigContainer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.study.published.job import row_experiment, row_job
 from zsim.study.published.parallelism import written_layers
 from zsim.study.published.table import PublishedRun

@@ -223,7 +223,6 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"notes": "moe{experts=8,topk=2}"}, "moe_ffn of the routed experts is ''"),
         ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "degrees of model parallelism are not published"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
-        ({"strategy": "Megatron-FSDP shard group 16 TP1 PP1 CP1"}, "Megatron's own FSDP"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),
         ({"offload": "optimizer->CPU"}, "offload is not simulated (strategy"),
         ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "unknown"}, "whether anything is offloaded"),

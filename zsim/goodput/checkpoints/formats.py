@@ -66,6 +66,11 @@ def saved_files(
     if isinstance(strategy, Megatron):
         if strategy.has_owners:
             raise NotSimulatedError("run.checkpoint: the files of engine 'internevo' are not known")
+        if strategy.fsdp is not None:
+            raise NotSimulatedError(
+                "run.checkpoint: the files of Megatron-FSDP (--ckpt-format fsdp_dtensor) are not known; "
+                "expected run.checkpoint.bytes, blocking and load as measured"
+            )
         return megatron_files(held, strategy)
     if isinstance(strategy, Reference):
         return reference_files(held, job.model)

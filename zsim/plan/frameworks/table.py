@@ -45,6 +45,10 @@ def _fsdp2(stage: Stage, strategy: Fsdp2) -> Hooks:
 
 
 def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
+    if strategy.fsdp is not None:
+        from zsim.plan.frameworks.megatron_fsdp.schedule import MegatronFsdpSchedule
+
+        return MegatronFsdpSchedule(stage, strategy)
     if strategy.is_nanotron:
         from zsim.plan.frameworks.megatron.nanotron import NanotronSchedule
 

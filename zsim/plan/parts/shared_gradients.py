@@ -18,10 +18,10 @@ def partial_numels(stage: Stage) -> list[int]:
     return [parameter.numel for _, parameter in named if parameter.summed_over == TENSOR]
 
 
-def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: str) -> None:
+def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: str, shards: int = 1) -> None:
     """All-reduce the partial gradients of all stages of a rank as one tensor (`_flatten_dense_tensors`, then
-    copies back)."""
-    numels = [numel for chunk in chunks for numel in partial_numels(chunk.stage)]
+    copies back); `shards`: the rank has one of so many of each."""
+    numels = [-(-numel // shards) for chunk in chunks for numel in partial_numels(chunk.stage)]
     size = sum(numels) * DTYPE_BYTES[dtype]
     if not size:
         return
@@ -32,12 +32,12 @@ def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: 
     builder.free("buffers", size)
 
 
-def sum_tied_gradient(stage: Stage, dtype: str) -> None:
+def sum_tied_gradient(stage: Stage, dtype: str, shards: int = 1) -> None:
     """All-reduce the gradient of an embedding that the first and the last stage share, between their ranks;
-    if one rank has both, it adds them."""
+    if one rank has both, it adds them. `shards`: the rank has one of so many."""
     if not stage.tied_numel:
         return
-    builder, size = stage.builder, stage.tied_numel * DTYPE_BYTES[dtype]
+    builder, size = stage.builder, -(-stage.tied_numel // shards) * DTYPE_BYTES[dtype]
     name = "all_reduce tied embedding"
     if stage.parallelism.pipeline > 1 and not stage.parallelism.schedule_is_v:
         builder.collective("all_reduce", size, dtype, EMBEDDING, stream=COMPUTE, name=name)

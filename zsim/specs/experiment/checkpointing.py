@@ -16,7 +16,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.placement import node_numbers
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import MegatronTable, is_core
+from zsim.specs.strategy.megatron import is_core
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
 

@@ -6,7 +6,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.megatron import CLIP_GRAD, Engine, is_newer
+from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
 _BLACKWELL = 10.0  # compute capability

@@ -21,6 +21,8 @@ def strategy_label(job: Job) -> str:
     if job.kind == "ddp":
         return "DDP"
     if isinstance(strategy, Megatron):
+        if strategy.fsdp is not None:
+            return f"Megatron-FSDP {strategy.fsdp.sharding}"
         return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
     if isinstance(strategy, Reference):
         return f"ZeRO stage {strategy.stage}, the reference engine"

@@ -54,7 +54,8 @@ from zsim.specs.model.vocabulary import with_padded_vocabulary
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron import check_megatron_layout
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
 from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp2Table
@@ -135,7 +136,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
         asked = as_megatron_deepspeed_runs(asked)
     if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
-        asked = with_one_connection(asked, cluster)
+        is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
+        asked = asked if is_fsdp else with_one_connection(asked, cluster)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
@@ -189,6 +191,9 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         strategy = deepspeed
     else:
         strategy, cluster = resolve_strategy(table, training, ranks, cluster, len(placement.nodes))
+    if isinstance(table, MegatronTable):
+        queues = training.device_max_connections
+        check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)
     sequences = None
     if not sizes:
         sequences = sequences_of(experiment.training.global_batch_size, training, replicas)

@@ -20,7 +20,8 @@ from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulat
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron, MegatronTable, megatron_strategy
+from zsim.specs.strategy.megatron import Megatron, megatron_strategy
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
 from zsim.specs.strategy.tables import (
     DdpTable,

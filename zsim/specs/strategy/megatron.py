@@ -1,4 +1,4 @@
-"""Megatron's data parallelism: its `[strategy]` table, and its resolution for a release.
+"""Megatron's data parallelism, resolved for a release.
 
 Releases of Megatron-Core are 0.4 and later; those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
 Read from NVIDIA/Megatron-LM: local DDP joins gradients for one all-reduce and copies the sums back until 2.5
@@ -13,154 +13,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
+from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
+from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
+from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
 from zsim.specs.strategy.training import Training
 
-Engine = Literal["megatron", "nanotron", "internevo"]
-FsdpSharding = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
-StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
-NEWEST_CORE = "0.16.1"
-CLIP_GRAD = 1.0  # --clip-grad
-VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
 _WAITS_SENDS, _CUTS_MESSAGES = (0, 18), (2, 1)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
-
-
-class MegatronTable(BaseModel):
-    """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, named as on its
-    command line. `bucket_size`: elements of a bucket (`--ddp-bucket-size`). `optimizer_instances`: groups of
-    ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`). `engine`: another
-    engine with nearly the same data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or
-    "internevo" (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them).
-    `cuda_graph`: one graph of the whole step, which spares the host the layers' Python. `skips_update`: the
-    loss scale is still falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP
-    with this `--data-parallel-sharding-strategy`. `main_grads_dtype` to `exp_avg_sq_dtype`: of the
-    precision-aware optimizer. `overlap_p2p`, `align_grad_reduce` and `align_param_gather`: of the interleaved
-    schedule, as are `overlap_p2p_warmup_flush` and `micro_batch_group`
-    (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
-    `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of all experts together,
-    fused permutation, the gate's type, a loss that balances the experts, every expert's rows filled up to its
-    capacity. `fp8_param_gather`: the weights of fp8 products are kept and gathered in
-    fp8; `tp_only_amax_red`: delayed scales agree among the ranks of a tensor- and context-parallel group."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    kind: Literal["megatron"] = Field(description="whose data parallelism")
-    distributed_optimizer: StrictBool = Field(
-        default=False, description="optimizer states are sharded over the data-parallel ranks (ZeRO-1)"
-    )
-    overlap_grad_reduce: StrictBool = Field(
-        default=False, description="buckets of gradients are reduced during the last backward, not after it"
-    )
-    overlap_param_gather: StrictBool = Field(
-        default=False, description="updated parameters are gathered bucket by bucket during the next forward"
-    )
-    grad_reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="the type of gradients, as they are summed and reduced"
-    )
-    average_in_collective: StrictBool = Field(
-        default=False, description="the collective averages, in place of a kernel that scales before it"
-    )
-    bucket_size: Annotated[int, Field(gt=0, strict=True)] | None = Field(
-        default=None, description="elements in a bucket; left out: Megatron's formula"
-    )
-    optimizer_instances: Annotated[int, Field(gt=0, strict=True)] = Field(
-        default=1, description="groups of ranks that each hold all optimizer states"
-    )
-    version: str = Field(
-        default=NEWEST_CORE,
-        description="the release of Megatron-Core, or Megatron-LM before it, whose behaviour applies",
-    )
-    engine: Engine = Field(
-        default="megatron",
-        description="whose code: Megatron's, or an engine with nearly the same data parallelism",
-    )
-    cuda_graph: StrictBool = Field(
-        default=False,
-        description="the whole step is one CUDA graph, which spares the host the layers' Python",
-    )
-    skips_update: StrictBool = Field(
-        default=False, description="the loss scale still falls: gradients overflow, and no update is made"
-    )
-    gradient_accumulation_fusion: StrictBool = Field(
-        default=True, description="the product for a weight's gradient adds it to the buffer"
-    )
-    check_for_nan: StrictBool = Field(
-        default=True, description="the host reads the norm of every bucket before it is reduced"
-    )
-    vocabulary_multiple: Annotated[int, Field(gt=0, strict=True)] = Field(
-        default=VOCABULARY_MULTIPLE,
-        description="the vocabulary is padded to a multiple of this, times the tensor-parallel ranks",
-    )
-    fsdp_sharding: FsdpSharding | None = Field(default=None, description="Megatron-FSDP, and what it shards")
-    precision_aware_optimizer: StrictBool = Field(
-        default=False, description="Transformer Engine's optimizer, whose states may have fewer bits"
-    )
-    main_grads_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="gradients of the precision-aware optimizer"
-    )
-    main_params_dtype: Literal["fp32", "fp16"] = Field(
-        default="fp32", description="master weights of the precision-aware optimizer"
-    )
-    exp_avg_dtype: StateDtype = Field(
-        default="fp32", description="first moments of the precision-aware optimizer"
-    )
-    exp_avg_sq_dtype: StateDtype = Field(
-        default="fp32", description="second moments of the precision-aware optimizer"
-    )
-    overlap_p2p: StrictBool = Field(
-        default=True, description="interleaved schedule: messages between stages overlap with work"
-    )
-    align_grad_reduce: StrictBool = Field(
-        default=True,
-        description="all pipeline ranks reduce a chunk's gradients at the same place of the schedule",
-    )
-    align_param_gather: StrictBool = Field(
-        default=True,
-        description="all pipeline ranks gather a chunk's parameters at the same place of the schedule",
-    )
-    overlap_p2p_warmup_flush: StrictBool = Field(
-        default=False, description="messages overlap in warm-up and cool-down as well"
-    )
-    micro_batch_group: Annotated[int, Field(gt=0, strict=True)] | None = Field(
-        default=None,
-        description="micro-batches that a chunk runs before the next chunk; left out: as many as "
-        "pipeline ranks",
-    )
-    fp8_param_gather: StrictBool = Field(
-        default=False, description="the weights of fp8 products are kept and gathered in fp8"
-    )
-    tp_only_amax_red: StrictBool = Field(
-        default=False, description="delayed scales agree among tensor- and context-parallel ranks alone"
-    )
-    moe_grouped_gemm: StrictBool = Field(
-        default=False, description="the products of all local experts run as one kernel"
-    )
-    moe_permute_fusion: StrictBool = Field(
-        default=False, description="rows are brought into the order of experts by fused kernels"
-    )
-    moe_router_dtype: Literal["fp32", "fp64"] | None = Field(
-        default=None, description="the type of the router's product and scores; left out: the model's"
-    )
-    moe_aux_loss: StrictBool = Field(default=False, description="a loss balances the experts")
-    moe_pad_to_capacity: StrictBool = Field(
-        default=False, description="every expert's rows are filled up to its capacity"
-    )
-    deterministic_mode: StrictBool = Field(default=False, description="routed experts take the host longer")
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _is_quoted(cls, value: object) -> object:
-        if isinstance(value, int | float):
-            raise ValueError(f'found the number {value}, expected a release in quotes, as in "{NEWEST_CORE}"')
-        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +44,8 @@ class Megatron:
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
     (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
     it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the
-    weights of fp8 products are kept and gathered in fp8.
+    weights of fp8 products are kept and gathered in fp8. `fsdp`: Megatron-FSDP, in place of the buffers;
+    `states`: types of the precision-aware optimizer's states.
     """
 
     distributed_optimizer: bool
@@ -207,6 +72,8 @@ class Megatron:
     waits_sends: bool = False
     cuts_messages: bool = False
     fp8_param_gather: bool = False
+    fsdp: MegatronFsdp | None = None
+    states: PrecisionAware | None = None
 
 
 def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
@@ -218,7 +85,6 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     has_core = is_core(table.version)
     _check_release(table, release)
     _check_combination(table, world_size)
-    _refuse_unsimulated(table)
     _check_fp8(table, training)
     low = "bf16" if training.precision == "fp8" else training.precision
     if table.grad_reduce_dtype not in ("fp32", low):
@@ -254,7 +120,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         fuses_accumulation=is_megatron
         and table.gradient_accumulation_fusion
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
-        checks_nan=has_core and is_megatron and table.check_for_nan,
+        checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
         has_owners=sums_all,
         is_nanotron=is_nanotron,
         block_overhead=None if table.cuda_graph else blocks.get(table.engine),
@@ -268,6 +134,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         waits_sends=has_core and release >= _WAITS_SENDS,
         cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
         fp8_param_gather=table.fp8_param_gather,
+        fsdp=megatron_fsdp(table, release, ranks),
+        states=precision_aware(table, release, training),
     )
 
 
@@ -286,17 +154,9 @@ def _check_fp8(table: MegatronTable, training: Training) -> None:
         )
 
 
-def _refuse_unsimulated(table: MegatronTable) -> None:
-    """Raises NotSimulatedError for what Megatron has and no plan of zsim."""
-    if table.fsdp_sharding is not None:
-        raise NotSimulatedError(
-            f"strategy.fsdp_sharding: zsim does not simulate Megatron-FSDP ('{table.fsdp_sharding}') yet; "
-            "expected strategy 'fsdp2' for torch's own"
-        )
-    if table.precision_aware_optimizer:
-        raise NotSimulatedError(
-            "strategy.precision_aware_optimizer: zsim does not simulate its main gradients and states yet"
-        )
+def check_megatron_layout(table: MegatronTable, pipeline: int, expert: int, connections: int) -> None:
+    """Raises InputError for parallelism or hardware queues that Megatron-FSDP cannot be beside."""
+    check_layout(table, _release(table.version), pipeline, expert, connections)
 
 
 def is_newer(version: str, core: tuple[int, int] = (0, 8)) -> bool:
@@ -338,7 +198,8 @@ def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
 
 
 def _check_combination(table: MegatronTable, world_size: int) -> None:
-    if table.overlap_param_gather and not (table.distributed_optimizer and table.overlap_grad_reduce):
+    is_apart = table.distributed_optimizer and table.overlap_grad_reduce
+    if table.overlap_param_gather and not is_apart:
         raise InputError(
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
             "overlaps it only with overlap_grad_reduce; expected both to be true"
@@ -350,18 +211,6 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
     if table.engine == "internevo" and not table.distributed_optimizer:
         raise InputError(
             "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"
-        )
-    if not table.precision_aware_optimizer:
-        for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
-            if getattr(table, key) != "fp32":
-                raise InputError(
-                    f"strategy.{key}: found '{getattr(table, key)}' without precision_aware_optimizer, which "
-                    "Megatron refuses; expected precision_aware_optimizer = true, or 'fp32'"
-                )
-    elif not table.distributed_optimizer:
-        raise InputError(
-            "strategy.precision_aware_optimizer: Megatron has it only beside the distributed optimizer, "
-            "expected distributed_optimizer = true"
         )
     if table.bucket_size is not None and not table.overlap_grad_reduce:
         raise InputError(

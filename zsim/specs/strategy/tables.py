@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]

@@ -32,8 +32,7 @@ from zsim.study.published.table import PublishedRun
 # Pattern in a strategy's text -> why the row cannot be simulated.
 _NOT_SIMULATED = (
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
-    (r"Megatron-FSDP", "Megatron's own FSDP"),
-    (r"FSDP TP\d", "NeMo's FSDP with tensor parallelism"),
+    (r"(?<!Megatron-)FSDP TP\d", "NeMo's FSDP with tensor parallelism"),
     (r"fairscale", "fairscale's FSDP"),
 )
 _MODEL_PARALLEL = r"\bTP ?(?!1\b)\d+|PTD-P|3D|\+ ?MP"  # without degrees in the row

@@ -16,7 +16,7 @@ _DEEPSPEED = (
     r"TP\d+( x)? PP\d+( x)? DP\d+ \+ ZeRO"
 )
 _MEGATRON = (
-    r"Megatron(-LM|-Core| dist-opt| DDP)|DDP (\+ distributed optimizer|dist-opt)|PTD-P|TP\+PP\+DP|"
+    r"Megatron(-LM|-Core|-FSDP| dist-opt| DDP)|DDP (\+ distributed optimizer|dist-opt)|PTD-P|TP\+PP\+DP|"
     r"TP\d+( x|\+SP PP\d+| PP\d+) DP ?\d+|TP\d+ PP\d+ .*(dist-opt|distributed optimizer)|"
     r"TP\d+ PP\d+ VP\d+|TP\d+ \+ SP, distributed optimizer"
 )
@@ -173,6 +173,25 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         table["gradient_accumulation_fusion"] = False
     if is_sharded and "num-distributed-optimizer-instances" in flags:
         table["optimizer_instances"] = int(flags["num-distributed-optimizer-instances"])
+    if "Megatron-FSDP" in text:
+        table |= _megatron_fsdp(run, flags, assumptions)
+    return table
+
+
+def _megatron_fsdp(run: PublishedRun, flags: dict[str, str], assumptions: list[str]) -> dict[str, Any]:
+    """Megatron-FSDP's settings: its sharding by the command line or the ZeRO stage of the row. Sharded
+    gradients are reduced, and sharded parameters gathered, beside backward and forward in any case."""
+    by_stage = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+    sharding = flags.get("data-parallel-sharding-strategy") or by_stage[run.count("zero_stage") or 0]
+    table: dict[str, Any] = {"fsdp_sharding": sharding, "distributed_optimizer": True}
+    if flags.get("fsdp-double-buffer") == "True" or flags.get("use-nccl-ub") == "True":
+        table["fsdp_double_buffer"] = True
+    if sharding in ("no_shard", "optim"):
+        return table
+    if "grad_overlap" not in launch_settings(run):
+        assumptions.remove("gradients are reduced after backward")
+        assumptions.append("overlapped gradients and gathers, as Megatron-FSDP's recipes have them")
+        table |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
     return table
 
 

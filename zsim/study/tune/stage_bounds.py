@@ -121,7 +121,7 @@ class StageBounds:
             return 0.0
         if job.parallelism.experts.ranks > 1:  # whose gradients are on fewer ranks
             return 0.0
-        if not strategy.is_contiguous or strategy.has_owners:
+        if not strategy.is_contiguous or strategy.has_owners or strategy.fsdp is not None:
             return 0.0
         reduced = numel_of_last if strategy.overlap_grad_reduce else numel
         way: CollectiveKind = "reduce_scatter" if strategy.distributed_optimizer else "all_reduce"
@@ -243,9 +243,22 @@ def _bytes_per_parameter(job: Job) -> float:
     ranks = job.data_parallel_size * job.parallelism.context
     if isinstance(strategy, Megatron):
         master = 0 if strategy.param_dtype == "fp32" else 4
-        states = (master + 4 * moments) / (ranks if strategy.distributed_optimizer else 1)
+        own = strategy.states
+        if own is not None:
+            moment = sum(DTYPE_BYTES[dtype] for dtype in own.moment_dtypes)
+            states = (moment + (own.master_bytes if own.has_masters else master)) / ranks
+        else:
+            states = (master + 4 * moments) / (ranks if strategy.distributed_optimizer else 1)
         parameter = 1 if strategy.fp8_param_gather else DTYPE_BYTES[strategy.param_dtype]
-        return parameter + DTYPE_BYTES[strategy.grad_dtype] + states
+        gradient = DTYPE_BYTES[strategy.grad_dtype]
+        if strategy.fsdp is None:
+            return parameter + gradient + states
+        fsdp = strategy.fsdp
+        shared = ranks // strategy.optimizer_instances
+        owners = 1 if not fsdp.shards_states else ranks if fsdp.outer_sharding == "optim" else shared
+        states = (4 + 4 * moments) / owners
+        states += gradient / (shared if fsdp.shards_gradients else 1)
+        return states + parameter / (shared if fsdp.shards_parameters else 1)
     if isinstance(strategy, Fsdp2) and not strategy.cpu_offload:
         return 4 * (1 + moments) * strategy.replicate / ranks
     return 0.0

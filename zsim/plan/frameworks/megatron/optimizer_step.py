@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
 from zsim.cost.optimizers.tensors import Updated
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.megatron.low_precision_states import update_low_precision
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import update
 from zsim.specs.strategy.megatron import Megatron
@@ -23,15 +24,20 @@ def update_parameters(
     training: Training,
     numels: Sequence[int],
     groups: Sequence[str],
+    *,
+    copies_back: bool = True,
 ) -> None:
     """Issue the update of this rank's elements of each tensor.
 
-    `groups`: the groups over which norm and overflow are reduced; [] if every rank has all gradients. fp32
+    `groups`: the groups over which norm and overflow are reduced; [] if every rank has all gradients.
+    `copies_back`: the updated weights are cast to the model's in one pass. fp32
     copies of 16-bit gradients live until the end of the update. Megatron scales the gradients only if their
     norm is above the limit (`clip_coeff < 1.0`), which stops early in a training: no scaling is issued.
     """
     numel, is_low = sum(numels), strategy.param_dtype != "fp32"
-    copies = numel * 4 if strategy.grad_dtype != "fp32" else 0
+    states = strategy.states
+    is_decoupled = states is not None and states.has_masters  # it reads gradients in their own type
+    copies = numel * 4 if strategy.grad_dtype != "fp32" and not is_decoupled else 0
     builder.allocate("gradients", copies)
     if copies:
         builder.kernels("copy gradients to fp32", cast_kernels(numel, strategy.grad_dtype, "fp32"))
@@ -42,14 +48,22 @@ def update_parameters(
         builder.free("gradients", copies)
         return
     if training.gradient_clipping > 0:
-        builder.kernels("gradient norm", norm_kernels(numel, "fp32", len(numels)))
+        dtype = strategy.grad_dtype if is_decoupled else "fp32"
+        builder.kernels("gradient norm", norm_kernels(numel, dtype, len(numels)))
         read_scalar(builder, "gradient norm", "fp32", groups)
+    if states is not None and is_low:
+        gradient_dtype = strategy.grad_dtype if is_decoupled else "fp32"
+        update_low_precision(builder, states, strategy.param_dtype, gradient_dtype, numels)
+        if not is_decoupled and copies_back:
+            builder.kernels("copy main weights", cast_kernels(numel, "fp32", strategy.param_dtype))
+        builder.free("gradients", copies)
+        return
     update(
         builder,
         training,
         Updated.flat(numels),
         gradient_dtype="fp32",
         state_dtype="fp32",
-        low_precision_copy=is_low,
+        low_precision_copy=is_low and copies_back,
     )
     builder.free("gradients", copies)

@@ -39,6 +39,7 @@ from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, BufferPart, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
+from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
@@ -140,6 +141,10 @@ class MegatronSchedule(Hooks):
         parameters = self._numel if strategy.distributed_optimizer else trained
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
         lazy = tuple(size for numel in owned for size in partition_states(self.training, numel, "fp32"))
+        states = strategy.states
+        if states is not None:
+            lazy = state_sizes(states, owned)
+            master = 0 if states.has_masters else master
         quantized = self._weights
         return [
             Memory("parameters", parameters * self.param_bytes + self._frozen_bytes - quantized.saved_bytes),
@@ -360,13 +365,8 @@ class MegatronSchedule(Hooks):
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
         if strategy.fp8_param_gather:
-            quantize_masters(
-                self.builder,
-                self.training,
-                [chunk._weights for chunk in self.chunks],
-                self.ranks,
-                self.shard.name,
-            )
+            weights = [chunk._weights for chunk in self.chunks]
+            quantize_masters(self.builder, self.training, weights, self.ranks, self.shard.name)
         for chunk in self.chunks:
             chunk.finish_update()
 

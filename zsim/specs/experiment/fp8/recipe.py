@@ -8,7 +8,7 @@ from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.model.fp8_layers import with_fp8_layers
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.fp8 import TORCHAO, Fp8, Fp8Recipe
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
 
 # The least compute capability of each recipe: Transformer Engine 2.17 pytorch/quantization.py

@@ -11,7 +11,7 @@ from __future__ import annotations
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
 

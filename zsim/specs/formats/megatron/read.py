@@ -13,6 +13,7 @@ from zsim.specs.formats.megatron.arguments import Arguments, read_arguments, ref
 from zsim.specs.formats.megatron.degrees import read_degrees
 from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.specs.formats.megatron.expert_flags import read_experts
+from zsim.specs.formats.megatron.fsdp_flags import fsdp_gradients, read_fsdp
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 
@@ -208,10 +209,7 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
         says["strategy.micro_batch_group"] = group
     if is_interleaved and is_flushing:
         says["strategy.overlap_p2p_warmup_flush"] = True
-    if found.has("use-megatron-fsdp"):
-        options = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-        says["strategy.fsdp_sharding"] = found.text("data-parallel-sharding-strategy", "no_shard", options)
-    found.asked.add("data-parallel-sharding-strategy")
+    read_fsdp(found, file)
     bucket, instances = found.integer("ddp-bucket-size"), found.integer("num-distributed-optimizer-instances")
     if bucket is not None:
         says["strategy.bucket_size"] = bucket
@@ -224,8 +222,9 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
         dtype = found.text(flag, None, _DTYPES)
         if dtype not in (None, "fp32"):
             says[f"strategy.{flag.replace('-', '_')}"] = dtype
-    is_said = found.has("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype")
-    gradients = _gradients(found, says["training.precision"])
+    flags = ("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype")
+    is_said = found.has(*flags, "megatron-fsdp-main-grads-dtype")
+    gradients = fsdp_gradients(found) or _gradients(found, says["training.precision"])
     (says if is_said else file.assumes)["strategy.grad_reduce_dtype"] = gradients
 
 

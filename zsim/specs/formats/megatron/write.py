@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
+from zsim.specs.formats.megatron.fsdp_flags import fsdp_flags, precision_aware_flags
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.fp8_layers import without_fp8_layers
-from zsim.specs.strategy.megatron import VOCABULARY_MULTIPLE, Megatron, MegatronTable, is_core
+from zsim.specs.strategy.megatron import Megatron, is_core
+from zsim.specs.strategy.megatron_table import VOCABULARY_MULTIPLE, MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
@@ -204,9 +206,12 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         if getattr(table, key):
             yield flag
     if strategy.param_dtype == "bf16" and strategy.grad_dtype == "bf16":
-        yield "--grad-reduce-in-bf16"
+        if table.main_grads_dtype == "fp32":
+            yield "--grad-reduce-in-bf16"
     elif strategy.param_dtype == "fp16" and strategy.grad_dtype == "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
+    yield from fsdp_flags(table)
+    yield from precision_aware_flags(table)
     if table.bucket_size is not None:
         yield f"--ddp-bucket-size {table.bucket_size}"
     if table.optimizer_instances > 1:

@@ -1,0 +1,1 @@
+"""Megatron-FSDP: Megatron's own sharding of states, gradients and parameters."""

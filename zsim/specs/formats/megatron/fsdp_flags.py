@@ -1,0 +1,99 @@
+"""Megatron-FSDP's flags -> settings of an experiment, and back.
+
+Read in Megatron-Core 0.16.1 and 0.19 training/arguments.py; the later one gives main weights, main gradients
+and communication types of their own (`--megatron-fsdp-main-params-dtype` and its like).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.errors import NotSimulatedError
+from zsim.specs.formats.megatron.arguments import Arguments
+from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.strategy.megatron_table import MegatronTable
+
+_SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+_SWITCHES = (
+    ("create-all-gather-group", "fsdp_gather_group"),
+    ("keep-fp8-transpose-cache", "keep_fp8_transpose_cache"),
+)
+_TYPES = ("fp32", "bf16", "fp16", "auto")
+_WITHOUT = (
+    "data-parallel-sharding-strategy",
+    "outer-dp-sharding-strategy",
+    "suggested-communication-unit-size",
+)
+
+
+def read_fsdp(found: Arguments, file: TrainingFile) -> None:
+    """Read them; without --use-megatron-fsdp they have no effect."""
+    says = file.says
+    if not found.has("use-megatron-fsdp"):
+        found.asked |= set(_WITHOUT)
+        return
+    says["strategy.fsdp_sharding"] = found.text("data-parallel-sharding-strategy", "no_shard", _SHARDING)
+    outer = found.text("outer-dp-sharding-strategy", "no_shard", ("no_shard", "optim"))
+    if found.has("enable-full-sharding-in-hsdp"):
+        outer = "optim"
+    if outer != "no_shard":
+        says["strategy.fsdp_outer_sharding"] = outer
+    size = found.integer("suggested-communication-unit-size")
+    if size is not None:
+        says["strategy.fsdp_unit_size"] = size
+    if found.has("fsdp-double-buffer", "use-nccl-ub"):
+        says["strategy.fsdp_double_buffer"] = True
+    if found.has("no-gradient-reduce-div-fusion"):
+        says["strategy.gradient_reduce_div_fusion"] = False
+    for flag, key in _SWITCHES:
+        if found.has(flag):
+            says[f"strategy.{key}"] = True
+    if found.text("megatron-fsdp-main-params-dtype", "fp32", _TYPES) != "fp32":
+        raise NotSimulatedError(
+            f"{found.where}: --megatron-fsdp-main-params-dtype: zsim simulates main weights in fp32 alone; "
+            "expected fp32"
+        )
+
+
+def fsdp_gradients(found: Arguments) -> str | None:
+    """The type of main gradients, and of their reduction, where Megatron-FSDP's own flag says it; else
+    None."""
+    main = found.text("megatron-fsdp-main-grads-dtype", "auto", _TYPES)
+    sent = found.text("megatron-fsdp-grad-comm-dtype", "auto", _TYPES)
+    if not found.has("use-megatron-fsdp") or main == "auto":
+        return None
+    if sent not in ("auto", main):
+        raise NotSimulatedError(
+            f"{found.where}: --megatron-fsdp-grad-comm-dtype: zsim simulates gradients that are reduced in "
+            f"the type that they are kept in; expected {main}"
+        )
+    return main
+
+
+def fsdp_flags(table: MegatronTable) -> Iterator[str]:
+    """The flags of a table's Megatron-FSDP."""
+    if table.fsdp_sharding is None:
+        return
+    yield "--use-megatron-fsdp --ckpt-format fsdp_dtensor"
+    yield f"--data-parallel-sharding-strategy {table.fsdp_sharding}"
+    if table.fsdp_outer_sharding != "no_shard":
+        yield f"--outer-dp-sharding-strategy {table.fsdp_outer_sharding}"
+    if table.fsdp_unit_size is not None:
+        yield f"--suggested-communication-unit-size {table.fsdp_unit_size}"
+    if table.fsdp_double_buffer:
+        yield "--fsdp-double-buffer"
+    if not table.gradient_reduce_div_fusion:
+        yield "--no-gradient-reduce-div-fusion"
+    for flag, key in _SWITCHES:
+        if getattr(table, key):
+            yield f"--{flag}"
+
+
+def precision_aware_flags(table: MegatronTable) -> Iterator[str]:
+    """The flags of a table's precision-aware optimizer."""
+    if not table.precision_aware_optimizer:
+        return
+    yield "--use-precision-aware-optimizer"
+    for key in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        if getattr(table, key) != "fp32":
+            yield f"--{key.replace('_', '-')} {getattr(table, key)}"
