@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from validation.checkpoints.archives import folder_files
-from validation.checkpoints.cases import SavedCase, saved_cases
+from validation.checkpoints.cases import SAVED_MODELS, SavedCase, saved_cases
 from validation.launch import run
 from validation.provenance import provenance, write_checksums
-from validation.record.cases import MODELS
 
 Found = dict[str, dict[str, Any]]
 
@@ -48,7 +47,7 @@ def write(found: Found, path: Path) -> None:
     """JSON with one line per configuration."""
     origin = provenance("python -m validation.checkpoints", backend="gloo", seed=0)
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
-    head = f'{{"format": 1,\n "provenance": {json.dumps(origin)},\n "models": {json.dumps(MODELS)},\n'
+    head = f'{{"format": 1,\n "provenance": {json.dumps(origin)},\n "models": {json.dumps(SAVED_MODELS)},\n'
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{head} "configurations": {{\n{rows}\n}}}}\n')
 
@@ -62,7 +61,10 @@ def main(words: list[str]) -> int:
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
     if not has_deepspeed:
         print("DeepSpeed is not installed: its files are left out", file=sys.stderr)
+    path = options.out and options.out / "files.json"
     found: Found = {}
+    if path and options.only and path.exists():
+        found |= json.loads(path.read_text())["configurations"]
     for ranks in options.ranks or (2, 3, 4):
         cases = [
             (case, model)
@@ -72,8 +74,8 @@ def main(words: list[str]) -> int:
         ]
         if cases:
             record(cases, ranks, found)
-    if options.out:
-        write(found, options.out / "files.json")
+    if path:
+        write(found, path)
         if options.out.parent.name == "traces":
             write_checksums(options.out.parent)
     else:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from validation.record.cases import MODELS, deepspeed_config
+from validation.record.cases import EXPERT_MODELS, MODELS, deepspeed_config
+
+SAVED_MODELS = {**MODELS, **EXPERT_MODELS}
 
 BF16 = {"bf16": {"enabled": True}}
 _FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", "reduce_dtype": "fp32"}
@@ -44,6 +46,18 @@ def _torch_cases() -> Iterator[SavedCase]:
     yield SavedCase("tensor-dcp", "tensor", _FSDP2, dcp, {"tensor": 2}, two, ranks=(4,), models=("even",))
 
 
+def _expert_cases() -> Iterator[SavedCase]:
+    """torchtitan's experts on 2 ranks of their own or, on 4, cut over two more each: along experts, or along
+    the next dimension where they are "few"; on 4; and with replicas."""
+    dcp, titan = {"format": "dcp"}, {**_FSDP2, "wrapping": "torchtitan"}
+    two, both = {"expert": 2}, ("experts", "few")
+    yield SavedCase("spread2-dcp", "experts", titan, dcp, two, two, models=both)
+    four = {"expert": 4}
+    yield SavedCase("spread4-dcp", "experts", titan, dcp, four, four, (4,), models=("experts",))
+    hybrid, options = {**titan, "replicate": 2}, {**two, "replicate": 2}
+    yield SavedCase("spread2-hsdp", "experts", hybrid, dcp, options, two, (4,), models=both)
+
+
 def _deepspeed_cases() -> Iterator[SavedCase]:
     """fp16 is refused by DeepSpeed on CPUs."""
     for precision, extra in (("fp32", {}), ("bf16", BF16)):
@@ -70,4 +84,9 @@ def _engine_cases() -> Iterator[SavedCase]:
 
 def saved_cases(*, with_deepspeed: bool = True) -> list[SavedCase]:
     """All configurations."""
-    return [*_torch_cases(), *_engine_cases(), *(_deepspeed_cases() if with_deepspeed else ())]
+    return [
+        *_torch_cases(),
+        *_engine_cases(),
+        *_expert_cases(),
+        *(_deepspeed_cases() if with_deepspeed else ()),
+    ]

@@ -53,6 +53,10 @@ def save_one(rank: int, world_size: int, case: SavedCase, model_name: str, folde
 def trained(rank: int, world_size: int, case: SavedCase, model_name: str, steps: int) -> Any:
     """The trainer of a case after so many steps."""
     torch.manual_seed(0)
+    if case.backend == "experts":
+        from validation.checkpoints.spread_experts import ExpertsTrainer
+
+        return ExpertsTrainer(model_name, **case.options)
     shape = shape_of(model_name)
     model = Llama(shape)
     if case.backend == "tensor":

@@ -36,6 +36,25 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Mixtures of experts, for the files of experts that are spread over ranks. "few": fewer experts than ranks.
+_EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "moe_intermediate_size": 96,
+    "num_experts": 4,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+EXPERT_MODELS: dict[str, dict[str, Any]] = {"experts": _EXPERTS, "few": {**_EXPERTS, "num_experts": 2}}
+
 # Larger models for `validation.predict`, in which operators take the time, not Python.
 LARGER_MODELS: dict[str, dict[str, Any]] = {
     name: {

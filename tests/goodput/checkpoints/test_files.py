@@ -88,6 +88,8 @@ def test_an_archive_without_elements_has_no_record_for_them() -> None:
         ({"kind": "fsdp2"}, {"tensor": 2, "pipeline": 2}),
         ({"kind": "fsdp2"}, {"context": 4}),
         ({"kind": "ddp"}, {}),
+        ({"kind": "fsdp2", "wrapping": "torchtitan"}, {"expert": 8}),
+        ({"kind": "fsdp2", "wrapping": "torchtitan", "replicate": 4}, {"expert": 4}),
     ],
 )
 def test_many_ranks_are_planned_as_few_ones(
@@ -95,7 +97,9 @@ def test_many_ranks_are_planned_as_few_ones(
 ) -> None:
     """[Note: many ranks] All is saved once, and the fullest rank's bytes differ by less than 1 %: step
     counters weigh 4 bytes in the planner's balance."""
-    job = job_of(strategy=strategy, parallelism=parallelism, training={"gradient_accumulation_steps": 4})
+    model = "mixtral-8x7b" if "expert" in parallelism else LLAMA
+    training = {"gradient_accumulation_steps": 4}
+    job = job_of(strategy=strategy, parallelism=parallelism, training=training, model=model)
     exact = saved_files(job, "dcp")
     monkeypatch.setattr(dcp, "_MAX_ITEMS", 0)
     found = saved_files(job, "dcp")
@@ -207,12 +211,66 @@ def test_a_row_per_file_is_written_for_people() -> None:
     assert sum(int(row[-1]) for row in rows) == saved.bytes
 
 
-def test_spread_experts_are_refused_rather_than_left_out() -> None:
-    job = resolve(
-        zsim.Experiment(
-            model="mixtral-8x7b", cluster="dgx-h100", nodes=4, strategy={"kind": "fsdp2"},
-            training={"sequence_length": 4096}, parallelism={"expert": 8},
-        )
-    )  # fmt: skip
-    with pytest.raises(NotSimulatedError, match="spread over ranks are not known"):
-        saved_files(job)
+MIXTRAL = 46_702_792_704  # parameters, of which 45,097,156,608 are of experts
+EXPERTS = 45_097_156_608
+TITAN = {"kind": "fsdp2", "wrapping": "torchtitan"}
+
+
+def mixtral(**keys: Any) -> Job:
+    training = {"sequence_length": 4096, **keys.pop("training", {})}
+    return job_of(**{"model": "mixtral-8x7b", "gpus": 32, "training": training, **keys})
+
+
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"expert": 8},
+        {"expert": 4, "tensor": 2},
+        {"expert": 8, "tensor": 2, "expert_tensor": 2},
+        {"tensor": 2},
+    ],
+)
+def test_torchtitans_experts_are_saved_once(parallelism: dict[str, int]) -> None:
+    """12 bytes per parameter, and a counter for each of the 323 tensors (three of experts per layer)."""
+    saved = saved_files(mixtral(strategy=TITAN, parallelism=parallelism))
+    assert saved.categories["parameters"] == 4 * MIXTRAL
+    assert saved.categories["optimizer_states"] == 8 * MIXTRAL + 4 * (32 * 10 + 3)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"expert": 8},
+        {"expert": 8, "pipeline": 2},
+        {"expert": 4, "tensor": 2, "sequence_parallel": True},
+        {"expert": 4, "tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
+        {"tensor": 2, "expert_tensor": 1, "sequence_parallel": True},
+    ],
+)
+def test_megatrons_experts_are_saved_once(parallelism: dict[str, int], distributed: bool) -> None:
+    """2 bytes per parameter and 12 of masters and moments, wherever they are; the norms and routers that
+    tensor-parallel ranks share are not written twice either."""
+    strategy = {"kind": "megatron", "distributed_optimizer": distributed}
+    training = {"precision": "bf16", "gradient_accumulation_steps": 4}
+    saved = saved_files(mixtral(strategy=strategy, training=training, parallelism=parallelism))
+    assert saved.categories["parameters"] == 2 * MIXTRAL
+    assert saved.categories["optimizer_states"] == 12 * MIXTRAL
+
+
+def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None:
+    """8 ranks of experts, so that 4 of 32 ranks hold the same: a quarter of one expert of every layer, whose
+    three products are three shards, and a 32nd of the rest; a rank reads one whole expert of every layer, a
+    quarter of its states, the rest and a 32nd of that one's states."""
+    strategy = {"kind": "megatron", "distributed_optimizer": True}
+    saved = saved_files(mixtral(strategy=strategy, training={"precision": "bf16"}, parallelism={"expert": 8}))
+    mine, rest = EXPERTS / 8, MIXTRAL - EXPERTS
+    assert saved.written().max() == pytest.approx(14 * (mine / 4 + rest / 32), rel=0.01)
+    assert saved.read[0] == pytest.approx(2 * (mine + rest) + 12 * (mine / 4 + rest / 32), rel=1e-6)
+    whole = saved_files(mixtral(strategy={"kind": "megatron"}, parallelism={"expert": 8}))
+    assert whole.chunks == 4 * (32 * (8 * 3 + 5) + 3)  # parameters, masters, two moments
+
+
+def test_experts_are_not_gathered_into_one_file() -> None:
+    with pytest.raises(NotSimulatedError, match="gather into one file is not simulated; expected 'dcp'"):
+        saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), "full")

@@ -10,19 +10,24 @@ list goes to the rank with the fewest bytes so far, by the size of the whole ten
 The planner goes through every item of every rank. Above `_MAX_ITEMS` it is run once for the chunk of a
 tensor that is at one place of the sharding group: chunks at other places are shared by other ranks and fall
 alike. Adam's step counters (4 bytes) are then dealt out evenly.
+
+# [Note: spread experts]
+torchtitan's routed experts are DTensors over a mesh of their own: their first dimension, the experts, is cut
+over the ranks of expert parallelism, and each part over the ranks that hold it, along the experts where there
+are as many as ranks, else along the next dimension (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`).
+Their step counters are plain tensors under one name, as all others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Floats, Ints
 from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
 from zsim.goodput.checkpoints.saved import Saved, SavedFile
 from zsim.goodput.checkpoints.tensors import (
@@ -44,13 +49,24 @@ Key = tuple[str, int | None, int]
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
     """`shards`: ranks that every tensor is cut over along its first dimension; `replicas`: so many such
-    groups hold the same. `dtype_bytes`: of parameters and states."""
+    groups hold the same. `dtype_bytes`: of parameters and states. `expert_shards`: ranks that routed experts
+    are cut over, of those that are spread over ranks."""
 
     shards: int
     replicas: int
     dtype_bytes: int
     threads: int = 1
     single_file_per_rank: bool = True
+    expert_shards: int = 1
+
+    def shards_of(self, tensor: HeldTensor) -> int:
+        return self.expert_shards if tensor.is_spread else self.shards
+
+    def rows_of(self, tensor: HeldTensor) -> int:
+        """Length of the dimension along which a tensor is cut; [Note: spread experts]."""
+        if tensor.is_spread and self.expert_shards > tensor.rows:
+            return tensor.shape[1]
+        return tensor.rows
 
 
 class _Item(NamedTuple):
@@ -101,10 +117,9 @@ def _sources(held: HeldStates, stage: tuple[HeldTensor, ...]) -> list[_Source]:
 
 def _more_chunks(held: HeldStates, layout: DcpLayout, stage: list[_Source]) -> int:
     """Chunks of a stage beyond one per name."""
-    cut = [source for source in stage if not source.is_counter]
+    cut = [source.tensor for source in stage if not source.is_counter]
     return sum(
-        min(layout.shards, max(1, one.tensor.rows)) * (held.tensor_ranks if one.tensor.is_cut else 1) - 1
-        for one in cut
+        min(layout.shards_of(one), max(1, layout.rows_of(one))) * held.places_of(one) - 1 for one in cut
     )
 
 
@@ -117,31 +132,57 @@ def chunk_rows(rows: int, shards: int) -> Ints:
 def _local_bytes(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> Ints:
     """Bytes of the states that each rank holds."""
     found = np.zeros(held.world_size, dtype=np.int64)
-    for stage, groups in zip(sources, held.ranks, strict=True):
-        mine = np.zeros(layout.shards, dtype=np.int64)
-        for source in stage:
-            mine += STEP_BYTES if source.is_counter else _chunk_bytes(source, layout)
-        for ranks in groups:
-            found[ranks] = np.tile(mine, layout.replicas)
+    for number, stage in enumerate(sources):
+        for is_spread, groups in _groups(held, number):
+            shards = layout.expert_shards if is_spread else layout.shards
+            mine = np.zeros(shards, dtype=np.int64)
+            for source in stage:
+                if source.is_counter:
+                    mine += 0 if is_spread else STEP_BYTES
+                elif source.tensor.is_spread == is_spread:
+                    mine += _chunk_bytes(source, layout)
+            for ranks in groups:
+                found[ranks] += np.tile(mine, layout.replicas)
     return found
 
 
+def _groups(held: HeldStates, stage: int) -> Iterator[tuple[bool, tuple[Ints, ...]]]:
+    """(whether it is of spread experts, ranks by place) of a pipeline rank's two kinds of tensors."""
+    yield False, held.ranks[stage]
+    if held.expert_ranks:
+        yield True, held.expert_ranks[stage]
+
+
 def _chunk_bytes(source: _Source, layout: DcpLayout) -> Ints:
-    row_bytes = prod(source.tensor.shape[1:]) * layout.dtype_bytes
-    return chunk_rows(source.tensor.rows, layout.shards) * row_bytes
+    tensor = source.tensor
+    rows = layout.rows_of(tensor)
+    row_bytes = tensor.numel // rows * layout.dtype_bytes if rows else 0
+    return chunk_rows(rows, layout.shards_of(tensor)) * row_bytes
 
 
 # -- all items of all ranks ----------------------------------------------------------------------------
 
 
+class _Spot(NamedTuple):
+    """Where a rank is among those that hold the parts of a tensor."""
+
+    place: int
+    shard: int
+
+
 def _one_by_one(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> list[SavedFile]:
     plans: list[list[_Item]] = [[] for _ in range(held.world_size)]
-    for stage, groups in zip(sources, held.ranks, strict=True):
-        for place, ranks in enumerate(groups):
-            for shard in range(layout.shards):
-                items = list(_items(held, layout, stage, place, shard))
-                for replica in range(layout.replicas):
-                    plans[ranks[replica * layout.shards + shard]] = items
+    for number, stage in enumerate(sources):
+        spots: dict[bool, dict[int, _Spot]] = {}
+        for is_spread, groups in _groups(held, number):
+            shards = layout.expert_shards if is_spread else layout.shards
+            spots[is_spread] = {
+                int(rank): _Spot(place, index % shards)
+                for place, ranks in enumerate(groups)
+                for index, rank in enumerate(ranks)
+            }
+        for rank in spots[False]:
+            plans[rank] = list(_items(held, layout, stage, {kind: at[rank] for kind, at in spots.items()}))
     listed = sum(1 for stage in held.tensors for _ in trained(stage))
     files = []
     for rank, items in enumerate(_without_copies(plans)):
@@ -152,19 +193,21 @@ def _one_by_one(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]
 
 
 def _items(
-    held: HeldStates, layout: DcpLayout, stage: list[_Source], place: int, shard: int
+    held: HeldStates, layout: DcpLayout, stage: list[_Source], spots: Mapping[bool, _Spot]
 ) -> Iterator[_Item]:
-    size, ranks = layout.dtype_bytes, held.tensor_ranks
+    """A rank's plan; `spots`: by whether a tensor is of spread experts."""
+    size = layout.dtype_bytes
     for source in stage:
         tensor = source.tensor
         if source.is_counter:
             yield _Item((source.name, None, 0), STEP_BYTES, STEP_BYTES, False)
             continue
-        is_cut = tensor.is_cut
+        place, shard = spots[tensor.is_spread]
+        places, rows = held.places_of(tensor), layout.rows_of(tensor)
         chunk = int(_chunk_bytes(source, layout)[shard])
-        begin = min(shard * -(-tensor.rows // layout.shards), tensor.rows)
-        whole = tensor.numel * (ranks if is_cut else 1) * size
-        yield _Item((source.name, begin, place if is_cut else 0), whole, chunk, source.is_parameter)
+        begin = min(shard * -(-rows // layout.shards_of(tensor)), rows)
+        whole = tensor.numel * places * size
+        yield _Item((source.name, begin, place if places > 1 else 0), whole, chunk, source.is_parameter)
     for number in range(GROUP_KEYS[held.optimizer]):
         yield _Item((f"{number}", None, 0), 0, 0, False)
 
@@ -215,35 +258,52 @@ def _file(name: str, rank: int, items: list[_Item], listed: int, list_key: str) 
 # -- [Note: many ranks] --------------------------------------------------------------------------------
 
 
+class _Given:
+    """The shares of ranks in tensors of one kind. `load[replica, place]`: bytes in the planner's balance;
+    `bytes[kind, replica, place, shard]`: of parameters and of states; `count`: chunks."""
+
+    def __init__(self, layout: DcpLayout, places: int, shards: int) -> None:
+        self.load = np.zeros((layout.replicas, places), dtype=np.int64)
+        self.bytes = np.zeros((2, layout.replicas, places, shards), dtype=np.int64)
+        self.count = np.zeros(self.load.shape, dtype=np.int64)
+        self.shards = shards
+
+    def add(self, source: _Source, places: int, beside: Floats, layout: DcpLayout) -> None:
+        """Give a tensor's chunks, of so many places, to the lightest ranks; `beside`: [replica], what these
+        have of the other kind."""
+        load, weight = self.load + beside[:, None], source.tensor.numel * places * layout.dtype_bytes
+        if places > 1 or load.shape[1] == 1:
+            chosen, at = load.argmin(axis=0), np.arange(load.shape[1])
+        else:
+            first = np.unravel_index(int(load.argmin()), load.shape)
+            chosen, at = np.array([first[0]]), np.array([first[1]])
+        self.load[chosen, at] += weight
+        self.bytes[0 if source.is_parameter else 1, chosen, at] += _chunk_bytes(source, layout)
+        self.count[chosen, at] += 1
+
+
 def _by_place(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]]) -> list[SavedFile]:
     world = held.world_size
     parameters, states, counts = (np.zeros(world, dtype=np.int64) for _ in range(3))
     counters = 0
-    for stage, groups in zip(sources, held.ranks, strict=True):
-        # [replica, tensor-parallel place]: bytes given so far, and of each place of the sharding group
-        load = np.zeros((layout.replicas, held.tensor_ranks), dtype=np.int64)
-        given = np.zeros((2, layout.replicas, held.tensor_ranks, layout.shards), dtype=np.int64)
-        count = np.zeros(load.shape, dtype=np.int64)
+    for number, stage in enumerate(sources):
+        given = {False: _Given(layout, held.tensor_ranks, layout.shards)}
+        if held.expert_ranks:
+            given[True] = _Given(layout, held.expert_places, layout.expert_shards)
         for source in stage:
             if source.is_counter:
                 counters += 1
                 continue
-            chunks = _chunk_bytes(source, layout)
-            weight = source.tensor.numel * layout.dtype_bytes
-            kind = 0 if source.is_parameter else 1
-            if source.tensor.is_cut:
-                chosen, places = load.argmin(axis=0), np.arange(held.tensor_ranks)
-                weight *= held.tensor_ranks
-            else:
-                first = np.unravel_index(int(load.argmin()), load.shape)
-                chosen, places = np.array([first[0]]), np.array([first[1]])
-            load[chosen, places] += weight
-            given[kind, chosen, places] += chunks
-            count[chosen, places] += 1
-        for place, ranks in enumerate(groups):
-            parameters[ranks] = given[0, :, place].reshape(-1)
-            states[ranks] = given[1, :, place].reshape(-1)
-            counts[ranks] = np.repeat(count[:, place], layout.shards)
+            kind = source.tensor.is_spread
+            others = [one.load.mean(axis=1) for other, one in given.items() if other != kind]
+            beside = others[0] if others else np.zeros(layout.replicas)
+            given[kind].add(source, held.places_of(source.tensor), beside, layout)
+        for kind, groups in _groups(held, number):
+            of_kind = given[kind]
+            for place, ranks in enumerate(groups):
+                parameters[ranks] += of_kind.bytes[0, :, place].reshape(-1)
+                states[ranks] += of_kind.bytes[1, :, place].reshape(-1)
+                counts[ranks] += np.repeat(of_kind.count[:, place], of_kind.shards)
     dealt = counters // world + (np.arange(world) < counters % world)
     states += STEP_BYTES * dealt
     each = archive_bytes(1 << 20) - (1 << 20)

@@ -50,11 +50,6 @@ def saved_files(
     saves_16bit_model: bool = False,
 ) -> Saved:
     """The files of a save of the job. Raises InputError for a format or options that the framework lacks."""
-    if job.parallelism.experts.ranks > 1:
-        raise NotSimulatedError(
-            "run.checkpoint: the files of experts that are spread over ranks are not known; expected "
-            "run.checkpoint.bytes, blocking and load as measured, or parallelism.expert 1"
-        )
     kind, held, strategy = format_of(job, format), held_states(job), job.strategy
     if threads > 1 and kind != "dcp":
         raise InputError(
@@ -74,6 +69,11 @@ def saved_files(
         return megatron_files(held, strategy)
     if isinstance(strategy, Reference):
         return reference_files(held, job.model)
+    if kind == "full" and held.expert_ranks:
+        raise NotSimulatedError(
+            "run.checkpoint.format: found 'full' with experts that are spread over ranks, whose gather into "
+            "one file is not simulated; expected 'dcp'"
+        )
     layout = dcp_layout(job, held, threads=threads, single_file_per_rank=single_file_per_rank)
     return full_file(held, layout) if kind == "full" else dcp_files(held, layout)
 
@@ -90,4 +90,6 @@ def dcp_layout(
         size = DTYPE_BYTES[job.training.stored_dtype]
     else:
         replicas, size = ranks, DTYPE_BYTES[job.training.stored_dtype]
-    return DcpLayout(ranks // replicas, replicas, size, threads, single_file_per_rank)
+    return DcpLayout(
+        ranks // replicas, replicas, size, threads, single_file_per_rank, held.expert_data_ranks // replicas
+    )

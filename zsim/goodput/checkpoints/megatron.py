@@ -5,6 +5,13 @@ strategies/fully_parallel.py, strategies/torch.py): within a data-parallel group
 hold is written by the rank that has least so far, shards of few holders first, then large ones. With the
 distributed optimizer each rank's masters and moments are its own. A rank writes `thread_count` = 2 files.
 
+Every routed expert is a shard of its own, whose place among all experts is an offset (transformer/moe/
+experts.py `sharded_state_dict`), and the two products of a gated MLP's first weight are two
+(`apply_swiglu_sharded_factory`). Experts that are spread over ranks have an optimizer of their own, over the
+ranks that hold the same ones; the data-parallel group that has the first of these writes the parameters. What
+all tensor-parallel ranks hold, norms and routers, is written by the first ones (utils.py
+`make_sharded_tensor_for_checkpoint`: `replica_id`).
+
 Rank 0 plans what is left without copies (strategies/torch.py `keep_only_main_replica`) and sends nothing back
 (state_dict_saver.py `can_run_decentralized_global_plan`), while training waits; besides, every rank gets the
 shapes of all that any rank holds (validation.py `determine_global_metadata`), in a save and in a load. With
@@ -13,67 +20,124 @@ shapes of all that any rank holds (validation.py `determine_global_metadata`), i
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dtypes import DTYPE_BYTES
 from zsim.goodput.checkpoints.pickled import archive_bytes
 from zsim.goodput.checkpoints.saved import Saved, SavedFile
-from zsim.goodput.checkpoints.tensors import HeldStates, HeldTensor, own, trained
+from zsim.goodput.checkpoints.tensors import HeldStates, HeldTensor, own
 from zsim.plan.frameworks.megatron.buffer import lay_out
 from zsim.specs.strategy.megatron import Megatron
 
 _FILES_PER_RANK = 2
+_GATED = ("linear_fc1", "gate_up_proj")
 _COMMON_BYTES, _METADATA_PER_CHUNK = 16_384, 280  # common.pt with the arguments; `.metadata`, as DCP's
 
 
 def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
     """The files of one save."""
-    world = held.world_size
-    parameters, states, counts = (np.zeros(world, dtype=np.int64) for _ in range(3))
-    held_items = chunks = 0
-    for stage, groups in zip(held.tensors, held.ranks, strict=True):
-        sizes = [tensor.numel * DTYPE_BYTES[strategy.param_dtype] for tensor in own(stage)]
-        kinds = _kinds(held, strategy)
-        for ranks in groups:
-            group = len(ranks)
-            if strategy.distributed_optimizer:
-                pieces = _pieces(stage, strategy, group)
-                mine = np.resize([4 * kinds * sum(piece) for piece in pieces], group)
-                mine[len(pieces) :] = 0  # other instances hold copies
-                given = _dealt(sizes, mine.copy())
-                parameters[ranks], states[ranks] = given - mine, mine
-                counts[ranks] = np.resize([kinds * len(piece) for piece in pieces], group)
-                num_pieces = kinds * sum(map(len, pieces))
-                chunks += num_pieces
-                held_items += num_pieces * (group // len(pieces))
-            else:
-                moments = [4 * tensor.numel for tensor in trained(stage) for _ in range(kinds)]
-                given = _dealt(sizes + moments, np.zeros(group, dtype=np.int64))
-                share = sum(sizes) / max(1, sum(sizes) + sum(moments))
-                parameters[ranks] = np.round(given * share).astype(np.int64)
-                states[ranks] = given - parameters[ranks]
-                chunks += len(moments)
-                held_items += len(moments) * group
-            counts[ranks] += -(-len(sizes) // group)
-            chunks += len(sizes)
-            held_items += len(sizes) * group
+    shares = _Shares(held, strategy)
+    for number in range(len(held.tensors)):
+        shares.add_stage(number)
+    parameters, states, counts = shares.parameters, shares.states, shares.counts
     overhead = counts * (archive_bytes(1 << 20) - (1 << 20))
     files = [
         SavedFile("common.pt", 0, overhead=_COMMON_BYTES),
-        SavedFile(".metadata", 0, overhead=_METADATA_PER_CHUNK * chunks),
+        SavedFile(".metadata", 0, overhead=_METADATA_PER_CHUNK * shares.chunks),
     ]
-    for rank in range(world):
+    for rank in range(held.world_size):
         for number in range(_FILES_PER_RANK):
             amounts = int(parameters[rank]), int(states[rank]), int(overhead[rank])
             parts = (_half(amount, number) for amount in amounts)
             files.append(SavedFile(f"__{rank}_{number}.distcp", rank, *parts))
-    staged = parameters + states
     return Saved(
-        "megatron", tuple(files), staged, _read(held, strategy), items=chunks, chunks=chunks,
-        read_items=held_items, checked_items=held_items, is_answered=False, states=held.num_parameters,
-        is_synced=True,
+        "megatron", tuple(files), parameters + states, _read(held, strategy), items=shares.chunks,
+        chunks=shares.chunks, read_items=shares.held_items, checked_items=shares.held_items,
+        is_answered=False, states=held.num_parameters, is_synced=True,
     )  # fmt: skip
+
+
+class _Shares:
+    """The shares of ranks in a save: bytes of `parameters` and `states`, `counts` of shards. `chunks`: shards
+    without copies; `held_items`: with them, of all ranks."""
+
+    def __init__(self, held: HeldStates, strategy: Megatron) -> None:
+        self.held, self.strategy = held, strategy
+        self.kinds = _kinds(held, strategy)
+        world = held.world_size
+        self.parameters, self.states, self.counts = (np.zeros(world, dtype=np.int64) for _ in range(3))
+        self.chunks = self.held_items = 0
+
+    def add_stage(self, number: int) -> None:
+        """Deal out a pipeline rank's tensors."""
+        dense, spread = _of_kind(self.held, number, False), _of_kind(self.held, number, True)
+        experts = self.held.expert_ranks[number] if self.held.expert_ranks else ()
+        cut = [tensor for tensor in dense if tensor.is_cut]
+        if self.strategy.distributed_optimizer:
+            for place, ranks in enumerate(self.held.ranks[number]):
+                self._add_own_states(dense, ranks, cut if place else dense)
+            for ranks in experts:
+                self._add_own_states(spread, ranks, spread)
+        for tensor_place, ranks in enumerate(self.held.ranks[number]):
+            load = self.states[ranks]
+            members = {int(rank): place for place, rank in enumerate(ranks)}
+            for others in experts:
+                if int(others[0]) in members:  # the main replica's group
+                    holders = np.array([members[int(one)] for one in others if int(one) in members])
+                    self._deal(spread, ranks, load, holders, len(others))
+            everyone = np.arange(len(ranks))
+            self._deal(cut if tensor_place else dense, ranks, load, everyone, len(ranks))
+
+    def _add_own_states(
+        self, tensors: Sequence[HeldTensor], ranks: Ints, written: Sequence[HeldTensor]
+    ) -> None:
+        """Masters and moments of the distributed optimizer of `tensors`, of which `written` are, by the ranks
+        that update them; other instances hold copies."""
+        pieces = _pieces(tensors, self.strategy, len(ranks), {tensor.name for tensor in written})
+        mine = np.array([4 * self.kinds * sum(piece) for piece in pieces], dtype=np.int64)
+        first = ranks[: len(pieces)]
+        self.states[first] += mine
+        self.counts[first] += np.array([self.kinds * len(piece) for piece in pieces], dtype=np.int64)
+        number = self.kinds * sum(map(len, pieces))
+        self.chunks += number
+        self.held_items += number * (len(ranks) // len(pieces))
+
+    def _deal(
+        self, tensors: Sequence[HeldTensor], ranks: Ints, load: Ints, holders: Ints, copies: int
+    ) -> None:
+        """`distribute_shards_to_ranks` of shards that `holders`, places in `ranks`, have, on top of `load`,
+        their bytes so far; `copies`: holders anywhere."""
+        size = DTYPE_BYTES[self.strategy.param_dtype]
+        shards = [(size * numel, False) for tensor in tensors for numel in _shards_of(tensor)]
+        if not self.strategy.distributed_optimizer:
+            shards += [
+                (4 * numel, True)
+                for tensor in tensors if tensor.is_trainable
+                for numel in _shards_of(tensor)
+                for _ in range(self.kinds)
+            ]  # fmt: skip
+        for amount, is_state in sorted(shards, key=lambda shard: -shard[0]):
+            chosen = int(holders[load[holders].argmin()])
+            load[chosen] += amount
+            (self.states if is_state else self.parameters)[ranks[chosen]] += amount
+            self.counts[ranks[chosen]] += 1
+        self.chunks += len(shards)
+        self.held_items += len(shards) * copies
+
+
+def _of_kind(held: HeldStates, stage: int, is_spread: bool) -> list[HeldTensor]:
+    """A pipeline rank's tensors, of spread experts or the others."""
+    return [one for one in own(held.tensors[stage]) if one.is_spread == is_spread]
+
+
+def _shards_of(tensor: HeldTensor) -> list[int]:
+    """Elements of every shard that a parameter is saved as."""
+    experts = tensor.rows if len(tensor.shape) == 3 else 1
+    parts = experts * (2 if any(name in tensor.name for name in _GATED) else 1)
+    return [tensor.numel // parts] * parts
 
 
 def _kinds(held: HeldStates, strategy: Megatron) -> int:
@@ -81,12 +145,14 @@ def _kinds(held: HeldStates, strategy: Megatron) -> int:
     return (0 if strategy.param_dtype == "fp32" else 1) + held.num_states
 
 
-def _pieces(stage: tuple[HeldTensor, ...], strategy: Megatron, group: int) -> list[list[int]]:
-    """Elements of every tensor that each rank of an instance of the optimizer updates."""
+def _pieces(
+    tensors: Sequence[HeldTensor], strategy: Megatron, group: int, written: Collection[str]
+) -> list[list[int]]:
+    """Elements of every tensor `written` that each rank of an instance of the optimizer updates."""
     shards = _shards(strategy, group)
-    numels = {tensor.name: tensor.numel for tensor in trained(stage)}
+    numels = {tensor.name: tensor.numel for tensor in tensors if tensor.is_trainable}
     buffer = lay_out(numels, strategy.bucket_size, shards, is_sharded=True)
-    return [buffer.pieces(place, shards) for place in range(shards)]
+    return [buffer.pieces(place, shards, written) for place in range(shards)]
 
 
 def _half(amount: int, number: int) -> int:
@@ -97,21 +163,17 @@ def _shards(strategy: Megatron, group: int) -> int:
     return group // strategy.optimizer_instances
 
 
-def _dealt(sizes: list[int], load: Ints) -> Ints:
-    """`distribute_shards_to_ranks` of shards that all ranks hold, large ones first, on top of `load`."""
-    for size in sorted(sizes, reverse=True):
-        load[int(load.argmin())] += size
-    return load
-
-
 def _read(held: HeldStates, strategy: Megatron) -> Ints:
     """Every rank reads all that it holds: whole parameters, and its share of the states."""
     found = np.zeros(held.world_size, dtype=np.int64)
-    kinds = _kinds(held, strategy)
-    for stage, groups in zip(held.tensors, held.ranks, strict=True):
-        numel = sum(tensor.numel for tensor in own(stage))
-        states = 4 * kinds * sum(tensor.numel for tensor in trained(stage))
-        for ranks in groups:
-            shards = _shards(strategy, len(ranks)) if strategy.distributed_optimizer else 1
-            found[ranks] = numel * DTYPE_BYTES[strategy.param_dtype] + states // shards
+    size, kinds = DTYPE_BYTES[strategy.param_dtype], _kinds(held, strategy)
+    for number in range(len(held.tensors)):
+        spread = held.expert_ranks[number] if held.expert_ranks else ()
+        for is_spread, groups in ((False, held.ranks[number]), (True, spread)):
+            tensors = _of_kind(held, number, is_spread)
+            numel = sum(tensor.numel for tensor in tensors)
+            states = 4 * kinds * sum(tensor.numel for tensor in tensors if tensor.is_trainable)
+            for ranks in groups:
+                shards = _shards(strategy, len(ranks)) if strategy.distributed_optimizer else 1
+                found[ranks] += numel * size + states // shards
     return found

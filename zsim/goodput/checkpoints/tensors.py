@@ -12,7 +12,7 @@ from zsim.plan.make import stages_of
 from zsim.plan.pipeline.lowering import ranks_of
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import Linear, ModelSpec
-from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
+from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE, TENSOR
 
 # torch 2.13 optim/adamw.py, adam.py, sgd.py: states per parameter, and keys of a parameter group.
 STATES = {
@@ -28,13 +28,15 @@ STEP_BYTES = 4  # of Adam's step counter, a tensor of its own per parameter
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
     """A parameter as a rank of a tensor-parallel group has it. `is_cut`: each has another part of it, else
-    the same; `tied_to`: the parameter of which it is another name."""
+    the same; `tied_to`: the parameter of which it is another name. `is_spread`: of routed experts that are
+    spread over ranks, of which a rank has those along the first dimension."""
 
     name: str
     shape: tuple[int, ...]
     is_cut: bool = False
     is_trainable: bool = True
     tied_to: str | None = None
+    is_spread: bool = False
 
     @property
     def numel(self) -> int:
@@ -49,11 +51,14 @@ class HeldTensor:
 @dataclass(frozen=True)
 class HeldStates:
     """All that is saved. `tensors[p]`: the parameters of pipeline rank p, in the order of `state_dict()`;
-    `ranks[p][t]`: the data-parallel ranks that hold them at place t of the tensor-parallel group."""
+    `ranks[p][t]`: the data-parallel ranks that hold them at place t of the tensor-parallel group.
+    `expert_ranks[p][e]`: those that hold the routed experts of place e, where experts are spread over ranks.
+    """
 
     optimizer: str
     tensors: tuple[tuple[HeldTensor, ...], ...]
     ranks: tuple[tuple[Ints, ...], ...]
+    expert_ranks: tuple[tuple[Ints, ...], ...] = ()
 
     @property
     def data_ranks(self) -> int:
@@ -62,6 +67,22 @@ class HeldStates:
     @property
     def tensor_ranks(self) -> int:
         return len(self.ranks[0])
+
+    @property
+    def expert_places(self) -> int:
+        """Ranks that each have other routed experts, or another part of them; 1 where none are spread."""
+        return len(self.expert_ranks[0]) if self.expert_ranks else 1
+
+    @property
+    def expert_data_ranks(self) -> int:
+        """Ranks that hold the same routed experts."""
+        return len(self.expert_ranks[0][0]) if self.expert_ranks else self.data_ranks
+
+    def places_of(self, tensor: HeldTensor) -> int:
+        """Ranks that each hold another part of the whole tensor, before data parallelism shards it."""
+        if tensor.is_spread:
+            return self.expert_places
+        return self.tensor_ranks if tensor.is_cut else 1
 
     @property
     def world_size(self) -> int:
@@ -101,7 +122,8 @@ def held_states(job: Job) -> HeldStates:
     """The states of a job. Raises what `stages_of` raises."""
     parallelism, mesh = job.parallelism, job.mesh
     models = stages_of(job.model, parallelism)
-    alone = replace(parallelism, tensor=1, sequence_parallel=False, async_tensor=False)
+    experts = replace(parallelism.experts, tensor=1)
+    alone = replace(parallelism, tensor=1, sequence_parallel=False, async_tensor=False, experts=experts)
     whole = dict(one for model in stages_of(job.model, alone) for one in model.named_parameters())
     micro_batches = job.training.gradient_accumulation_steps // parallelism.passes
     places = ranks_of(
@@ -113,7 +135,12 @@ def held_states(job: Job) -> HeldStates:
         found = []
         for name, parameter in model.named_parameters():
             is_cut = parallelism.tensor > 1 and (name not in whole or whole[name].shape != parameter.shape)
-            found.append(HeldTensor(name, parameter.shape, is_cut, parameter.trainable))
+            is_spread = parameter.belongs_to == EXPERT_DATA
+            found.append(
+                HeldTensor(
+                    name, parameter.shape, is_cut and not is_spread, parameter.trainable, is_spread=is_spread
+                )
+            )
         tensors[place] += (*found, *_tied(model, found))
     rows = mesh.groups(DATA, CONTEXT)
     pipeline, tensor = mesh.coordinate(PIPELINE)[rows[:, 0]], mesh.coordinate(TENSOR)[rows[:, 0]]
@@ -121,7 +148,16 @@ def held_states(job: Job) -> HeldStates:
         tuple(rows[(pipeline == p) & (tensor == t)][0] for t in range(parallelism.tensor))
         for p in range(parallelism.pipeline)
     )
-    return HeldStates(job.training.optimizer, tuple(tensors), ranks)
+    return HeldStates(job.training.optimizer, tuple(tensors), ranks, _expert_ranks(job))
+
+
+def _expert_ranks(job: Job) -> tuple[tuple[Ints, ...], ...]:
+    """`HeldStates.expert_ranks`."""
+    if job.parallelism.experts.ranks == 1:
+        return ()
+    mesh = job.parallelism.expert_mesh(job.world_size)
+    rows, stage = mesh.groups(EXPERT_DATA), mesh.coordinate(PIPELINE)
+    return tuple(tuple(rows[stage[rows[:, 0]] == place]) for place in range(job.parallelism.pipeline))
 
 
 def _tied(model: ModelSpec, found: list[HeldTensor]) -> Iterator[HeldTensor]:

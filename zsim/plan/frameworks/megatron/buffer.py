@@ -6,7 +6,7 @@ Transcribed from Megatron-Core 0.12 `core/distributed/param_and_grad_buffer.py` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -40,9 +40,9 @@ class Buffer:
     def numel(self) -> int:
         return self.buckets[-1].end if self.buckets else 0
 
-    def pieces(self, rank: int, ranks: int) -> list[int]:
-        """Elements of each parameter that rank `rank` of `ranks` updates: every bucket is cut into equal
-        shards."""
+    def pieces(self, rank: int, ranks: int, among: Collection[str] | None = None) -> list[int]:
+        """Elements of each parameter (of those `among`) that rank `rank` of `ranks` updates: every bucket is
+        cut into equal shards."""
         found = []
         for bucket in self.buckets:
             shard = bucket.numel // ranks
@@ -50,7 +50,7 @@ class Buffer:
             for name in bucket.names:
                 start, end = self.places[name]
                 numel = min(end, begin + shard) - max(start, begin)
-                if numel > 0:
+                if numel > 0 and (among is None or name in among):
                     found.append(numel)
         return found
 
