@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 import zsim
 from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
+from zsim.errors import InputError
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page
+from zsim.goodput.prepared import prepare
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval
 from zsim.goodput.text import goodput_lines
@@ -159,3 +161,17 @@ def test_the_best_interval_is_dalys(mean: float, blocking: float) -> None:
     assert curve.closed_form_seconds == pytest.approx(expected, rel=1e-3)
     assert curve.best_seconds == pytest.approx(expected, rel=0.2)
     assert curve.flat[0] < expected < curve.flat[1]
+
+
+def test_zero_goes_on_with_other_ranks_only_after_a_conversion() -> None:
+    def recovery(format: str | None) -> str:
+        experiment = zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", nodes=4, strategy={"kind": "deepspeed", "stage": 1},
+            training={"precision": "bf16"},
+            run={"steps": 100, "checkpoint": {"format": format}, "recovery": {"policy": "shrink"}},
+        )  # fmt: skip
+        return prepare(experiment).recovery.policy
+
+    with pytest.raises(InputError, match="loads a checkpoint of ZeRO on as many ranks as saved it"):
+        recovery(None)
+    assert recovery("universal") == "shrink"

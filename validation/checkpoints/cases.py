@@ -75,6 +75,16 @@ def _deepspeed_cases() -> Iterator[SavedCase]:
     )  # fmt: skip
 
 
+def _universal_cases() -> Iterator[SavedCase]:
+    """DeepSpeed's checkpoints, converted by its `ds_to_universal`."""
+    for stage in (1, 2, 3):
+        config = {**deepspeed_config(stage), **BF16}
+        yield SavedCase(
+            f"universal{stage}-bf16", "deepspeed", {"kind": "deepspeed", "config": config},
+            {"format": "universal"}, {"config": config}, ranks=(2,), precision="bf16",
+        )  # fmt: skip
+
+
 def _engine_cases() -> Iterator[SavedCase]:
     for stage in range(4):
         options = {"stage": stage}
@@ -88,5 +98,5 @@ def saved_cases(*, with_deepspeed: bool = True) -> list[SavedCase]:
         *_torch_cases(),
         *_engine_cases(),
         *_expert_cases(),
-        *(_deepspeed_cases() if with_deepspeed else ()),
+        *((*_deepspeed_cases(), *_universal_cases()) if with_deepspeed else ()),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +120,30 @@ def write(trainer: Any, case: SavedCase, folder: Path) -> None:
         trainer.model.save_checkpoint(str(folder), tag=FILES)
         if how.get("saves_16bit_model"):
             trainer.model.save_16bit_model(str(folder / FILES))
+    elif kind == "universal":
+        write_universal(trainer, folder)
     elif kind == "reference":
         engine_checkpoint.save(trainer.engine, folder)
     elif kind == "full":
         write_full(trainer, folder)
     else:
         write_dcp(trainer, folder / FILES, **how)
+
+
+def write_universal(trainer: Any, folder: Path) -> None:
+    """Save as DeepSpeed does, and convert on rank 0; only what the converter wrote is left."""
+    trainer.model.save_checkpoint(str(folder), tag="saved")
+    if dist.get_rank() == 0:
+        from deepspeed.checkpoint.ds_to_universal import main
+
+        main(
+            Namespace(
+                input_folder=str(folder / "saved"), output_folder=str(folder / FILES), num_extract_workers=1,
+                num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True,
+            )
+        )  # fmt: skip
+        shutil.rmtree(folder / "saved")
+    dist.barrier()
 
 
 def states_of(trainer: Any, **options: Any) -> dict[str, Any]:

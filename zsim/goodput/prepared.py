@@ -19,6 +19,7 @@ from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 DAY = 86_400.0
 _MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
@@ -176,6 +177,8 @@ class PreparedRun:
     def recovery(self) -> Recovery:
         table, phase, defaults = self.table.recovery, self.first, recovery_defaults()
         nodes = phase.nodes
+        if table.policy == "shrink":
+            self._check_any_size()
         if table.spares > nodes:
             raise InputError(
                 f"run.recovery.spares: found {table.spares:,}, more than the {nodes:,} nodes that train; "
@@ -197,6 +200,16 @@ class PreparedRun:
             rejoin_seconds=self._rejoin_seconds if table.rejoin is None else table.rejoin,
             least_replicas=table.least_replicas,
         )
+
+    def _check_any_size(self) -> None:
+        """Raises InputError where other ranks than those that saved cannot load (DeepSpeed 0.19.8
+        runtime/engine.py `_load_zero_checkpoint`)."""
+        strategy, place = self.first.result.job.strategy, self.table.checkpoint
+        if isinstance(strategy, DeepSpeedConfig) and strategy.stage and place.format != "universal":
+            raise InputError(
+                "run.recovery.policy: found 'shrink', but DeepSpeed loads a checkpoint of ZeRO on as many "
+                "ranks as saved it; expected run.checkpoint.format 'universal', or policy 'restart'"
+            )
 
     @property
     def _rejoin_seconds(self) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
 from zsim.goodput.checkpoints.formats import saved_files
@@ -361,3 +361,55 @@ def test_planning_takes_what_was_recorded() -> None:
         for name, keys in parts.items():
             each = [sum(plan[key] for key in keys) / plan["ranks"] / plan["items"] for plan in recorded]
             assert getattr(rates, name) == pytest.approx(median(each), rel=0.06), name
+
+
+def swapped_job() -> Job:
+    offload = {"device": "nvme", "nvme_path": "/nvme"}
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}}
+    return resolve(
+        zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", nodes=2, strategy={"kind": "deepspeed", "config": config},
+            training={"precision": "bf16", "micro_batch_size": 1},
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_files_on_drives_are_copied_while_training_waits_at_the_slower_rate(mode: str) -> None:
+    """12 bytes per parameter from 2 nodes: to a store of 2 GB/s per node, or out of the drives."""
+    job, node = swapped_job(), 12 * 8_030_261_248 / 2
+    slow = cost({"mode": mode}, StorageTable(write_bandwidth_per_node="2 GB/s"), job=job)
+    assert slow.blocking_seconds == pytest.approx(node / 2e9, rel=0.01)
+    nvme = job.cluster.nvme
+    assert nvme is not None
+    rate = nvme.drives * nvme.efficiency
+    fast = cost({"mode": mode}, FAST, job=job)
+    assert fast.blocking_seconds == pytest.approx(node / (rate * nvme.read_bandwidth), rel=0.01)
+    assert fast.load_seconds == pytest.approx(node / (rate * nvme.write_bandwidth), rel=0.01)
+    assert fast.host_bytes_per_node == 0
+
+
+@pytest.mark.parametrize("mode", ["in-memory", "local-then-remote"])
+def test_states_on_drives_have_no_second_tier(mode: str) -> None:
+    job = swapped_job()
+    with pytest.raises(NotSimulatedError, match="DeepSpeed copies to the store file by file"):
+        checkpoint_of(job, zsim.simulate(job.experiment), mode=mode)
+
+
+def test_a_universal_checkpoint_is_converted_by_one_machine_before_it_is_loaded() -> None:
+    """96.4 GB and as much again out of rank 0's states: at 1 GB/s in and out of archives, by 4 and then by 2
+    processes; a store that is slower bounds both."""
+    job = job_of("deepspeed", stage=1)
+    saved = saved_files(job, "universal")
+    size = sum(file.bytes for file in saved.converted)
+    assert size == pytest.approx(14 * 8_030_261_248, rel=0.001)
+    rates = FREE.model_copy(update={"unarchive_bandwidth": 1e9, "file_bandwidth": 1e9})
+    own = cost({"format": "deepspeed"}, job=job, rates=rates)
+    found = cost({"format": "universal"}, job=job, rates=rates)
+    read = (saved.read.max() - saved_files(job).read.max()) / 1e9
+    extra = found.load_seconds - own.load_seconds
+    pageable = read * 1e9 / job.cluster.offload.pageable_bandwidth
+    assert extra == pytest.approx(2 * size / 1e9 * (1 / 4 + 1 / 2) + read + pageable, rel=0.01)
+    slow = cost({"format": "universal"}, StorageTable(write_bandwidth="0.1 GB/s"), job=job)
+    assert slow.load_seconds > 4 * size / 0.1e9
+    assert found.blocking_seconds == own.blocking_seconds

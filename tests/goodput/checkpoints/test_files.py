@@ -45,10 +45,9 @@ def test_every_file_has_the_tensors_that_the_framework_wrote(name: str) -> None:
     """The same files, and in each the same bytes of tensors; what is beside them within 2 % of the file, or
     15 % of a file without tensors (pickles, whose lengths depend on names)."""
     saved, files = recorded(name)
-    assert {file.name: file.tensors for file in saved.files} == {
-        key: size for key, (_, size) in files.items()
-    }
-    for file in saved.files:
+    made = saved.converted or saved.files
+    assert {file.name: file.tensors for file in made} == {key: size for key, (_, size) in files.items()}
+    for file in made:
         tolerance = 0.02 if file.tensors > 100_000 else 0.15
         if file.name != "manifest.json":
             assert file.bytes == pytest.approx(files[file.name][0], rel=tolerance), file.name
@@ -274,3 +273,76 @@ def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None
 def test_experts_are_not_gathered_into_one_file() -> None:
     with pytest.raises(NotSimulatedError, match="gather into one file is not simulated; expected 'dcp'"):
         saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), "full")
+
+
+def swapped(**keys: Any) -> Job:
+    offload = {"device": "nvme", "nvme_path": "/nvme"}
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "bf16": {"enabled": True}}
+    strategy = {"kind": "deepspeed", "config": config}
+    return job_of(strategy=strategy, training={"precision": "bf16", "micro_batch_size": 1}, **keys)
+
+
+def test_states_on_drives_are_copied_file_by_file_and_are_in_no_partition() -> None:
+    """A rank's shard is one sub-group: three files per rank, whose lengths are multiples of 1,024 bytes."""
+    saved = saved_files(swapped())
+    offloaded = [file for file in saved.files if file.name.startswith("offloaded_tensors/")]
+    assert len(offloaded) == 3 * 64
+    assert {file.bytes % 1024 for file in offloaded} == {0}
+    assert sum(file.optimizer_states for file in offloaded) == 12 * 8_030_261_248
+    assert saved.categories["optimizer_states"] == 12 * 8_030_261_248
+    assert saved.staged.max() == 0
+    assert saved.copied is not None
+    assert saved.copied.sum() == sum(file.bytes for file in offloaded)
+    partitions = sum(file.bytes for file in saved.files if file.name.endswith("_optim_states.pt"))
+    assert saved.read.sum() == saved.bytes - partitions
+
+
+def test_a_sub_group_below_the_swap_floor_stays_in_the_partition() -> None:
+    """1 MiB of masters is the least that DeepSpeed swaps: sub-groups of 100,000 elements are not."""
+    job = swapped()
+    config = job.strategy
+    small = replace(config, zero=config.zero.model_copy(update={"sub_group_size": 100_000}))
+    saved = saved_files(replace(job, strategy=small))
+    large = [file for file in saved.files if file.name.startswith("offloaded_tensors/")]
+    assert large
+    assert min(file.optimizer_states for file in large) >= 2**20
+    in_partitions = sum(f.optimizer_states for f in saved.files if f.name.endswith("_optim_states.pt"))
+    assert in_partitions > 0
+    assert in_partitions + sum(file.optimizer_states for file in large) == 12 * 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "words"),
+    [
+        ({"strategy": {"kind": "deepspeed", "stage": 0}}, InputError, "expected 'deepspeed', or ZeRO stage"),
+        ({"strategy": {"kind": "fsdp2"}}, InputError, "expected 'dcp' or 'full'"),
+    ],
+)
+def test_only_partitions_are_converted(keys: dict[str, Any], error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        saved_files(job_of(**keys), "universal")
+
+
+def test_states_on_drives_are_not_converted() -> None:
+    with pytest.raises(NotSimulatedError, match="in no partition's file"):
+        saved_files(swapped(), "universal")
+
+
+def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1_its_parameters() -> None:
+    """64 ranks; 12 bytes per parameter. In stage 1 a rank has a 64th of the flat buffer, and reads the whole
+    parameters that are in it, and the module."""
+    of_stage = {
+        stage: saved_files(
+            job_of(strategy={"kind": "deepspeed", "stage": stage}, training={"precision": "bf16"}),
+            "universal",
+        )
+        for stage in (1, 3)
+    }
+    assert of_stage[3].read.min() > 12 * 8_030_261_248
+    for saved in of_stage.values():
+        parameters = sum(file.optimizer_states for file in saved.converted if file.name.endswith("32.pt"))
+        assert parameters == 4 * 8_030_261_248
+    module = 2 * 8_030_261_248
+    least, most = 12 * 8_030_261_248 // 64, 12 * (8_030_261_248 // 64 + 2 * 128_256 * 4096)
+    assert (of_stage[1].read - module >= least).all()
+    assert (of_stage[1].read - module <= most).all()

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.api import Result
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
@@ -49,8 +49,9 @@ from zsim.goodput.checkpoints.store import (
     transfer_seconds,
     write_limits,
 )
+from zsim.goodput.checkpoints.universal import EXTRACT_WORKERS, MERGE_WORKERS
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
+from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable, resolve_storage
 
 _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote")
@@ -59,7 +60,8 @@ _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote"
 @dataclass(frozen=True, slots=True)
 class SavePhases:
     """Seconds of the phases of one save, from its start to its commit, and of a load. `gather`: finding the
-    states, and gathering them where one file is wanted."""
+    states, and gathering them where one file is wanted; `copy`: of files on the nodes' drives to the store,
+    for which training waits."""
 
     gather: float
     plan: float
@@ -68,6 +70,7 @@ class SavePhases:
     store: float
     commit: float
     load: float
+    copy: float = 0.0
 
     @property
     def writing(self) -> float:
@@ -105,7 +108,7 @@ def cost_of(
     held = _staging_bytes(machine, saved, table)
     if held:
         _check_room(job, table, held, step)
-    durable = phases.gather + phases.plan + phases.stage + phases.writing
+    durable = phases.gather + phases.plan + phases.stage + phases.writing + phases.copy
     blocking, slowdown = durable, 0.0
     if table.mode in _STAGED:
         blocking, slowdown = _beside_the_step(machine, saved, table, phases, step)
@@ -119,7 +122,7 @@ def phases_of(
     """The phases, each as long as it takes with no step beside it."""
     threads = table.threads
     rates, node_of = machine.rates, machine.node_of
-    written = saved.written()
+    written = saved.archived()
     is_staged = table.mode in _STAGED
     copies = saved.staged if is_staged else written
     hidden = (
@@ -148,12 +151,25 @@ def phases_of(
         store=transfer_seconds(written, node_of, limits),
         commit=commit,
         load=load_seconds(machine, saved, table, storage),
+        copy=_copied_seconds(machine, saved, limits),
     )
+
+
+def _copied_seconds(
+    machine: SavingMachine, saved: Saved, limits: StoreLimits, *, back: bool = False
+) -> float:
+    """Seconds of copying what is on drives to the store, or `back`: the slower of the two."""
+    if saved.copied is None:
+        return 0.0
+    drives = machine.drive_bytes_per_second()
+    assert drives is not None  # states are on them
+    node = float(np.bincount(machine.node_of, weights=saved.copied).max())
+    return max(node / drives[0 if back else 1], transfer_seconds(saved.copied, machine.node_of, limits))
 
 
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
     """Seconds of the fullest rank's archives; the number of tensors is about its files' overhead."""
-    written, overhead = saved.written(), np.zeros(len(saved.staged))
+    written, overhead = saved.archived(), np.zeros(len(saved.staged))
     np.add.at(overhead, [file.rank for file in saved.files], [file.overhead for file in saved.files])
     if not saved.is_synced:  # [Note: archive, then store]
         return float(written.max()) / rates.file_bandwidth
@@ -189,16 +205,31 @@ def load_seconds(
     if table.mode == "local-then-remote":
         drives = machine.drive_bytes_per_second()
         limits = limits if drives is None else StoreLimits(np.inf, drives[1], np.inf)
-    archives = 0.0
+    archives, read = 0.0, saved.unarchived()
     if not np.isfinite(limits.rank):
-        archives = float(saved.read.max()) / rates.unarchive_bandwidth / table.threads
+        archives = float(read.max()) / rates.unarchive_bandwidth / table.threads
         archives += saved.read_items / len(saved.read) * rates.unarchive_seconds
-    found = transfer_seconds(saved.read + _metadata_bytes(machine, saved), machine.node_of, limits) + archives
-    found += machine.copy_seconds(saved.read, is_pinned=False) + saved.states * rates.state_dict_seconds
+    found = transfer_seconds(read + _metadata_bytes(machine, saved), machine.node_of, limits) + archives
+    found += _copied_seconds(machine, saved, limits, back=True)
+    found += machine.copy_seconds(read, is_pinned=False) + saved.states * rates.state_dict_seconds
     found += load_plan_seconds(saved, machine) + file_seconds(np.minimum(saved.num_files(), 1), limits)
+    if saved.converted:
+        found += _conversion_seconds(machine, saved, limits, _write_limits(machine, table, storage))
     if saved.read_once:
         found += machine.broadcast_seconds(int(saved.read.max()))
     return found
+
+
+def _conversion_seconds(
+    machine: SavingMachine, saved: Saved, reading: StoreLimits, writing: StoreLimits
+) -> float:
+    """Seconds in which one machine makes the files of a universal checkpoint: twice, states are read and
+    written, by so many processes; as long as these take, or the store."""
+    size = float(sum(file.bytes for file in saved.converted))
+    rates, store = machine.rates, size / min(reading.node, reading.total)
+    store += size / min(writing.node, writing.total)
+    each = size / rates.unarchive_bandwidth + size / rates.file_bandwidth
+    return sum(max(each / workers, store) for workers in (EXTRACT_WORKERS, MERGE_WORKERS))
 
 
 def _metadata_bytes(machine: SavingMachine, saved: Saved) -> int:
@@ -221,7 +252,7 @@ def _beside_the_step(
     """(seconds that the step waits, seconds that are added to the steps beside the writing)."""
     if saved.format == "deepspeed" and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
         rest = phases.plan + phases.stage + phases.writing
-        return phases.gather + max(0.0, rest - step.copying_seconds), 0.0
+        return phases.gather + phases.copy + max(0.0, rest - step.copying_seconds), 0.0
     if table.staging == "pinned":  # beside forward and backward, and awaited before the update
         blocking = phases.gather + max(0.0, phases.stage - step.copying_seconds)
     else:
@@ -250,6 +281,11 @@ def _card_slowdown(
 
 
 def _check_mode(table: CheckpointTable, saved: Saved) -> None:
+    if saved.copied is not None and table.mode in TWO_TIERS:
+        raise NotSimulatedError(
+            f"run.checkpoint.mode: found '{table.mode}' with states on NVMe, which DeepSpeed copies to the "
+            "store file by file; expected 'sync' or 'async'"
+        )
     if table.mode == "async" and saved.format == "full":
         raise InputError(
             "run.checkpoint.mode: found 'async' with format 'full', which torch.save writes while the step "

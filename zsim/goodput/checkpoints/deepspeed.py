@@ -4,6 +4,12 @@ Transcribed from DeepSpeed 0.19.8 runtime/engine.py (`save_checkpoint`, `_save_c
 `_save_zero_checkpoint`, `save_16bit_model`), runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`),
 runtime/pipe/module.py (`save_state_dict`). Parameters of stages 1 and 2 are views of one padded buffer, which
 is what torch.save writes; partitions are saved with their padding, since their slices share its storage.
+
+# [Note: states on drives]
+With `offload_optimizer` on NVMe the tensors of a sub-group that is on a drive are empty in the partition's
+file. Behind the other files every rank copies its swap folder, without gradients, into `offloaded_tensors`
+(runtime/engine.py `save_checkpoint`, shutil's `copytree`), and copies it back to load, instead of reading
+partitions. A sub-group is a file for its masters and one per state, of the swapper's padded length.
 """
 
 from __future__ import annotations
@@ -17,17 +23,26 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.goodput.checkpoints.pickled import PickledFile
 from zsim.goodput.checkpoints.saved import Saved, SavedFile
 from zsim.goodput.checkpoints.tensors import STEP_BYTES, HeldStates, HeldTensor, own, trained
+from zsim.goodput.checkpoints.universal import with_universal
+from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 GATHERED = "pytorch_model.bin"
+OFFLOADED = "offloaded_tensors/"
 # Of a parameter that is elsewhere, and of a partition beside its tensors: recorded, as in pickled.py.
 _EMPTY_TENSOR_BYTES, _PARTITION_BYTES = 530, 2800
 
 
-def deepspeed_files(held: HeldStates, config: DeepSpeedConfig, *, saves_16bit_model: bool = False) -> Saved:
+def deepspeed_files(
+    held: HeldStates,
+    config: DeepSpeedConfig,
+    *,
+    saves_16bit_model: bool = False,
+    is_universal: bool = False,
+) -> Saved:
     """The files of `save_checkpoint`, and of `save_16bit_model` if it is called too, which gathers stage 3's
-    parameters on rank 0."""
+    parameters on rank 0. `is_universal`: it is converted before it is loaded."""
     writer = _Writer(held, config)
     files = [file for p in range(len(held.tensors)) for t in range(held.tensor_ranks)
              for file in writer.files(p, t)]  # fmt: skip
@@ -39,9 +54,17 @@ def deepspeed_files(held: HeldStates, config: DeepSpeedConfig, *, saves_16bit_mo
             whole.add_parameter(size)
         files.append(whole.saved())
         gathered = tuple(sizes) if config.stage == 3 else ()
-    staged = np.zeros(held.world_size, dtype=np.int64)
-    np.add.at(staged, [file.rank for file in files], [file.tensors for file in files])
-    return Saved("deepspeed", tuple(files), staged, writer.read(files), gathered=gathered)
+    staged, copied = np.zeros((2, held.world_size), dtype=np.int64)
+    for file in files:
+        if file.name.startswith(OFFLOADED):
+            copied[file.rank] += file.bytes * file.copies
+        else:
+            staged[file.rank] += file.tensors
+    saved = Saved(
+        "deepspeed", tuple(files), staged, writer.read(files), gathered=gathered,
+        copied=copied if copied.any() else None,
+    )  # fmt: skip
+    return with_universal(saved, held, config, has_steps=writer.has_steps) if is_universal else saved
 
 
 class _Writer:
@@ -77,6 +100,7 @@ class _Writer:
         for place in range(self.shards):
             name = f"{prefix}zero_pp_rank_{place}_mp_rank_{number:02d}_optim_states.pt"
             yield self._optim_states(name, int(ranks[place]), stage)
+            yield from self._offloaded(int(ranks[place]), stage)
 
     def _model_states(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
         """The file of `_common_checkpoint_state`: the module, and the optimizer's states where no partition
@@ -141,9 +165,28 @@ class _Writer:
         """The file of a partition: masters, moments, and a step counter per flat tensor."""
         file = PickledFile(name, rank, _PARTITION_BYTES)
         for numel in self._partitions(stage):
+            if self._is_on_drive(numel):
+                file.add_states([0] * (1 + self.held.num_states))
+                continue
             sizes = [numel * self.master_bytes] + [numel * self.state_bytes] * self.held.num_states
             file.add_states(sizes + [STEP_BYTES] * self.has_steps)
         return file.saved()
+
+    def _is_on_drive(self, numel: int) -> bool:
+        """Whether the states of a sub-group of so many elements are swapped; [Note: states on drives]."""
+        offload = self.config.zero.offload_optimizer
+        is_nvme = self.config.stage == 3 and offload is not None and offload.device == "nvme"
+        return is_nvme and self.master_bytes * numel >= swap_floor_bytes(self.config.aio)
+
+    def _offloaded(self, rank: int, stage: tuple[HeldTensor, ...]) -> Iterator[SavedFile]:
+        """The rank's swap files, one per state of a sub-group."""
+        for number, numel in enumerate(self._partitions(stage)):
+            if self._is_on_drive(numel):
+                size = aligned_numel(numel, self.master_bytes, self.config.aio) - numel
+                states = numel * self.master_bytes, size * self.master_bytes
+                for state in range(1 + self.held.num_states):
+                    name = f"{OFFLOADED}rank{rank:02d}/{number}_{state}.tensor.swp"
+                    yield SavedFile(name, rank, 0, *states)
 
     def _partitions(self, stage: tuple[HeldTensor, ...]) -> list[int]:
         """Elements of a rank's flat tensors: one, or in stage 3 one per sub-group."""
@@ -162,11 +205,14 @@ class _Writer:
 
     def read(self, files: list[SavedFile]) -> Ints:
         """`load_checkpoint`: every rank reads the module's file of its part of the model, and its own
-        partition's."""
+        partition's or, where states are on drives, its swap files."""
         found = np.zeros(self.held.world_size, dtype=np.int64)
         own_bytes = np.zeros_like(found)
+        has_swapped = any(file.name.startswith(OFFLOADED) for file in files)
         for file in files:
-            if file.name != GATHERED:
+            if file.name.startswith(OFFLOADED):
+                own_bytes[file.rank] += file.bytes
+            elif file.name != GATHERED and not (has_swapped and file.name.endswith("_optim_states.pt")):
                 is_shared = not file.name.startswith(("zero_", "bf16_zero_"))
                 (own_bytes if not is_shared else found)[file.rank] += file.bytes
         for groups in self.held.ranks:

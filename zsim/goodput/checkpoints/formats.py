@@ -21,7 +21,7 @@ OFFERED: dict[type, tuple[str, ...]] = {
     Ddp: ("full", "dcp"),
     Fsdp1: ("dcp", "full"),
     Fsdp2: ("dcp", "full"),
-    DeepSpeedConfig: ("deepspeed",),
+    DeepSpeedConfig: ("deepspeed", "universal"),
     Megatron: ("megatron",),
     Reference: ("reference",),
 }
@@ -57,7 +57,9 @@ def saved_files(
             "thread each; expected 1, or format 'dcp'"
         )
     if isinstance(strategy, DeepSpeedConfig):
-        return deepspeed_files(held, strategy, saves_16bit_model=saves_16bit_model)
+        return deepspeed_files(
+            held, strategy, saves_16bit_model=saves_16bit_model, is_universal=kind == "universal"
+        )
     if isinstance(strategy, Megatron):
         if strategy.has_owners:
             raise NotSimulatedError("run.checkpoint: the files of engine 'internevo' are not known")

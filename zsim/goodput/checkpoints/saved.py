@@ -43,7 +43,9 @@ class Saved:
     gets from all others and checks, in a save and in a load.
     `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
     and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
-    `is_synced`: files are forced to the store (fsync) before the commit."""
+    `is_synced`: files are forced to the store (fsync) before the commit. `copied`: bytes per rank of files on
+    the node's drives that are copied as they are, and copied back to load; None: none. `converted`: files
+    that one machine makes of the save before it is loaded; `read` is of these then."""
 
     format: str
     files: tuple[SavedFile, ...]
@@ -58,6 +60,8 @@ class Saved:
     read_items: int = 0
     checked_items: int = 0
     is_answered: bool = True
+    copied: Ints | None = None
+    converted: tuple[SavedFile, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -75,6 +79,14 @@ class Saved:
     def written(self) -> Ints:
         """Bytes per rank."""
         return self._by_rank([file.bytes for file in self.files])
+
+    def archived(self) -> Ints:
+        """Bytes per rank that are made from tensors, not copied."""
+        return self.written() if self.copied is None else self.written() - self.copied
+
+    def unarchived(self) -> Ints:
+        """Bytes per rank that are read into tensors."""
+        return self.read if self.copied is None else self.read - self.copied
 
     def num_files(self) -> Ints:
         """Files per rank."""

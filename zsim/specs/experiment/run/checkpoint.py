@@ -5,7 +5,8 @@ every = "auto"                      # steps, a time ("30 min"), or auto: the int
 mode = "async"                      # sync | async | in-memory | local-then-remote | none
 staging = "pinned"                  # pageable | pinned
 writer = "process"                  # thread | process
-format = "dcp"                      # left out: the framework's own; dcp | deepspeed | megatron | full
+format = "dcp"                      # left out: the framework's own; dcp | deepspeed |
+                                    # universal | megatron | full
 keep = 3
 """
 
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.units import DURATION, Bytes, Duration, parse_quantity
 
 CheckpointMode = Literal["sync", "async", "in-memory", "local-then-remote", "none"]
-CheckpointFormat = Literal["dcp", "deepspeed", "megatron", "full"]
+CheckpointFormat = Literal["dcp", "deepspeed", "universal", "megatron", "full"]
 Staging = Literal["pageable", "pinned"]
 Writer = Literal["thread", "process"]
 _Steps = Annotated[int, Field(gt=0, strict=True)]
@@ -66,7 +67,9 @@ class CheckpointTable(BaseModel):
         description="who writes in the background: a thread, which slows the host's launches, or a process",
     )
     format: CheckpointFormat | None = Field(
-        default=None, description="whose files; left out: the framework's own"
+        default=None,
+        description="whose files; left out: the framework's own. universal: DeepSpeed's, which are converted "
+        "before each load, so that any number of ranks can",
     )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
     plan_caching: bool = Field(default=False, description="DCP keeps its plan from save to save")
