@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zsim import garbage_collection
+from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants

@@ -7,7 +7,7 @@ runtime/config_utils.py), and the C++ names that older profilers write.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

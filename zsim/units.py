@@ -108,7 +108,7 @@ def _writer(unit: str) -> PlainSerializer:
         is_asked = info.context is not None and info.context.get("as_in_files")
         return f"{value!r} {unit}" if is_asked and isinstance(value, int | float) else value
 
-    return PlainSerializer(write)
+    return PlainSerializer(write, return_type=Any)
 
 
 def _in_files(what: str, example: str) -> WithJsonSchema:

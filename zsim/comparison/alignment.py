@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+
+from zsim.dataclass import dataclass
 
 MAX_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
 _FAR = 16  # maximum of places by which a call may have moved and still count as the same

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.report.views.meanings import span_meaning
 from zsim.trace.trace import COLLECTIVES, Trace

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 
+from zsim.dataclass import dataclass
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from zsim.dataclass import dataclass
 
 MIN_BLOCK = 512
 SMALL_SIZE = 2**20

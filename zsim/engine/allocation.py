@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
+from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
 from zsim.engine.pools_apart import PoolPasses, ProgramApart, peak_active_bytes

@@ -18,10 +18,11 @@ looped BFS) are simulated whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import floor
 
+from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, seconds_alone, simulate_job
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import chain
 
+from zsim.dataclass import dataclass
 from zsim.devices.host import add_host, copy_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.nvme import add_drives, drive_usage

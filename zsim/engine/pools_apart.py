@@ -12,12 +12,13 @@ has room for what both groups reserve at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import compress
 
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, Changes
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
 from zsim.plan.memory.tensors import TensorChange

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane
 from zsim.plan.memory.capacity import framework_memory

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import simpy
 
+from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane
 from zsim.engine.priced_program import PricedProgram, RecordedTimes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import simpy
 
 from zsim import garbage_collection
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
+from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
 from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle, settle_once
 from zsim.engine.executor import Executor

@@ -8,11 +8,12 @@ counted, because the other jobs are not in their steady state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import simpy
 
 from zsim.arrays import Floats
+from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes_together
 from zsim.engine.prepare import Prepared, prepare

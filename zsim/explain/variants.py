@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint

@@ -7,7 +7,7 @@ algorithm and protocol of each communicator separately, so the choice goes by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import sqrt
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import Rounds
+from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
 from zsim.fabric.algorithms.rings import Longer
 from zsim.fluid.pool import Profile

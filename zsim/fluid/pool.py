@@ -9,12 +9,12 @@ answer depends only on which profiles are running, so it is cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import simpy
 from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling
+from zsim.dataclass import dataclass
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
 _END_OF_INSTANT = EventPriority(2)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.goodput.costs import STATED
 from zsim.goodput.prepared import PreparedRun

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
+from zsim.dataclass import dataclass
 from zsim.goodput.scenario import Cause, Failures, Recovery
 
 _NORMAL_SCOPE = 1

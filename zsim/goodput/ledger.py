@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from zsim.dataclass import dataclass
 
 BINS = (
     "checkpoints", "evaluation", "detection", "restart", "recomputation", "waiting", "planned", "degraded",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from zsim.api import Result, simulate
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.costs import save_cost, startup_cost

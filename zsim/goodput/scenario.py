@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.specs.experiment.run.failures import FailureLaw
 from zsim.specs.experiment.run.recovery import RecoveryPolicy

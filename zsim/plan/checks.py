@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 
+from zsim.dataclass import dataclass
 from zsim.errors import StuckError
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 

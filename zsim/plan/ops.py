@@ -15,7 +15,7 @@ reuse it before op `until` has ended, but when it runs short it waits for that o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple, get_args
 
@@ -23,6 +23,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import Recorded
 
@@ -71,8 +72,7 @@ class Collective:
 
 
 class Message(NamedTuple):
-    """One tensor of `bytes` to or from the rank `shift` places further in the communicator (-1: the previous
-    rank; places wrap around)."""
+    """A tensor to or from the rank `shift` places on in its communicator (-1: one back), around its end."""
 
     direction: Literal["send", "recv"]
     bytes: int

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
+from zsim.dataclass import dataclass
 from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
 from zsim.trace.trace import SpanInfo, Trace
 

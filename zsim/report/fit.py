@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from zsim.dataclass import dataclass
 from zsim.report.report import Report, Verdict
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds

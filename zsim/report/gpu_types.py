@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.units import format_seconds
 
 _HOURS_PER_DAY = 24.0

@@ -7,12 +7,12 @@ draw the same levels at the time when the compute stream reached them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.plan.ops import CATEGORIES
 from zsim.trace.trace import MemoryEvents
 

@@ -8,8 +8,8 @@ else runs: a wait for a copy to PCIe, or to host memory where that is slower for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown
 from zsim.trace.trace import Trace
 

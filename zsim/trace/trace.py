@@ -7,12 +7,13 @@ so a trace of a thousand ranks stays small.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.extras import require
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ points."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from threading import Lock
 
+from zsim.dataclass import dataclass
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.page import efficiency, throughput

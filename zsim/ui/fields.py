@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.strategy.experts import Dispatcher
 from zsim.specs.strategy.parallelism import ScheduleName

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, expm1
 from statistics import fmean, median
 
+from zsim.dataclass import dataclass
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun
 from zsim.validated.validation import Validation, validation_of

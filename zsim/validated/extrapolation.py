@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log2, sqrt
 from typing import Any
 
 import numpy as np
 
 from zsim.arrays import Floats
+from zsim.dataclass import dataclass
 from zsim.validated.errors import LEVEL, interval_like, quantiles
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, without_source

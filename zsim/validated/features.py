@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
+
+from zsim.dataclass import dataclass
 
 ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
     "the allocator",

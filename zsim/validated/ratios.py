@@ -11,7 +11,6 @@ way round, so the interval of the ratio's logarithm is symmetric.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import exp
 from statistics import fmean
@@ -19,6 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from zsim.arrays import Floats
+from zsim.dataclass import dataclass
 from zsim.validated.errors import BROADER, LEVEL, quantiles, weights_by_source
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.runs import ValidatedRun, shipped_estimates

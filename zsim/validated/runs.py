@@ -7,10 +7,11 @@ import csv
 import io
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+from zsim.dataclass import dataclass
 from zsim.validated.features import Features
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, expm1
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.validated.errors import UNLIKE, broader_cell, interval_like
 from zsim.validated.extrapolation import extrapolations, stretch_of
 from zsim.validated.features import Features

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, expm1
 
+from zsim.dataclass import dataclass
 from zsim.validated.errors import (
     ENOUGH,
     UNLIKE,

@@ -9,7 +9,8 @@ ncclTopoGetAlgoTime). Latencies in microseconds, bandwidths in GB/s, as in the s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from zsim.dataclass import dataclass
 
 _PROTOCOLS = ("ll", "ll128", "simple")
 _GENERATIONS = ("volta", "ampere", "hopper", "blackwell")

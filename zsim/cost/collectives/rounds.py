@@ -28,10 +28,10 @@ times when the piece starts inside one, as a simulation message by message confi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
+from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 
 _HALF_RING = ("all_gather", "reduce_scatter")

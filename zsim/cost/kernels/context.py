@@ -14,7 +14,7 @@ all of them, that of rank c // 2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.cost.kernels.attention import (
     LOGSUMEXP_BYTES,
@@ -25,6 +25,7 @@ from zsim.cost.kernels.attention import (
 )
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Attention, ContextShare
 
 

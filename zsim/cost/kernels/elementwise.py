@@ -26,9 +26,10 @@ Source: linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.cs
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from zsim.cost.kernels.shapes import WorkOptions
+from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ compiled: torch.compile joins what is elementwise with the gather before or the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Module
 

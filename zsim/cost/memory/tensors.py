@@ -7,7 +7,6 @@ Bytes that no rule covers stay one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from zsim.cost.kernels.adapters import product_type
 from zsim.cost.kernels.attention import (
@@ -24,6 +23,7 @@ from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_ten
 from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import kept_per_score, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
+from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
 from zsim.specs.model.traced import Traced

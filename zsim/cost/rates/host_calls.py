@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from zsim.dataclass import dataclass
 from zsim.resources import PRESETS
 from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml

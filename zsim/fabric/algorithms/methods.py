@@ -7,7 +7,7 @@ all-reduces halve their traffic in the switch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import (
@@ -20,6 +20,7 @@ from zsim.cost.collectives.rounds import (
     ring_rounds,
     tree_rounds,
 )
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Parts
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
 

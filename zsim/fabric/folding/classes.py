@@ -13,11 +13,11 @@ Crochemore 1982; for Markov chains and fluid models it is called exact lumping).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Shape, methods
 from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.algorithms.rings import domains_of

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.goodput.checkpoints.pickled import VALUE_BYTES, archive_bytes
 from zsim.goodput.checkpoints.saved import Saved, SavedFile
 from zsim.goodput.checkpoints.tensors import (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from zsim.api import Result
 from zsim.arrays import Ints
+from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import simulate_step
 from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.rates import SavingRates

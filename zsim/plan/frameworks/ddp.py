@@ -16,8 +16,8 @@ computed in the low type and cast to fp32. Norms and embeddings use their fp32 w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.hooks import Hooks

@@ -4,9 +4,9 @@ called: a run needs one framework."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.plan.hooks import Hooks
 from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

@@ -9,9 +9,9 @@ most often the oldest first.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Program
 

@@ -23,8 +23,9 @@ the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.specs.model.expert_run import expert_run
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import (

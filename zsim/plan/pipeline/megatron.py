@@ -6,8 +6,7 @@ Source: `forward_backward_pipelining_without_interleaving` of Megatron-Core 0.16
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Op, Program
 from zsim.plan.recorded.work import Recorded
 

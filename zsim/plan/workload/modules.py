@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, launches_of
 from zsim.plan.workload.product_pieces import gathered_input

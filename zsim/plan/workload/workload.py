@@ -7,12 +7,13 @@ per distinct module: a thousand layers of one shape share it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from zsim.cost.kernels.fused_head import fused_head, head_place
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory import activations as footprint
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.trainer_logs import MetricLog, metric_log
 from zsim.plan.workload.modules import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.report.trust.grounds import Ground, fraction_by_grade, grounds

@@ -6,7 +6,7 @@ readable on white and on near-black.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from zsim.dataclass import dataclass
 from zsim.specs.capture.groups import PlaceWork
 from zsim.specs.capture.kernels import kernels, traced
 from zsim.specs.capture.recording import ModuleRecording, Operator, ParameterRecord

@@ -9,8 +9,9 @@ last read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from zsim.dataclass import dataclass
 from zsim.specs.capture.recording import ModuleRecording, Operator, Storage
 from zsim.specs.model.traced import Extent
 

@@ -5,7 +5,9 @@ Torch-free: `zsim.specs.capture.recorder` fills it, everything behind reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from zsim.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.capture.recording import ModuleRecording
 

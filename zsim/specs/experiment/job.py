@@ -4,12 +4,13 @@ fabric."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
 from zsim.specs.experiment.jitter import Jitter, slowest_gpu

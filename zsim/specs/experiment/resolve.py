@@ -91,7 +91,7 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
         placement, places = place_together(experiment, others, cluster)
         beside = {name: _resolve(other, library, cluster, places[name]) for name, other in others.items()}
         job = replace(_resolve(experiment, library, cluster, placement), others=beside)
-    if experiment.faults != FaultsTable():
+    if experiment.faults != FaultsTable.model_construct():
         slowdowns_of(job, job_topology(job))
         places = {"this job": placement} | {f"'{name}'": one.placement for name, one in job.others.items()}
         note = idle_faults_note(experiment.faults, places)

@@ -184,24 +184,29 @@ class ExperimentFile(TableOfFile):
     nodes: Count | None = Field(default=None, description="nodes of the job; their GPUs are all used")
     gpus: Count | None = Field(default=None, description="GPUs of the job, if not whole nodes")
     placement: PlacementTable = Field(
-        default=PlacementTable(), description="which nodes, and how many GPUs on each"
+        default=PlacementTable.model_construct(), description="which nodes, and how many GPUs on each"
     )
-    faults: FaultsTable = Field(default=FaultsTable(), description="what is slow or broken")
-    jitter: JitterTable = Field(default=JitterTable(), description="what varies from step to step")
+    faults: FaultsTable = Field(default=FaultsTable.model_construct(), description="what is slow or broken")
+    jitter: JitterTable = Field(
+        default=JitterTable.model_construct(), description="what varies from step to step"
+    )
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = Field(
-        default=TrainingTable(), description="batch, precision, what is recomputed, the optimizer"
+        default=TrainingTable.model_construct(),
+        description="batch, precision, what is recomputed, the optimizer",
     )
     parallelism: ParallelismTable = Field(
-        default=ParallelismTable(),
+        default=ParallelismTable.model_construct(),
         description="tensor, pipeline and context parallelism; data parallelism is what remains",
     )
     trainer: TrainerTable = Field(
-        default=TrainerTable(), description="what the training loop does around the model"
+        default=TrainerTable.model_construct(), description="what the training loop does around the model"
     )
-    data: DataTable = Field(default=DataTable(), description="how fast samples are loaded")
-    simulation: SimulationTable = Field(default=SimulationTable(), description="how much is simulated")
-    strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
+    data: DataTable = Field(default=DataTable.model_construct(), description="how fast samples are loaded")
+    simulation: SimulationTable = Field(
+        default=SimulationTable.model_construct(), description="how much is simulated"
+    )
+    strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table.model_construct(kind="fsdp2")
     cost: CostTable | None = Field(default=None, description="prices and power, for money and energy")
     run: TrainingRunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"

@@ -54,7 +54,7 @@ class TrainerTable(BaseModel):
 
 def with_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
     """The model with the loss and attention that the trainer runs."""
-    if table == TrainerTable():
+    if table == TrainerTable.model_construct():
         return model
     loss = {"num_metrics": table.metrics_per_micro_batch, "holds_logits": table.holds_logits}
     attention = {"unpads": table.unpads_attention, "host_waits": table.reads_sequence_lengths}

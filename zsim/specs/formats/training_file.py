@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import Program
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 
 MAX_BLOCKS = 50_000  # maximum that zsim simulates in one step

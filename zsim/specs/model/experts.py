@@ -7,8 +7,9 @@ its way to one of its experts; a module that sees rows says how many per token (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from zsim.dataclass import dataclass
 
 ScoreFunction = Literal["softmax", "sigmoid"]
 ExpertsLibrary = Literal["transformers", "torchtitan", "megatron", "megatron-fused"]

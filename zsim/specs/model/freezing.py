@@ -8,8 +8,9 @@ gradient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.model.adapters import is_frozen
 from zsim.specs.model.spec import (

@@ -8,10 +8,10 @@ once per shape and not once per layer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from zsim.dataclass import dataclass
 from zsim.specs.model.traced import Captured, Extent
 from zsim.specs.model.works import (
     Activation,

@@ -6,8 +6,9 @@ b / samples times as much of what grows with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from zsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ Asked = float | tuple[float, ...] | str
 class ExpertSpread(BaseModel):
     """A published spread: load of the fullest expert over the mean."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     fullest_expert: float = Field(ge=1)
     source: str
@@ -34,7 +34,7 @@ class ExpertSpread(BaseModel):
 class ExpertSpreads(BaseModel):
     """All of them, by name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     spread: dict[str, ExpertSpread]

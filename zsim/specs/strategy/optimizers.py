@@ -6,9 +6,9 @@ What they keep and move is `zsim.cost.optimizers`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 
 Launches = Literal["per list", "per tensor"]

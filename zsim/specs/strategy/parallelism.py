@@ -11,12 +11,13 @@ first (`config/parallelism_config.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
 from zsim.specs.model.spec import ContextMethod

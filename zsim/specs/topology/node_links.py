@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 
 

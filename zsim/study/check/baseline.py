@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from zsim.comparison.verdict import PREDICTIONS, Tolerances
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.files import write_whole
 from zsim.reading import parse_json, read_text

@@ -4,13 +4,14 @@ a baseline."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.cases import case_rows

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from zsim.cost.kernels.update import OptimizerImplementation
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import Job

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from zsim.dataclass import dataclass
 from zsim.reading import parse_toml
 from zsim.resources import PRESETS
 from zsim.specs.experiment.overrides import put

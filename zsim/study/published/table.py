@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, why_unreadable
 from zsim.reading import read_bytes
 

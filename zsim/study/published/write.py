@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.files import make_folder, write_whole
 from zsim.specs.formats.toml import experiment_toml

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.engine.recorded import Place, run_replay
 from zsim.errors import InputError
 from zsim.plan.passes.twice import program_is_drained, program_twice

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.recorded.infer import POINT_TO_POINT

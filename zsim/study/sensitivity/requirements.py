@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.explain.work import step_work

@@ -6,10 +6,11 @@ import csv
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from zsim.cost.collectives.rounds import bus_bytes
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group

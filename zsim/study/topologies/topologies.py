@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zsim.api import simulate
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.report.report import Report
 from zsim.specs.cluster.files import load_cluster

@@ -8,9 +8,10 @@ for the loss, which is varied only for the best few and where memory requires it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import telling
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.study.tune.base import Base, value_of

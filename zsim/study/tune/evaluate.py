@@ -6,11 +6,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import few_of, longer
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError

@@ -6,10 +6,11 @@ if none is enough, two together, and so on."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, combinations, product
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits, peak_bytes

@@ -9,8 +9,9 @@ the first result is simulated in full, and if it runs out of memory, the next on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from zsim.dataclass import dataclass
 from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds

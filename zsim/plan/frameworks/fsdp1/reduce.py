@@ -27,8 +27,7 @@ shard is `zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, befo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit

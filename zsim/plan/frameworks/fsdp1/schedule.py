@@ -13,9 +13,8 @@ long before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zsim.cost.optimizers.tensors import Updated
+from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves

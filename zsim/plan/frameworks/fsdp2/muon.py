@@ -16,11 +16,11 @@ all-reduce, which leave X by columns, are cheaper. `tests/plan/test_muon.py` has
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.optimizers.muon import STEPS, elementwise_kernels, product
 from zsim.cost.optimizers.tensors import Updated
+from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import CollectiveKind
 

@@ -7,9 +7,9 @@ Transcribed from Megatron-Core 0.12 `core/distributed/param_and_grad_buffer.py` 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import lcm
 
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Group
 
 _PARAMETER_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements

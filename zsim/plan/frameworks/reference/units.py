@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from zsim.dataclass import dataclass
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.frameworks import Reference
 

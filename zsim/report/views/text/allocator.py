@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from zsim.dataclass import dataclass
 from zsim.units import format_seconds
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from zsim.dataclass import dataclass
 
 WIDTH = 80
 _GAP = "  "

@@ -12,12 +12,12 @@ by Box and Muller's (1958), so that a seed means the same lengths everywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log, pi
 
 import numpy as np
 
 from zsim.arrays import Floats
+from zsim.dataclass import dataclass
 from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
 from zsim.specs.strategy.lengths import DrawnLengths
 

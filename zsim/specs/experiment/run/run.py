@@ -80,11 +80,13 @@ class TrainingRunTable(BaseModel):
     )
     seed: Annotated[int, Field(ge=0, strict=True)] = Field(default=1, description="of the first run")
     checkpoint: CheckpointTable = Field(
-        default=CheckpointTable(), description="what is saved, how often, and how"
+        default=CheckpointTable.model_construct(), description="what is saved, how often, and how"
     )
     storage: StorageTable | None = Field(default=None, description="what takes the saves")
     failures: FailuresTable | None = Field(default=None, description="what fails, and how often")
-    recovery: RecoveryTable = Field(default=RecoveryTable(), description="from a failure back to training")
+    recovery: RecoveryTable = Field(
+        default=RecoveryTable.model_construct(), description="from a failure back to training"
+    )
     local: LocalTrainingTable | None = Field(
         default=None, description="replicas that train apart: local SGD, DiLoCo"
     )

@@ -6,10 +6,11 @@ import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
 from zsim.reading import read_text, whole_number
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.formats.topology.found import FoundTopology
 

@@ -7,10 +7,10 @@ preset supplies the rest. Files are untrusted: size and depth are limited first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import read_given
 from zsim.specs.cluster.files import read_toml

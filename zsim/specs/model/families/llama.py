@@ -7,9 +7,9 @@ Modules are in the order in which they run; names, shapes and defaults as in tra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from zsim.dataclass import dataclass
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
     activation,

@@ -85,8 +85,8 @@ def check_gradient_norm(
 def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype) -> None:
     """Checks of low-precision master weights and of `data_types.param_dtype`."""
     where, file = reading.where, reading.file
-    bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
-    param_dtype = (file.data_types or DataTypesBlock()).param_dtype
+    bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
+    param_dtype = (file.data_types or DataTypesBlock.model_construct()).param_dtype
     if param_dtype is not None and param_dtype != param:
         raise InputError(
             f"{where}: data_types.param_dtype: found {param_dtype}, expected {param}, as trained in"

@@ -100,7 +100,7 @@ class _Resolver:
     def config(self) -> DeepSpeedConfig:
         reading, release = self.reading, self.release
         file, where = reading.file, reading.where
-        bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
+        bf16, fp16 = file.bf16 or Bf16Block.model_construct(), file.fp16 or Fp16Block.model_construct()
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, release)
         zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
@@ -109,7 +109,7 @@ class _Resolver:
         param: Dtype = "bf16" if precision == "fp8" else precision
         checks.check_precision_blocks(reading, zero, param)
         accumulate = resolve.resolve_grad_accum_dtype(
-            file.data_types or DataTypesBlock(), zero.stage, param, release
+            file.data_types or DataTypesBlock.model_construct(), zero.stage, param, release
         )
         offload = reading.zero.offload_optimizer
         wrapper = resolve.resolve_wrapper(
@@ -160,8 +160,9 @@ class _Resolver:
             gradient_clipping=clipping,
             batch=batch,
             aio=resolve.resolve_aio(file.aio, release),
-            activation_checkpointing=file.activation_checkpointing or ActivationCheckpointingBlock(),
-            pipeline=file.pipeline or PipelineBlock(),
+            activation_checkpointing=file.activation_checkpointing
+            or ActivationCheckpointingBlock.model_construct(),
+            pipeline=file.pipeline or PipelineBlock.model_construct(),
             unsimulated=find_unsimulated(reading, zero, optimizer),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError, nearest
 from zsim.specs.messages import raise_input_error
 from zsim.specs.strategy.deepspeed.keys import Key, keys_of
@@ -54,7 +55,7 @@ class Reading:
 
     @property
     def zero(self) -> ZeroBlock:
-        return self.file.zero_optimization or ZeroBlock()
+        return self.file.zero_optimization or ZeroBlock.model_construct()
 
     def says(self, key: str) -> bool:
         """Whether the file gives `key` (dotted, bare names) a value."""

@@ -64,7 +64,7 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
         fields = ZeroBlock.model_fields
         values |= {bare: fields[bare].default for bare, key in ZERO_KEYS.items() if key.is_ignored_by_mics}
     values["offload_param"] = _param_offload(zero.offload_param, stage, release)
-    values["leaf_module"] = _leaf_modules(zero.leaf_module or LeafModuleBlock(), release)
+    values["leaf_module"] = _leaf_modules(zero.leaf_module or LeafModuleBlock.model_construct(), release)
     values["offload_optimizer"] = _optimizer_offload(zero.offload_optimizer, stage, release)
     values["contiguous_gradients"] |= stage in (1, 2) and values["offload_optimizer"] is not None
     if stage == 3 and values["allgather_sequential"]:
@@ -125,7 +125,10 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
     that block says "auto". Raises InputError if both blocks are enabled, and if file and experiment disagree.
     """
     where, asked = reading.where, training.precision
-    bf16, fp16 = reading.file.bf16 or Bf16Block(), reading.file.fp16 or Fp16Block()
+    bf16, fp16 = (
+        reading.file.bf16 or Bf16Block.model_construct(),
+        reading.file.fp16 or Fp16Block.model_construct(),
+    )
     if bf16.enabled and fp16.enabled:
         raise InputError(f"{where}: bf16.enabled: bf16 and fp16 are both enabled; expected one of them")
     explicit: Precision | None = None
@@ -239,7 +242,7 @@ def resolve_optimizer(file: DeepSpeedFile, zero: ZeroConfig) -> OptimizerChoice:
 
 
 def resolve_aio(block: AioBlock | None, release: Release) -> AioConfig:
-    block = block or AioBlock()
+    block = block or AioBlock.model_construct()
     threads = (
         block.intra_op_parallelism
         if release.aio_threads_key == "intra_op_parallelism"

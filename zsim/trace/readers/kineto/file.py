@@ -17,10 +17,11 @@ import re
 import sys
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.trace.collective_names import as_int, is_collective_kernel
 from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value

@@ -1,0 +1,150 @@
+"""`dataclass`, as the standard library's, but a class's methods are made when they are first called.
+
+The standard library writes and compiles six methods per class while a module is imported, most of which
+nobody calls: 0.2 s of every `zsim run` for zsim's 300 classes. Fields, defaults, `replace`, `fields` and
+`asdict` are the standard library's own; so is what is frozen, compared, hashed and printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(
+        cls: type | None = None, /, *, frozen: bool = False, slots: bool = False, eq: bool = True,
+        repr: bool = True, kw_only: bool = False,
+    ) -> Any:  # fmt: skip
+        """The class as a dataclass; `frozen`, `slots`, `eq`, `repr` and `kw_only` as in `dataclasses`."""
+
+        def wrap(cls: type) -> type:
+            made: list[type] = []  # the class: with slots it is another than the one that is given
+            _add_methods(cls, made, frozen=frozen, eq=eq, repr=repr, slots=slots)
+            made.append(
+                dataclasses.dataclass(init=False, eq=False, repr=False, slots=slots, kw_only=kw_only)(cls)
+            )
+            return made[0]
+
+        return wrap if cls is None else wrap(cls)
+
+
+def _add_methods(
+    cls: type, made: list[type], *, frozen: bool, eq: bool, repr: bool, slots: bool
+) -> None:  # fmt: skip
+    """Give `cls` the methods that it does not define itself, each made at its first call."""
+    own = set(cls.__dict__)
+    methods: dict[str, Any] = {"__init__": _made_later(made, "__init__", lambda it: _init(it, frozen))}
+    if repr:
+        methods["__repr__"] = _repr
+    if eq:
+        methods["__eq__"] = _made_later(made, "__eq__", _eq)
+        # a class that defines `__eq__` has a `__hash__` of None, which nobody wrote
+        if cls.__dict__.get("__hash__") is None:
+            own.discard("__hash__")
+        methods["__hash__"] = _made_later(made, "__hash__", _hash) if frozen else None
+    if frozen:
+        methods |= {"__setattr__": _refuse_assignment, "__delattr__": _refuse_deletion}
+    if frozen and slots:  # else copying and pickling would assign
+        methods |= {"__getstate__": _state, "__setstate__": _set_state}
+    for name, method in methods.items():
+        if name not in own:
+            setattr(cls, name, method)
+
+
+def _made_later(
+    made: list[type], name: str, make: Callable[[type], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """A method that puts the one that `make` gives in its own place, and calls it."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        real = make(made[0])
+        real.__qualname__ = f"{made[0].__qualname__}.{name}"
+        setattr(made[0], name, real)
+        return real(self, *args, **kwargs)
+
+    return method
+
+
+def _init(cls: type, frozen: bool) -> Callable[..., None]:
+    names: dict[str, Any] = {"_set": object.__setattr__, "_absent": dataclasses.MISSING}
+    positional, named, body = ["self"], [], []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass, as its caller knows
+        value = parameter = name = field.name
+        if field.default_factory is not dataclasses.MISSING:
+            names[f"_make_{name}"] = field.default_factory
+            parameter = f"{name}=_absent"
+            value = f"_make_{name}() if {name} is _absent else {name}" if field.init else f"_make_{name}()"
+        elif field.default is not dataclasses.MISSING:
+            names[f"_default_{name}"] = field.default
+            parameter = f"{name}=_default_{name}"
+            value = name if field.init else f"_default_{name}"
+        elif not field.init:
+            continue
+        if field.init:
+            (named if field.kw_only else positional).append(parameter)
+        body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+    if hasattr(cls, "__post_init__"):
+        body.append("self.__post_init__()")
+    parameters = ", ".join([*positional, *(["*", *named] if named else [])])
+    return _compiled("__init__", parameters, body or ["pass"], names)
+
+
+def _eq(cls: type) -> Callable[..., Any]:
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]  # type: ignore[arg-type]
+    body = [
+        "if other.__class__ is self.__class__:",
+        f"    return {_values('self', names)} == {_values('other', names)}",
+        "return NotImplemented",
+    ]
+    return _compiled("__eq__", "self, other", body, {})
+
+
+def _hash(cls: type) -> Callable[..., int]:
+    names = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if (field.compare if field.hash is None else field.hash)
+    ]
+    return _compiled("__hash__", "self", [f"return hash({_values('self', names)})"], {})
+
+
+def _values(of: str, names: list[str]) -> str:
+    return f"({''.join(f'{of}.{name}, ' for name in names)})"
+
+
+def _compiled(name: str, parameters: str, body: list[str], names: dict[str, Any]) -> Callable[..., Any]:
+    """The function of these lines, which may use `names`."""
+    text = "\n    ".join([f"def {name}({parameters}):", *body])
+    exec(text, names)
+    function: Callable[..., Any] = names.pop(name)
+    return function
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    parts = (
+        f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr
+    )
+    return f"{type(self).__qualname__}({', '.join(parts)})"
+
+
+def _refuse_assignment(self: Any, name: str, value: object) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_deletion(self: Any, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def _state(self: Any) -> list[Any]:
+    return [getattr(self, field.name) for field in dataclasses.fields(self)]
+
+
+def _set_state(self: Any, state: list[Any]) -> None:
+    for field, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, field.name, value)
