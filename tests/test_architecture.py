@@ -4,6 +4,7 @@ other, and only five packages know the clock."""
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 

@@ -72,8 +72,10 @@ def _made_later(
 
 def _init(cls: type, frozen: bool) -> Callable[..., None]:
     names: dict[str, Any] = {"_set": object.__setattr__, "_absent": dataclasses.MISSING}
-    positional, named, body = ["self"], [], []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass, as its caller knows
+    positional: list[str] = ["self"]
+    named: list[str] = []
+    body: list[str] = []
+    for field in dataclasses.fields(cls):
         value = parameter = name = field.name
         if field.default_factory is not dataclasses.MISSING:
             names[f"_make_{name}"] = field.default_factory
@@ -95,7 +97,7 @@ def _init(cls: type, frozen: bool) -> Callable[..., None]:
 
 
 def _eq(cls: type) -> Callable[..., Any]:
-    names = [field.name for field in dataclasses.fields(cls) if field.compare]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]
     body = [
         "if other.__class__ is self.__class__:",
         f"    return {_values('self', names)} == {_values('other', names)}",
@@ -107,7 +109,7 @@ def _eq(cls: type) -> Callable[..., Any]:
 def _hash(cls: type) -> Callable[..., int]:
     names = [
         field.name
-        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        for field in dataclasses.fields(cls)
         if (field.compare if field.hash is None else field.hash)
     ]
     return _compiled("__hash__", "self", [f"return hash({_values('self', names)})"], {})

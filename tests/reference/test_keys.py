@@ -78,6 +78,20 @@ def test_every_shipped_experiment_has_only_keys_of_the_schema(path: Path) -> Non
     assert _keys_in(tomllib.loads(path.read_text()), schema, schema, "") == []
 
 
+SHIPPED = [
+    *((path, "topology") for path in sorted(topologies_folder().glob("*.toml"))),
+    *((path, "gpu") for path in sorted((topologies_folder() / "gpus").glob("*.toml"))),
+    *((path, "experiment") for path in sorted((PRESETS / "experiments").glob("*.toml"))),
+]
+
+
+@pytest.mark.parametrize(("path", "kind"), SHIPPED, ids=lambda value: getattr(value, "stem", value))
+def test_the_first_line_of_a_shipped_file_names_its_schema_to_editors(path: Path, kind: str) -> None:
+    directive, _, schema = path.read_text(encoding="utf-8").splitlines()[0].partition(" ")
+    assert directive == "#:schema"
+    assert (path.parent / schema).resolve() == ROOT / "topologies" / "schema" / f"{kind}.json"
+
+
 def test_a_key_is_found_by_its_path_its_end_and_its_table() -> None:
     assert [key.path for key in find_keys("training.micro_batch_size")] == ["training.micro_batch_size"]
     assert [key.path for key in find_keys("oversubscription")] == ["oversubscription"]

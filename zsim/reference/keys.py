@@ -9,6 +9,7 @@ from dataclasses import replace
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reference.files import FILES, Schema, schema_of
+from zsim.reference.frameworks import frameworks_of
 from zsim.specs.experiment.programs import NAMES, TELLINGS
 
 _NAME = "NAME"
@@ -21,7 +22,8 @@ class FileKey:
 
     `path`: as `--set` takes it, "NAME" for a name of one's own. `of`: the values of `kind` that it belongs
     to, () for all. `default`: as the file would say it, "" where what is meant depends on the rest of the
-    file. `allowed`: its values, or the limits of a number. `elsewhere`: (program, how it is told there).
+    file. `allowed`: its values, or the limits of a number. `frameworks`: the kinds of `[strategy]` that read
+    it, () for all. `elsewhere`: (program, how it is told there).
     """
 
     file: str
@@ -32,6 +34,7 @@ class FileKey:
     is_required: bool = False
     allowed: tuple[str, ...] = ()
     of: tuple[str, ...] = ()
+    frameworks: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -159,6 +162,7 @@ def _key(
         is_required=is_required,
         allowed=_allowed(value, root),
         of=of,
+        frameworks=frameworks_of(path) if file == "experiment" else (),
     )
 
 

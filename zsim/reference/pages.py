@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from zsim.reference.files import FILES
 from zsim.reference.keys import FileKey, keys_of
@@ -16,12 +15,20 @@ def page_of(file: str) -> str:
     """The page of a kind of file: a section per table, a row per key."""
     kind = FILES[file]
     lines = [f"# {kind.title}", "", kind.purpose, ""]
-    lines += [f"Made from the code by `zsim explain {file} --markdown`; the same as JSON Schema:", ""]
     lines += [
-        f"`zsim schema {file}`. Keys without a default must be given, or follow from the rest of the file.",
+        f"This page is made from the code (`zsim explain {file} --markdown`). A key without a default may be",
+        "left out unless it says *must be given*; what zsim then does, the last column says.",
+        "",
+        f"`zsim schema {file} > {file}.json` writes the same as JSON Schema. With `#:schema {file}.json` as",
+        "the first line of a file, editors with taplo (VS Code's Even Better TOML) complete and check it.",
         "",
     ]
-    for table, keys in groupby(keys_of(file), key=lambda key: key.table):
+    if file == "experiment":
+        lines += ["Where a key names no framework, all of them read it.", ""]
+    tables: dict[str, list[FileKey]] = {}
+    for key in keys_of(file):
+        tables.setdefault(key.table, []).append(key)
+    for table, keys in tables.items():
         lines += [f"## `[{table}]`" if table else "## Before the first table", ""]
         lines += ["| key | value | default | |", "|---|---|---|---|"]
         lines += [_row(key) for key in keys]
@@ -37,6 +44,7 @@ def entry_lines(key: FileKey) -> Iterator[str]:
         ("value", _value(key)),
         ("default", key.default),
         ("kinds", ", ".join(key.of)),
+        ("read by", ", ".join(key.frameworks)),
         *(("in " + program, how) for program, how in key.elsewhere),
     ):
         if text:
@@ -60,6 +68,8 @@ def _row(key: FileKey) -> str:
     notes = [key.sentence[:1].upper() + key.sentence[1:]] if key.sentence else []
     if key.of:
         notes.append(f"Of kind {', '.join(f'`{kind}`' for kind in key.of)}")
+    if key.frameworks:
+        notes.append(f"Read by {', '.join(f'`{name}`' for name in key.frameworks)}")
     notes += [f"{program}: `{how}`" for program, how in key.elsewhere]
     default = "must be given" if key.is_required else f"`{key.default}`" if key.default else ""
     cells = (f"`{key.name}`", _value(key, "`"), default, ". ".join(notes))
