@@ -215,7 +215,7 @@ NOUNS = {
     "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.megatron.optimizer_step",
-    "zsim.extras", "zsim.plan.parts.host_reads", "zsim.resources",
+    "zsim.extras", "zsim.plan.parts.host_reads", "zsim.reference.frameworks", "zsim.resources",
     "zsim.specs.topology.make_wiring",
 }  # fmt: skip
 

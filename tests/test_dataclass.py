@@ -62,7 +62,7 @@ class Apart:
     value: int
 
 
-def standard(cls: Any, **options: bool) -> Any:
+def standard(cls: Any, **options: Any) -> Any:
     """The same class by the standard library."""
     fields = {name: value for name, value in vars(cls).items() if name in ("__eq__", "__post_init__")}
     given = [
@@ -124,7 +124,7 @@ def test_missing_and_unknown_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nam'"):
         Link(nam="a")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="positional argument"):
-        Named(1)  # type: ignore[misc]
+        Named(1)  # type: ignore[call-arg]
 
 
 def test_a_classs_own_methods_stay() -> None:
