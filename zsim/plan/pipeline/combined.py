@@ -51,7 +51,7 @@ def _moves_rows(call: ModuleCall) -> bool:
     return isinstance(work, Exchange) and work.forward == "all_to_all" and work.group.startswith("expert")
 
 
-class Side:
+class PairedPass:
     """One of the two passes: its calls one by one, the node it is at, and the event of what it has issued."""
 
     def __init__(self, builder: PlanBuilder, walk: Walk, action: Action, *, is_delayed: bool) -> None:
@@ -142,8 +142,8 @@ def run_pair(
     """Issue a forward and a backward side by side: [Note: one layer of each]. `walks`: the forward's and the
     backward's; `is_delayed`: weights' gradients have their own places (`--delay-wgrad-compute`); `is_last`
     and `is_told` as in `Hooks.begin_backward`."""
-    forward = Side(builder, walks[0], pair.forward, is_delayed=False)
-    backward = Side(builder, walks[1], pair.backward, is_delayed=is_delayed)
+    forward = PairedPass(builder, walks[0], pair.forward, is_delayed=False)
+    backward = PairedPass(builder, walks[1], pair.backward, is_delayed=is_delayed)
     forward.begin(walks[0].forward_calls())
     forward.run(None)
     backward.begin(walks[1].backward_calls(backward.backward_of, is_last=is_last, is_told=is_told))

@@ -82,7 +82,7 @@ def _walk(owners: Mapping[int, Hooks], action: Action) -> Walk:
 
 @contextmanager
 def _messages_around(messenger: Messenger | None, pair: Overlap) -> Iterator[None]:
-    """What a rank's messages have to do with a pair: both inputs are waited for in front of it."""
+    """The messages around a pair: both inputs are waited for in front of it."""
     (_, ahead, first), (_, behind, second) = pair
     if messenger is None or first is None or second is None:
         yield
