@@ -4,7 +4,8 @@
 
 predicts the rows of role calibrate and report that have routed experts and are not in expert_errors.csv yet,
 and writes them there as they come (measured, predicted, signed error, or why a row is skipped); then rewrites
-EXPERTS.md, the table, with experts_remaining.md behind it. Rows of deep pipelines take minutes. Delete expert_errors.csv to predict all again.
+EXPERTS.md, the table, with experts_remaining.md behind it. Rows of deep pipelines take minutes. Delete
+expert_errors.csv to predict all again.
 """
 
 from __future__ import annotations
