@@ -238,3 +238,28 @@ def test_pieces_run_at_the_rate_of_the_whole_product() -> None:
                 if kernel.kind == "gemm":
                     found[kernel.shape] = found.get(kernel.shape, 0.0) + kernel.flops
     assert products[True] == pytest.approx(products[False], rel=1e-12)
+
+
+@pytest.mark.parametrize(("version", "names"), [("2.6", ["all_reduce"]), ("3.0", [])])
+def test_before_3_the_gradient_of_an_input_was_reduced_behind_both_products(
+    version: str, names: list[str]
+) -> None:
+    """Megatron-LM's commit 16c90445 (September 2021) put the sum beneath the product for the weight."""
+    experiment = zsim.Experiment(
+        model=GPT, cluster="dgx-a100-80gb", gpus=8, parallelism={"tensor": 4},
+        strategy={"kind": "megatron", "version": version}, training={"sequence_length": LENGTH},
+    )  # fmt: skip
+    ops = [
+        op
+        for op in make_plan(resolve(experiment)).ops
+        if "h.1.mlp.c_fc" in op.name and op.phase == "backward"
+    ]
+    in_line = [op.name for op in ops if op.name.endswith("all_reduce backward")]
+    beneath = [op.name for op in ops if op.name.endswith("reduce input's gradient")]
+    assert (len(in_line), len(beneath)) == (len(names), 1 - len(names))
+
+
+def test_the_place_of_the_reduction_is_only_asked_of_megatrons_layers() -> None:
+    with pytest.raises(zsim.InputError, match=r"parallelism.overlap_tensor_reduce: found false"):
+        job_of(GPT, {"tensor": 4, "sequence_parallel": True, "overlap_tensor_reduce": False})
+    assert not job_of(GPT, {"tensor": 4, "overlap_tensor_reduce": False}).parallelism.overlap_tensor_reduce

@@ -44,3 +44,20 @@ def test_the_loss_follows_what_the_rest_runs_on_unless_it_is_named(
     training: dict[str, Any], expected: str
 ) -> None:
     assert job_of(**training).training.cross_entropy == expected
+
+
+def test_layers_have_the_kernels_of_their_megatron() -> None:
+    """Megatron-DeepSpeed was forked from Megatron-LM 2; `layer_kernels` says otherwise."""
+
+    def of(kind: str, training: dict[str, Any] | None = None, **strategy: Any) -> str:
+        degrees = {"tensor": 2} if kind != "ddp" else {}
+        experiment = Experiment(
+            model="gpt2", cluster="dgx-h100", nodes=1, strategy={"kind": kind, **strategy},
+            parallelism=degrees, training=training or {},
+        )  # fmt: skip
+        return resolve(experiment).training.layer_kernels
+
+    assert [of("megatron"), of("megatron", version="2.4"), of("deepspeed", stage=1)] == [
+        "megatron", "megatron-2", "megatron-2"
+    ]  # fmt: skip
+    assert [of("ddp"), of("ddp", {"layer_kernels": "megatron"})] == ["torch", "megatron"]

@@ -214,3 +214,11 @@ def test_written_out_attention_of_megatrons_has_dropout(
 )
 def test_every_layer_is_every_layer(text: str, policy: str) -> None:
     assert row(act_ckpt=text).job.training.activation_checkpointing == policy
+
+
+def test_fp16_products_of_megatron_run_at_the_rate_of_its_own_tables() -> None:
+    """Fitted to megatron-2020; bf16 and other frameworks keep the GPU file's."""
+    rates = [
+        row(**changes).job.cluster.gpu.gemm.max_fraction for changes in ({}, {"precision": "bf16"}, INTERNEVO)
+    ]
+    assert rates == [0.84, 0.792, 0.792]

@@ -303,19 +303,21 @@ def _math_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> t
     kernels = [
         *_repeat_kv(work, shape, options),
         _product(work, shape, options, work.qk_head_dim, "head"),
-        _scores_kernel(scores, options, *_softmax_forward(work, options)),
+        _scores_kernel(scores, options, *_softmax_forward(work, shape, options)),
     ]
-    if work.dropout and not options.compile:
+    if work.dropout and not options.joins_norms:
         kernels.append(_scores_kernel(scores, options, 2 * e + 1, 1))
     kernels.append(_product(work, shape, options, work.v_head_dim, "keys"))
     kernels.append(_transpose(work, shape, options))
     return tuple(kernels)
 
 
-def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
+def _softmax_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) from the scores to the probabilities: scale, cap, bias, mask, sinks,
-    softmax."""
+    softmax. Megatron's kernel: see [Note: softmax of four heads]."""
     e = options.activation_bytes
+    if options.compile and not options.joins_norms:
+        return (2 * e, 1) if _fits_megatron(work, shape, options) else ((e + 4) + 8 + 9 + 8 + (4 + e), 5)
     if options.compile:
         return 2 * e + (1 if work.dropout else 0) + (e if work.softcaps else 0), 1
     softmax, launches = (e + 4 + 4 + e, 2) if work.upcasts_softmax and e < 4 else (2 * e, 1)
@@ -328,11 +330,24 @@ def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
     return 2 * e + 2 * e + softmax, 2 + launches
 
 
-def _softmax_backward(work: Attention, options: WorkOptions) -> tuple[int, int]:
+def _fits_megatron(work: Attention, shape: BatchShape, options: WorkOptions) -> bool:
+    """# [Note: softmax of four heads]
+    Megatron's fused softmax of scale, mask and softmax takes only sequences times local heads that are a
+    multiple of four since August 2021 (40becfc9, megatron/model/fused_softmax.py `is_kernel_available`).
+    Otherwise scores are cast to fp32, scaled, masked, and probabilities cast back, a kernel each."""
+    return options.dtype != "fp32" and shape.sequences * work.num_heads % 4 == 0
+
+
+def _softmax_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) of the way back: dropout, cast, softmax backward (reads probabilities and
     gradient, writes one), sinks, cap, scale."""
     e = options.activation_bytes
     mask = 1 if work.dropout else 0
+    if options.compile and not options.joins_norms:
+        softmax, launches = (3 * e, 1)
+        if not _fits_megatron(work, shape, options):
+            softmax, launches = (4 + e) + 12 + 9 + 8 + (4 + e), 5
+        return softmax + (2 * e + 1) * mask, launches + mask
     if options.compile:
         return 3 * e + mask + (e if work.softcaps else 0), 1
     upcasts = work.upcasts_softmax and e < 4
@@ -352,7 +367,7 @@ def _math_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
         _transpose(work, shape, options),
         _product(work, shape, options, work.v_head_dim, "keys"),
         _product(work, shape, options, work.v_head_dim, "head"),
-        _scores_kernel(scores, options, *_softmax_backward(work, options)),
+        _scores_kernel(scores, options, *_softmax_backward(work, shape, options)),
         *(_bias_gradient(work, shape, options) if work.bias in ("made", "read") else ()),
         _product(work, shape, options, work.qk_head_dim, "keys"),
         _product(work, shape, options, work.qk_head_dim, "keys"),

@@ -204,3 +204,12 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
         backward_launches=14 + cast_launches,
         saved_bytes=4 + e,
     )
+
+
+def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
+    """The cost of a norm under `options`. Megatron's are fused and without the residual add; before its
+    persistent kernel LayerNorm was Apex's, whose passes over a row are torch's (Megatron-LM 8aa4619f
+    megatron/fused_kernels/layer_norm_cuda_kernel.cu: the moments, then the result; backward two kernels)."""
+    if options.compile and options.layers == "megatron-2" and kind == "layer":
+        return norm_cost(kind, options.stream_bytes, is_fused=False)
+    return norm_cost(kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.joins_norms)

@@ -19,7 +19,7 @@ from zsim.cost.kernels.adapters import (
     sum_forward,
 )
 from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
-from zsim.cost.kernels.elementwise import activation_cost, norm_cost, without_weight_gradient
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost_of, without_weight_gradient
 from zsim.cost.kernels.experts import (
     grouped_backward,
     grouped_forward,
@@ -195,9 +195,7 @@ def _linear(module: Module) -> Linear:
 
 def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(
-        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
-    )
+    cost = norm_cost_of(module.work.kind, options)
     elements = shape.tokens * module.work.width
     moved = cost.forward_bytes * elements
     if module.work.writes_fp8:
@@ -208,9 +206,7 @@ def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
 
 def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(
-        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
-    )
+    cost = norm_cost_of(module.work.kind, options)
     elements = shape.tokens * module.work.width
     if not module.trains_weight:
         cost = without_weight_gradient(cost, module.work.kind, options)
@@ -247,9 +243,12 @@ def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Dropout (reads, writes, writes a byte of mask), the product with a number (reads, writes) and the add;
-    compiled, all are part of the next norm."""
+    compiled, all are part of the next norm. Megatron's kernel (`bias_dropout_add_fused_train`) reads the
+    branch and the stream, and writes their sum and the mask."""
     assert isinstance(module.work, Residual)
     elements, e = shape.tokens * module.work.width, options.activation_bytes
+    if options.compile and not options.joins_norms:
+        return (_elementwise(elements * (3 * e + bool(module.work.dropout)), options.kernel_dtype),)
     if options.compile:
         return (_elementwise(elements, options.kernel_dtype),) if module.work.dropout else ()
     add = _elementwise(elements * (2 * options.stream_bytes + e), options.kernel_dtype)
@@ -262,9 +261,14 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Add the gradients of the stream and of the branch; dropout reads its mask. Under autocast the gradient
     of the branch comes from a norm that runs in fp32 (torch's list of autocast operators), like the stream's;
-    the gradient that goes into the branch is cast."""
+    the gradient that goes into the branch is cast. Megatron's kernel reads the gradient and the mask and
+    writes the branch's; autograd adds the stream's."""
     assert isinstance(module.work, Residual)
     elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
+    if options.compile and not options.joins_norms:
+        e = options.activation_bytes
+        dropped = (_elementwise(elements * (2 * e + 1), options.kernel_dtype),) if module.work.dropout else ()
+        return (*dropped, _elementwise(elements * 3 * e, options.kernel_dtype))
     if not options.autocast or options.compile:
         return (*kernels, *_autocast_cast(elements, options))
     add = _elementwise(3 * elements * options.stream_bytes, options.kernel_dtype)

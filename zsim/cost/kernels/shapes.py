@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Module
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class WorkOptions:
     activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
     separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
-    cast once a step.
+    cast once a step. `layers`: whose fused kernels `compile` stands for.
     """
 
     dtype: Precision = "bf16"
@@ -64,6 +64,13 @@ class WorkOptions:
     cross_entropy: CrossEntropy = "eager"
     fp8: Fp8 = TORCHAO_TENSORWISE
     micro_batches: int = 1
+    layers: LayerKernels = "torch"
+
+    @property
+    def joins_norms(self) -> bool:
+        """Whether the residual add and its dropout are in the next norm's kernel, and the scores' dropout in
+        that of softmax."""
+        return self.compile and self.layers == "torch"
 
     @property
     def fuses_kernels(self) -> bool:
@@ -96,4 +103,5 @@ class WorkOptions:
             training.cross_entropy,
             training.fp8,
             training.gradient_accumulation_steps if training.precision == "fp8" else 1,
+            training.layer_kernels,
         )

@@ -9,7 +9,9 @@ columns, a reduce-scatter behind the row, in place of all-reduces.
 # [Note: whose collectives]
 megatron: column products gather their input again and reduce its gradient beneath their two products; the
 loss is computed on a part of the vocabulary (Megatron-Core 0.16.1 core/tensor_parallel/layers.py,
-cross_entropy.py). torch: torchtitan's DTensors gather once for all columns and keep what they gathered;
+cross_entropy.py). Before Megatron-LM 3.0 (commit 16c90445 of September 2021), and in BigScience's
+Megatron-DeepSpeed, the gradient was reduced in line, behind both products (mpu/layers.py, mappings.py).
+torch: torchtitan's DTensors gather once for all columns and keep what they gathered;
 nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py)
 unless `async_tensor`, with which compiled blocks gather in pieces beneath the first column, scatter pieces
 beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
@@ -91,7 +93,9 @@ class _Cutter:
     @property
     def overlaps(self) -> bool:
         style, is_async = self.parallelism.style, self.parallelism.async_tensor
-        return style in ("megatron", "deepspeed") or (style in ("nanotron", "autotp") and is_async)
+        if style in ("megatron", "deepspeed"):
+            return self.is_split or self.parallelism.overlap_tensor_reduce
+        return style in ("nanotron", "autotp") and is_async
 
     @property
     def cuts_products(self) -> bool:

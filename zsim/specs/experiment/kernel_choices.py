@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.megatron import is_newer
-from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine
-from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
+from zsim.specs.strategy.megatron import is_before_3, is_newer
+from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
+from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable
+from zsim.specs.strategy.tables import StrategyTable
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
 _BLACKWELL = 10.0  # compute capability
 
@@ -42,9 +46,8 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
 
 
 def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
-    """`[training]` with Megatron's defaults. Megatron's kernels of bias and GELU, of bias, dropout and
-    residual, and of softmax cost as much as torch.compile's; its loss works in place; gradients are clipped
-    at 1 by default. An engine other than "megatron" keeps `compile` as given."""
+    """`[training]` with Megatron's defaults: fused kernels (`layer_kernels_of` says which), a loss that works
+    in place, gradients clipped at 1. An engine other than "megatron" keeps `compile` as given."""
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
     own: CrossEntropy = "megatron" if is_newer(version) and engine == "megatron" else "megatron-before-0.8"
     loss = table.cross_entropy or ("fused_linear" if table.liger else own)
@@ -55,6 +58,34 @@ def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> Trai
             "cross_entropy": loss,
         }
     )
+
+
+def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism: Parallelism) -> LayerKernels:
+    """Whose fused kernels compiled blocks have; by default Megatron's under Megatron, and those of
+    Megatron-LM 2, from which it was forked, with Megatron-DeepSpeed's layers."""
+    if table.layer_kernels is not None:
+        return table.layer_kernels
+    if isinstance(strategy, MegatronTable) and strategy.engine == "megatron":
+        return "megatron-2" if is_before_3(strategy.version) else "megatron"
+    is_theirs = parallelism.style == "deepspeed" and parallelism.has_megatron_layers
+    return "megatron-2" if is_theirs else "torch"
+
+
+def with_release(parallelism: Parallelism, strategy: StrategyTable, asked: ParallelismTable) -> Parallelism:
+    """The parallelism with the reductions of inputs' gradients as asked, or as in the release of Megatron
+    that the strategy names. Raises InputError where there are none to choose."""
+    overlaps = asked.overlap_tensor_reduce
+    if overlaps is None:
+        is_old = isinstance(strategy, MegatronTable) and is_before_3(strategy.version)
+        return replace(parallelism, overlap_tensor_reduce=not is_old)
+    is_theirs = parallelism.style in ("megatron", "deepspeed") and parallelism.tensor > 1
+    if not is_theirs or parallelism.sequence_parallel:
+        raise InputError(
+            f"parallelism.overlap_tensor_reduce: found {str(overlaps).lower()}, which is Megatron's "
+            "--no-async-tensor-model-parallel-allreduce for tensor parallelism without sequence parallelism; "
+            "expected it left out"
+        )
+    return replace(parallelism, overlap_tensor_reduce=overlaps)
 
 
 def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:

@@ -112,6 +112,7 @@ _MEGATRON_FLAGS: Sequence[tuple[str, str, tuple[Any, ...]]] = (
     ("parallelism.tensor", "--tensor-model-parallel-size", ()),
     ("parallelism.sequence_parallel", "--sequence-parallel", ()),
     ("parallelism.async_tensor", "--tp-comm-overlap", ()),
+    ("parallelism.overlap_tensor_reduce", "--no-async-tensor-model-parallel-allreduce", ()),
     ("parallelism.pipeline", "--pipeline-model-parallel-size", ()),
     ("parallelism.schedule", "--num-virtual-stages-per-pipeline-rank", ("1f1b", "interleaved-1f1b", None)),
     ("parallelism.virtual_stages", "--num-virtual-stages-per-pipeline-rank", ()),

@@ -29,8 +29,10 @@ from zsim.specs.experiment.kernel_choices import (
     attention_kind,
     check_stored_types,
     cross_entropy_of,
+    layer_kernels_of,
     with_attention,
     with_one_connection,
+    with_release,
 )
 from zsim.specs.experiment.model_split import check_split, with_context_inner
 from zsim.specs.experiment.other_jobs import neighbours, place_together
@@ -55,7 +57,6 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.megatron import check_megatron_layout
-from zsim.specs.strategy.megatron_experts import check_overlap
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
@@ -113,6 +114,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = resolve_parallelism(
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
+    parallelism = with_release(parallelism, table, asked_degrees)
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable):
         multiple = table.vocabulary_multiple * parallelism.tensor
@@ -146,6 +148,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     asked = with_interval(asked, deepspeed, parallelism)
     optimizer = chosen_optimizer(asked, table, deepspeed)
     training = _training(asked, model, cluster, deepspeed, notes, optimizer.name)
+    training = replace(training, layer_kernels=layer_kernels_of(asked, table, parallelism))
     offloads = getattr(table, "cpu_offload", False)
     model = trained_model(
         model,
@@ -183,8 +186,6 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         whole.node_link.nodes_per_domain,
     )
     parallelism = replace(parallelism, experts=split)
-    if isinstance(table, MegatronTable):
-        check_overlap(table, parallelism, training)
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     check_fp8_shapes(model, training, parallelism)

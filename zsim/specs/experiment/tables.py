@@ -43,6 +43,7 @@ from zsim.specs.strategy.training import (
     MAX_CONNECTIONS,
     Checkpointing,
     CrossEntropy,
+    LayerKernels,
     Precision,
     RecomputeModule,
 )
@@ -111,6 +112,11 @@ class TrainingTable(TableOfFile):
         "that the GPU's file knows",
     )
     compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
+    layer_kernels: LayerKernels | None = Field(
+        default=None,
+        description="whose fused kernels compiled blocks have: torch.compile's, Megatron-LM's, or those of "
+        "its releases before 3.0; left out: the framework's",
+    )
     liger: bool = Field(
         default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"
     )

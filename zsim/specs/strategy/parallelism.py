@@ -82,6 +82,9 @@ class ParallelismTable(BaseModel):
     async_tensor: StrictBool = Field(
         default=False, description="products and their collectives cut into pieces that overlap"
     )
+    overlap_tensor_reduce: StrictBool | None = Field(
+        default=None, description="sum inputs' gradients beneath weights' products; left out: by the release"
+    )
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
     schedule: ScheduleName | None = Field(
         default=None, description="order of a pipeline's work; left out: the framework's"
@@ -135,6 +138,7 @@ class Parallelism:
     tensor: int = 1
     sequence_parallel: bool = False
     async_tensor: bool = False
+    overlap_tensor_reduce: bool = True
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
     schedule_csv: str = ""

@@ -23,6 +23,10 @@ CrossEntropy = Literal[
     "eager", "autocast", "megatron", "megatron-before-0.8", "unsloth", "fused", "fused_linear"
 ]
 
+# "torch": torch.compile's; "megatron": Megatron-LM's, from its persistent norm of October 2021 on, which 3.0
+# is the first release to have; "megatron-2": those before, with Apex's norm.
+LayerKernels = Literal["torch", "megatron", "megatron-2"]
+
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
 DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
@@ -46,7 +50,7 @@ class Training:
     `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps.
     `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
-    "fp8".
+    "fp8". `layer_kernels`: whose fused kernels the blocks have where they are `compile`d.
     """
 
     sequence_length: int
@@ -75,6 +79,7 @@ class Training:
     layers_per_checkpoint: int = 1
     recompute_modules: tuple[str, ...] = ()
     lengths: DrawnLengths | None = None
+    layer_kernels: LayerKernels = "torch"
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every

@@ -72,7 +72,9 @@ def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[
     over = f", over {network}" if network else ""
     tables = {}
     for key, value in table.items():
-        if key not in _LABELS:
+        if key == "gpu":  # whose tables have a source each, of the rules
+            tables[key] = {name: {**own, "evidence": "calibrated"} for name, own in value.items()}
+        elif key not in _LABELS:
             said = [f"columns of published run {run.row_id}{over}", *filter(None, [value.get("source")])]
             tables[key] = {**value, "source": "; ".join(said), "evidence": "data sheet"}
     kept = {key: table[key] for key in ("gpus_per_node",) if key in table}

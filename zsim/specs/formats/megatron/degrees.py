@@ -21,12 +21,17 @@ _REFUSED = {
     "hybrid-context-parallel": "context parallelism that differs by sequence",
     "use-ring-exchange-p2p": "ring exchange between stages",
     "defer-embedding-wgrad-compute": "a head's weight gradient that is deferred",
+    "delay-wgrad-compute": "weight gradients that are delayed",
     "mtp-standalone": "multi-token prediction",
     "encoder-pipeline-model-parallel-size": "encoders with decoders",
     "encoder-tensor-model-parallel-size": "encoders with decoders",
     "pipeline-model-parallel-split-rank": "encoders with decoders",
     "standalone-embedding-stage": "a stage of the embedding alone",
 }
+_IN_LINE = (
+    "no-async-tensor-model-parallel-allreduce",
+    "disable-async-tensor-model-parallel-allreduce",
+)
 _TENSOR_OVERLAP = (
     "no-tp-comm-bulk-wgrad", "no-tp-comm-bulk-dgrad", "no-tp-comm-overlap-ag", "no-tp-comm-overlap-rs",
     "no-tp-comm-split-ag", "no-tp-comm-split-rs", "disable-tp-comm-bulk-wgrad", "disable-tp-comm-bulk-dgrad",
@@ -67,6 +72,9 @@ def _tensor(found: Arguments, tensor: int) -> dict[str, Any]:
             f"{found.where}: --{changed[0]}: zsim does not simulate a part of --tp-comm-overlap yet"
         )
     keys: dict[str, Any] = {"sequence_parallel": True} if is_sequence_parallel else {}
+    given = [flag for flag in _IN_LINE if found.has(flag)]
+    if given and tensor > 1 and not is_sequence_parallel:  # which always overlaps
+        keys["overlap_tensor_reduce"] = False
     return keys | ({"async_tensor": True} if overlaps else {})
 
 
