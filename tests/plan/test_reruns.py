@@ -112,3 +112,39 @@ def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected
     )
     names = [op.name for op in make_plan(job).programs[0].ops if op.name.startswith("enter ")]
     assert sum("mlp" in name for name in names) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"moe_grouped_gemm": False}, {"megatron_core_expert": 2 * 2 * LAYERS}),
+        ({"moe_grouped_gemm": False, "deterministic_mode": True}, {"megatron_core_expert": 2 * 2 * LAYERS}),
+        (
+            {"moe_grouped_gemm": False, "transformer_impl": "local"},
+            {"megatron_own_expert": 2 * 2 * LAYERS},
+        ),
+        ({"moe_grouped_gemm": False, "cuda_graph": True}, {}),
+        ({"moe_grouped_gemm": True, "deterministic_mode": True}, {"megatron_core_experts": 3 * LAYERS}),
+        ({"moe_grouped_gemm": True, "transformer_impl": "local"}, {}),
+    ],
+)
+def test_experts_one_after_the_other_take_the_host_each(
+    keys: dict[str, Any], expected: dict[str, int]
+) -> None:
+    """EXPERTS of 4 ranks: so many local experts, whose two products are entered in every layer; together they
+    take as long in deterministic mode alone, at the router and at either product."""
+    job = resolve(
+        Experiment(
+            model=MODEL,
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": TOKENS},
+            strategy={"kind": "megatron", **keys},
+            parallelism={"expert": 8, "dispatcher": "all-to-all"},
+        )
+    )
+    found: Counter[str] = Counter()
+    for op in make_plan(job).programs[0].ops:
+        if op.overhead is not None and "expert" in op.overhead:
+            found[op.overhead] += op.events
+    assert found == expected

@@ -153,6 +153,12 @@ def test_defaults_are_megatrons() -> None:
     assert any("GPT-2's 50,257 entries are assumed" in note for note in job.notes)
 
 
+_OVERLAPPED = (
+    "--num-experts 8 --expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall "
+    "--overlap-moe-expert-parallel-comm"
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "parameters"),
     [
@@ -330,6 +336,11 @@ def test_flags_of_training_are_training(flags: str, key: str, value: Any) -> Non
             "overlap_p2p_warmup_flush",
             True,
         ),
+        (_OVERLAPPED, "overlap_expert_parallel", True),
+        (_OVERLAPPED, "delay_wgrad_compute", False),
+        (f"{_OVERLAPPED} --delay-wgrad-compute", "delay_wgrad_compute", True),
+        ("--transformer-impl local", "transformer_impl", "local"),
+        ("", "transformer_impl", "transformer_engine"),
     ],
 )
 def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value: Any) -> None:
@@ -339,7 +350,6 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--num-experts 8 --overlap-moe-expert-parallel-comm", "beneath another's layers"),
         ("--num-experts 8 --moe-shared-expert-overlap", "shared experts beside the exchanges"),
         ("--num-experts 8 --moe-layer-freq x", "reads a number, or lists of 0 and 1"),
         ("--multi-latent-attention", "multi-latent attention"),

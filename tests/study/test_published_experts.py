@@ -84,9 +84,23 @@ def test_grouped_products_and_a_capacity_are_the_strategys() -> None:
 
 
 @pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        (QWEN["notes"], (False, False)),
+        (QWEN["notes"].replace("ep_overlap=0", "ep_overlap=1"), (True, True)),
+        (QWEN["notes"] + "; overlap-moe-expert-parallel-comm=True", (True, False)),
+    ],
+)
+def test_overlapped_exchanges_are_the_strategys(notes: str, expected: tuple[bool, bool]) -> None:
+    """Recipes delay the gradients of weights beside them; a command line says so itself."""
+    strategy = row_experiment(run(QWEN, notes=notes)).experiment.strategy
+    assert isinstance(strategy, MegatronTable)
+    assert (strategy.overlap_expert_parallel, strategy.delay_wgrad_compute) == expected
+
+
+@pytest.mark.parametrize(
     ("base", "old", "new", "reason"),
     [
-        (QWEN, "ep_overlap=0", "ep_overlap=1", "beneath another micro-batch's layers"),
         (QWEN, "dispatcher=hybridep", "dispatcher=?", "the dispatcher"),
         (QWEN, "etp=1", "etp=1,balanced=0", "how unevenly the router"),
         (QWEN, "moe_ffn=768", "moe_ffn=?", "moe_ffn of the routed experts is '?'"),

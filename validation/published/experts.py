@@ -4,7 +4,8 @@
 
 predicts the rows of role calibrate and report that have routed experts and are not in expert_errors.csv yet,
 and writes them there as they come (measured, predicted, signed error, or why a row is skipped); then rewrites
-EXPERTS.md, the table. Rows of deep pipelines take minutes. Delete expert_errors.csv to predict all again.
+EXPERTS.md, the table, with experts_remaining.md behind it. Rows of deep pipelines take minutes. Delete
+expert_errors.csv to predict all again.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def tables(lines: Sequence[Line]) -> str:
             "",
             *(f"- {count}: {reason}" for reason, count in reasons.most_common()),
             "",
+            (HERE / "experts_remaining.md").read_text(encoding="utf-8"),
         ]
     )
 

@@ -77,6 +77,12 @@ class PlanBuilder:
         if stream != other and other in self._last:
             self._waits.setdefault(stream, []).append(self._last[other])
 
+    def join(self, stream: str, other: str) -> None:
+        """`wait_stream`, and what `other` itself waits for before its next work."""
+        self.wait_stream(stream, other)
+        for event in self._waits.get(other, ()):
+            self.stream_wait(stream, event)
+
     def host_wait(self, event: int | None) -> None:
         """Block the host on `event` before it issues the next op."""
         if event is not None:

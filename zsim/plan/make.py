@@ -195,7 +195,8 @@ def plan_stages(
         messenger = None
         if parallelism.pipeline > 1:
             messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        run_actions(builder, owners, steps, messenger)
+        delays = isinstance(strategy, Megatron) and strategy.delays_expert_weights
+        run_actions(builder, owners, steps, messenger, delays_weights=delays)
         resident = [memory for owner in owners.values() for memory in owner.resident()]
         resident += messenger.resident() if messenger is not None else []
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
@@ -243,6 +244,7 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
             waits_sends=strategy.waits_sends,
             reduces_together=strategy.overlap_grad_reduce and strategy.align_grad_reduce,
             gathers_together=strategy.overlap_param_gather and strategy.align_param_gather,
+            pairs=strategy.pairs_experts,
         )
     return steps_of(
         style,

@@ -6,7 +6,7 @@ Activations are held per micro-batch: several micro-batches may be between their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
@@ -23,10 +23,14 @@ CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
 
 class Walk:
-    """Issues forward and backward of one micro-batch through the stage of `hooks`."""
+    """Issues forward and backward of one micro-batch through the stage of `hooks`. `stream`: of what a module
+    issues in line. `ready`: the event on which the host waits for a module's input; None for all of the
+    compute stream."""
 
     def __init__(self, hooks: Hooks, micro_batch: int) -> None:
         self.hooks, self.micro_batch = hooks, micro_batch
+        self.stream = COMPUTE
+        self.ready: int | None = None
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
         split = hooks.stage.parallelism
@@ -36,19 +40,20 @@ class Walk:
         """Issue a module's work in one direction: one op, or its parts."""
         builder = self.builder
         if isinstance(issued, Kernels):
-            builder.add(name, COMPUTE, issued, launches=launches, overhead=overhead, module=module)
+            builder.add(name, self.stream, issued, launches=launches, overhead=overhead, module=module)
             return
         event = overhead
         for part in issued:
+            stream = self.stream if part.stream == COMPUTE else part.stream
             if part.follows:
-                builder.wait_stream(part.stream, part.follows)
+                builder.wait_stream(stream, self.stream if part.follows == COMPUTE else part.follows)
             label = f"{name} {part.name}" if part.name else name
             if isinstance(part.work, Kernels):
                 number = count(part.work.kernels)
-                builder.add(label, part.stream, part.work, launches=number, overhead=event, module=module)
+                builder.add(label, stream, part.work, launches=number, overhead=event, module=module)
                 event = None
             elif part.work is not None:
-                builder.communicate(label, part.stream, part.work, module)
+                builder.communicate(label, stream, part.work, module)
 
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
@@ -60,6 +65,11 @@ class Walk:
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
+        for _ in self.forward_calls():
+            pass
+
+    def forward_calls(self) -> Iterator[ModuleCall]:
+        """Issue the forward of the micro-batch; stops in front of each module with its call."""
         hooks, builder = self.hooks, self.builder
         builder.phase, builder.micro_batch = "forward", self.micro_batch
         hooks.begin_forward(self.micro_batch)
@@ -70,6 +80,7 @@ class Walk:
                 if self.logs is not None and isinstance(call.module.work, Loss):
                     self.logs.replace_outputs(builder)
                 keeps = not segment.is_checkpointed and call.name not in segment.dropped
+                yield call
                 self._forward_module(call, keeps=keeps)
             hooks.after_forward(segment)
         reduce_amaxes(builder, self.workload.model, self.workload.training, is_backward=False)
@@ -88,7 +99,7 @@ class Walk:
         if outputs:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
         if _waits(call.module):
-            builder.host_wait(builder.record(COMPUTE))
+            builder.host_wait(builder.record(COMPUTE) if self.ready is None else self.ready)
         if self.has_dtensors:
             self._wrap(call)
         self._issue(name, work.forward, name, work.forward_launches, "module_call")
@@ -100,15 +111,15 @@ class Walk:
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
         """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
-        self._through(self._backward_module, is_last=is_last, is_told=is_told)
-        if self.logs is not None:
-            self.logs.end_micro_batch(self.builder)
+        for _ in self.backward_calls(self.backward_module, is_last=is_last, is_told=is_told):
+            pass
 
     def backward_inputs(self, *, is_told: bool) -> None:
         """Issue the backward as far as the stage's input needs it: a schedule's action I. The first stage has
         nothing to do (`backward_one_chunk` of torch 2.13 distributed/pipelining/stage.py)."""
         if not self.hooks.stage.is_first:
-            self._through(self._backward_input, is_last=False, is_told=is_told)
+            for _ in self._through(self.backward_input, is_last=False, is_told=is_told):
+                pass
 
     def backward_weights(self, *, is_last: bool, is_told: bool) -> None:
         """Issue the gradients of weights that `backward_inputs` has left: a schedule's action W; on the first
@@ -121,12 +132,22 @@ class Walk:
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         for segment in reversed(self.workload.segments):
             for call in reversed(segment.calls):
-                self._backward_weight(call)
+                self.backward_weight(call)
         hooks.end_backward()
         if self.logs is not None:
             self.logs.end_micro_batch(builder)
 
-    def _through(self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool) -> None:
+    def backward_calls(
+        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
+    ) -> Iterator[ModuleCall]:
+        """Issue the backward of the micro-batch, each module's by `backward_of`; stops in front of each."""
+        yield from self._through(backward_of, is_last=is_last, is_told=is_told)
+        if self.logs is not None:
+            self.logs.end_micro_batch(self.builder)
+
+    def _through(
+        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
+    ) -> Iterator[ModuleCall]:
         """Recomputation and backward of all segments, module by module."""
         hooks, builder, workload, micro_batch = self.hooks, self.builder, self.workload, self.micro_batch
         builder.phase, builder.micro_batch = "backward", micro_batch
@@ -137,6 +158,7 @@ class Walk:
                 continue
             hooks.before_backward(segment)
             for number, call in enumerate(reversed(segment.calls)):
+                yield call
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
                     self._recompute(segment)
                 self._run_again(segment.again.get(call.name, ()))
@@ -174,7 +196,8 @@ class Walk:
             self._forward_module(call, keeps=True)
         self.builder.phase = "backward"
 
-    def _backward_module(self, call: ModuleCall) -> None:
+    def backward_module(self, call: ModuleCall) -> None:
+        """Issue a module's backward."""
         work = call.work
         if not call.module.has_backward:
             return
@@ -205,7 +228,7 @@ class Walk:
         self._issue(f"{name} recompute", work.recompute, name, launches, None)
         builder.phase = "backward"
 
-    def _backward_input(self, call: ModuleCall) -> None:
+    def backward_input(self, call: ModuleCall) -> None:
         """The gradient of a module's input; a product's input and its output's gradient stay for its
         weight's."""
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
@@ -224,7 +247,8 @@ class Walk:
             builder.activations(-work.saved_bytes, name, micro_batch)
         self.hooks.after_module(call)
 
-    def _backward_weight(self, call: ModuleCall) -> None:
+    def backward_weight(self, call: ModuleCall) -> None:
+        """Issue the gradient of a module's weight that `backward_input` has left."""
         work, name = call.work, call.name
         if work.weight_gradient:
             issued = work.weight_gradient

@@ -14,7 +14,7 @@ from zsim.plan.pipeline.megatron_interleaved import interleaved_steps
 from zsim.plan.pipeline.orders import torch_group_size
 from zsim.plan.pipeline.pipeline_checks import NAMES, check_counts
 from zsim.plan.pipeline.placement import ranks_of_stages
-from zsim.plan.pipeline.schedules import Action, Order, Step, no_pipeline
+from zsim.plan.pipeline.schedules import Action, Order, Overlap, Step, no_pipeline, paired_without_pipeline
 
 PipelineStyle = Literal["torch", "megatron", "deepspeed", "nanotron"]
 
@@ -41,9 +41,11 @@ def steps_of(
 
     Raises InputError for counts that the framework's schedule refuses.
     """
+    settings = megatron or MegatronPipeline()
+    if ranks == 1 and settings.pairs:
+        return paired_without_pipeline(micro_batches * passes)
     if ranks == 1:
         return [list(actions) for actions in no_pipeline(micro_batches * passes)]
-    settings = megatron or MegatronPipeline()
     if csv and style != "torch":
         raise InputError(
             f"parallelism.schedule_csv: {NAMES[style]} reads no schedule; expected a torch strategy"
@@ -69,6 +71,9 @@ def _numbered_on(step: Step, first: int) -> Step:
     if isinstance(step, Action):
         number = step.micro_batch
         return step if number is None else step._replace(micro_batch=number + first)
+    if isinstance(step, Overlap):
+        assert first == 0, "Megatron has one pass"
+        return step
     moved = tuple(one._replace(micro_batch=(one.micro_batch or 0) + first) for one in step.messages)
     return step._replace(messages=moved)
 

@@ -20,7 +20,9 @@ class MegatronPipeline:
     waited at once where it was not waited until the next (commit 260cba71). `reduces_together`:
     `overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step's
     place instead of in its own last backward. `gathers_together`: `overlap_param_gather` with
-    `align_param_gather`, interleaved only: likewise the gathering of a chunk's parameters.
+    `align_param_gather`, interleaved only: likewise the gathering of a chunk's parameters. `pairs`:
+    `--overlap-moe-expert-parallel-comm`: a forward and a backward run side by side, and one forward more is
+    ahead (`get_pp_rank_microbatches` of Megatron-LM d98e8a64).
     """
 
     group_size: int | None = None
@@ -29,6 +31,7 @@ class MegatronPipeline:
     waits_sends: bool = True
     reduces_together: bool = False
     gathers_together: bool = False
+    pairs: bool = False
 
 
 def one_forward_one_backward_steps(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from zsim.plan.pipeline.megatron import MegatronPipeline
 from zsim.plan.pipeline.orders import interleaved_ahead, interleaved_lists, interleaved_table
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Step
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
 
 _BATCH_ORDER = ("SEND_B", "RECV_F", "SEND_F", "RECV_B")  # the previous rank's first, a send before a receive
 
@@ -26,7 +26,8 @@ def interleaved_steps(
     programs = []
     for rank in range(ranks):
         one = _Interleaved(
-            _Turns(ranks, rank, virtual, micro_batches, settings.group_size or ranks), settings
+            _Turns(ranks, rank, virtual, micro_batches, settings.group_size or ranks, pairs=settings.pairs),
+            settings,
         )
         one.run()
         programs.append(one.steps)
@@ -35,15 +36,18 @@ def interleaved_steps(
 
 class _Turns:
     """The virtual micro-batches of a rank and the messages that belong to each; `ahead` forwards come before
-    the first backward."""
+    the first backward, one more where forwards and backwards are `pairs`."""
 
-    def __init__(self, ranks: int, rank: int, virtual: int, micro_batches: int, group_size: int) -> None:
+    def __init__(
+        self, ranks: int, rank: int, virtual: int, micro_batches: int, group_size: int, *, pairs: bool
+    ) -> None:
         self.ranks, self.rank, self.virtual = ranks, rank, virtual
         self.is_first, self.is_last = rank == 0, rank == ranks - 1
         self.table = interleaved_table(micro_batches, virtual, group_size)
         self.total = len(self.table)
         self.last_micro_batch = micro_batches - 1
-        self.ahead = interleaved_ahead(ranks, rank, virtual, micro_batches, group_size)
+        ahead = interleaved_ahead(ranks, rank, virtual, micro_batches, group_size)
+        self.ahead = min(self.total, ahead + pairs)
         self.forwards, self.backwards = interleaved_lists(ranks, rank, virtual, micro_batches, group_size)
 
     def stage(self, chunk: int) -> int:
@@ -169,8 +173,7 @@ class _Interleaved:
     def _turn(self, turn: int) -> None:
         """A forward and a backward, then all messages in one batch."""
         turns, ahead = self.turns, turn + self.turns.ahead
-        self._forward(ahead)
-        self._backward(turn)
+        self._both(ahead, turn)
         self._complete(
             turns.sent_forward(ahead)
             + turns.sent_backward(turn)
@@ -181,13 +184,18 @@ class _Interleaved:
     def _overlapped_turn(self, turn: int) -> None:
         turns, ahead = self.turns, turn + self.turns.ahead
         self._use(self._inputs, turns.forwards[ahead])
-        self._forward(ahead)
+        if self.settings.pairs:
+            self._use(self._gradients, turns.backwards[turn])
+            self._both(ahead, turn)
+        else:
+            self._forward(ahead)
         sent, received = turns.sent_forward(ahead), turns.received_forward(ahead)
         self._post(sent + received, "use")
         self._keep_send("SEND_F", sent, is_waited=self.settings.waits_sends)
         self._inputs += received
-        self._use(self._gradients, turns.backwards[turn])
-        self._backward(turn)
+        if not self.settings.pairs:
+            self._use(self._gradients, turns.backwards[turn])
+            self._backward(turn)
         self._post_backward(turns.sent_backward(turn), turns.received_backward(turn))
 
     def _backward_behind(self, turn: int) -> None:
@@ -210,8 +218,22 @@ class _Interleaved:
             self.steps += self.turns.gathered(turn)
         self.steps.append(self.turns.forwards[turn])
 
+    def _both(self, ahead: int, turn: int) -> None:
+        """A forward and a backward, as a pair where they are."""
+        if not self.settings.pairs:
+            self._forward(ahead)
+            self._backward(turn)
+            return
+        if self.settings.gathers_together:
+            self.steps += self.turns.gathered(ahead)
+        self.steps.append(Overlap(self.turns.forwards[ahead], self.turns.backwards[turn]))
+        self._reduce(turn)
+
     def _backward(self, turn: int) -> None:
         self.steps.append(self.turns.backwards[turn])
+        self._reduce(turn)
+
+    def _reduce(self, turn: int) -> None:
         if self.settings.reduces_together:
             reduced = self.turns.reduced(turn)
             self.steps += reduced

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
+from zsim.plan.pipeline.combined import run_pair
 from zsim.plan.pipeline.messages import Messenger
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Step
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step, parts_of
 from zsim.plan.walk import Walk
 
 _VERBS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
@@ -18,9 +20,11 @@ def run_actions(
     owners: Mapping[int, Hooks],
     steps: Sequence[Step],
     messenger: Messenger | None = None,
+    *,
+    delays_weights: bool = False,
 ) -> None:
     """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation; `messenger`: the
-    rank's messages, None without a pipeline.
+    rank's messages, None without a pipeline; `delays_weights`: of pairs (`run_pair`).
 
     If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
     torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py).
@@ -35,13 +39,26 @@ def run_actions(
             logs.begin_step(builder)
     if messenger is not None:
         messenger.begin_step()
-    actions = [step for step in steps if isinstance(step, Action)]
+    actions = [one for step in steps if isinstance(step, Action | Overlap) for one in parts_of(step)]
     told = {action.stage for action in actions if action.kind in _VERBS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
     for step in steps:
         if isinstance(step, Action):
             is_last = last.get(step.stage) == step
             _run(owners[step.stage], step, messenger, is_last=is_last, is_told=step.stage in told)
+        elif isinstance(step, Overlap):
+            stage = step.backward.stage
+            is_last = last.get(stage) == step.backward
+            walks = _walk(owners, step.forward), _walk(owners, step.backward)
+            with _messages_around(messenger, step):
+                run_pair(
+                    builder,
+                    step,
+                    walks,
+                    is_last=is_last,
+                    is_told=stage in told,
+                    is_delayed=delays_weights,
+                )
         elif messenger is not None and isinstance(step, MessageCall):
             messenger.post(step)
         elif messenger is not None and isinstance(step, MessageWait):
@@ -56,6 +73,26 @@ def run_actions(
     for owner in chunks:
         if (logs := owner.stage.workload.logs) is not None:
             logs.end_step(builder)
+
+
+def _walk(owners: Mapping[int, Hooks], action: Action) -> Walk:
+    assert action.micro_batch is not None
+    return Walk(owners[action.stage], action.micro_batch)
+
+
+@contextmanager
+def _messages_around(messenger: Messenger | None, pair: Overlap) -> Iterator[None]:
+    """The messages around a pair: both inputs are waited for in front of it."""
+    (_, ahead, first), (_, behind, second) = pair
+    if messenger is None or first is None or second is None:
+        yield
+        return
+    messenger.before_forward(ahead, first)
+    messenger.before_backward(behind, second)
+    messenger.begin_gradients(behind, second)
+    yield
+    messenger.after_forward(ahead, first)
+    messenger.end_gradients(behind, second)
 
 
 def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: bool, is_told: bool) -> None:

@@ -31,7 +31,8 @@ class Action(NamedTuple):
 class Overlap(NamedTuple):
     """A forward and a backward of two stages of a rank that a schedule pairs to overlap their communication;
     torch's own runtime runs the forward, then the backward, and sends the results of both afterwards
-    (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13)."""
+    (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13). As a step, Megatron's: both
+    run layer by layer (`combined.py`)."""
 
     forward: Action
     backward: Action
@@ -75,10 +76,20 @@ class MessageWait(NamedTuple):
     messages: tuple[Action, ...]
 
 
-Step = Action | MessageCall | MessageWait  # what one pipeline rank's host issues, in order
+Step = Action | Overlap | MessageCall | MessageWait  # what one pipeline rank's host issues, in order
 
 
 def no_pipeline(micro_batches: int) -> list[list[Action]]:
     """The actions without a pipeline: 0F0 0B0 0F1 0B1 ..., one micro-batch after the other."""
     kinds: tuple[Kind, Kind] = ("F", "B")
     return [[Action(kind, 0, number) for number in range(micro_batches) for kind in kinds]]
+
+
+def paired_without_pipeline(micro_batches: int) -> list[list[Step]]:
+    """The first forward, then every backward beside the next forward, then the last backward
+    (`combined_1f1b_schedule_for_no_pipelining`, Megatron-LM d98e8a64
+    megatron/core/pipeline_parallel/combined_1f1b.py)."""
+    pairs = [
+        Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
+    ]
+    return [[Action("F", 0, 0), *pairs, Action("B", 0, micro_batches - 1)]]

@@ -57,6 +57,7 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.megatron import check_megatron_layout
+from zsim.specs.strategy.megatron_experts import check_overlap
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
@@ -186,6 +187,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         whole.node_link.nodes_per_domain,
     )
     parallelism = replace(parallelism, experts=split)
+    if isinstance(table, MegatronTable):
+        check_overlap(table, parallelism, training)
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     check_fp8_shapes(model, training, parallelism)

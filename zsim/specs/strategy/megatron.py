@@ -16,6 +16,7 @@ import re
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
+from zsim.specs.strategy.megatron_experts import expert_overhead, one_expert_overhead
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
 from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
@@ -38,13 +39,16 @@ class Megatron:
     `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
     nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overhead`: that of each of a layer's
-    router and two grouped products in deterministic mode. `skips_update`: the loss scale is still
+    router and two grouped products in deterministic mode; `one_expert_overhead`: that of one local expert in
+    each of the two, where experts run one after the other. `skips_update`: the loss scale is still
     falling, and gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
     (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
     it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the
-    weights of fp8 products are kept and gathered in fp8. `fsdp`: Megatron-FSDP, in place of the buffers;
+    weights of fp8 products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one
+    micro-batch run beside another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the
+    gradients of weights in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers;
     `states`: types of the precision-aware optimizer's states.
     """
 
@@ -63,6 +67,7 @@ class Megatron:
     is_nanotron: bool = False
     block_overhead: str | None = "megatron_core_block"
     expert_overhead: str | None = None
+    one_expert_overhead: str | None = None
     skips_update: bool = False
     overlap_p2p: bool = True
     align_grad_reduce: bool = True
@@ -72,6 +77,8 @@ class Megatron:
     waits_sends: bool = False
     cuts_messages: bool = False
     fp8_param_gather: bool = False
+    pairs_experts: bool = False
+    delays_expert_weights: bool = False
     fsdp: MegatronFsdp | None = None
     states: PrecisionAware | None = None
 
@@ -124,7 +131,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         has_owners=sums_all,
         is_nanotron=is_nanotron,
         block_overhead=None if table.cuda_graph else blocks.get(table.engine),
-        expert_overhead="megatron_core_experts" if has_core and table.deterministic_mode else None,
+        expert_overhead=expert_overhead(table, has_core),
+        one_expert_overhead=one_expert_overhead(table, has_core),
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,
@@ -134,6 +142,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         waits_sends=has_core and release >= _WAITS_SENDS,
         cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
         fp8_param_gather=table.fp8_param_gather,
+        pairs_experts=table.overlap_expert_parallel,
+        delays_expert_weights=table.delay_wgrad_compute,
         fsdp=megatron_fsdp(table, release, ranks),
         states=precision_aware(table, release, training),
     )

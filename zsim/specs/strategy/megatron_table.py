@@ -156,7 +156,20 @@ class MegatronTable(BaseModel):
     moe_pad_to_capacity: StrictBool = Field(
         default=False, description="every expert's rows are filled up to its capacity"
     )
-    deterministic_mode: StrictBool = Field(default=False, description="routed experts take the host longer")
+    overlap_expert_parallel: StrictBool = Field(
+        default=False,
+        description="exchanges of one micro-batch's experts run beside another's layers",
+    )
+    delay_wgrad_compute: StrictBool = Field(
+        default=False, description="beside them, the gradients of weights run in places of their own"
+    )
+    deterministic_mode: StrictBool = Field(
+        default=False, description="experts whose products run together take the host longer"
+    )
+    transformer_impl: Literal["transformer_engine", "local"] = Field(
+        default="transformer_engine",
+        description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",
+    )
 
     @field_validator("version", mode="before")
     @classmethod

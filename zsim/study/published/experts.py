@@ -20,6 +20,7 @@ _DISPATCHERS = {
     "hybridep": "hybridep",
 }
 _UNSAID = ("", "None", "?")
+_FLAG = r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)"  # one of Megatron's, in the notes
 _LATENT = r"q(\d+|None)/kv(\d+)/nope(\d+)/rope(\d+)/v(\d+)"
 
 
@@ -113,7 +114,7 @@ def _megatron(
     flags say otherwise, no shared experts' gate."""
     count, top_k, width, shared = experts
     layers = int(shape["num_hidden_layers"])
-    flags = dict(re.findall(r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)", run.text("notes")))
+    flags = dict(re.findall(_FLAG, run.text("notes")))
     return {
         **shape,
         "model_type": "megatron",
@@ -185,14 +186,21 @@ def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str
     return table
 
 
-def expert_strategy(run: PublishedRun) -> dict[str, Any]:
-    """The keys of Megatron's strategy for routed experts; {} without any."""
+def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of Megatron's strategy for routed experts; {} without any. `settings`: the row's launch
+    settings, whose `ep_overlap` of recipes comes with delayed gradients of weights (Megatron-Bridge's
+    `_set_moe_a2a_overlap_overrides`, the model zoo's sbatch_benchmarking.sh)."""
     if not is_mixture(run):
         return {}
     said = expert_settings(run)
     found: dict[str, Any] = {"moe_grouped_gemm": said.get("grouped_gemm", "1") != "0"}
     if "deterministic-mode" in run.text("flags"):
         found["deterministic_mode"] = True
+    flags = dict(re.findall(_FLAG, run.text("notes")))
+    is_overlapped = settings.get("ep_overlap", "0") == "1"
+    if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":
+        found["overlap_expert_parallel"] = True
+        found["delay_wgrad_compute"] = is_overlapped or flags.get("delay-wgrad-compute") == "True"
     return {**found, "moe_pad_to_capacity": True} if _drops(run, said) else found
 
 
@@ -208,11 +216,9 @@ def _capacity(said: Mapping[str, str]) -> float:
 
 def _refuse_unsupported(run: PublishedRun, said: Mapping[str, str]) -> None:
     notes = run.text("notes")
-    flags = dict(re.findall(r"(?:^|; )([a-z][a-z0-9-]+)=([^;{}]+)", notes))
+    flags = dict(re.findall(_FLAG, notes))
     if re.search(r"MTP: on", notes) or int(flags.get("mtp-num-layers", "0") or 0):
         raise NotSimulatedError("multi-token prediction is not simulated")
-    if said.get("ep_overlap", "0") == "1" or flags.get("overlap-moe-expert-parallel-comm") == "True":
-        raise NotSimulatedError("exchanges beneath another micro-batch's layers are not simulated")
     if said.get("balanced") == "0":
         raise NotSimulatedError("how unevenly the router spread its tokens is not published")
     if flags.get("fine-grained-activation-offloading") == "True":

@@ -166,7 +166,7 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
         "cuda_graph": is_on(note, "cuda_graph") and note["cuda_graph"] not in ("none", "?"),
-        **expert_strategy(run),
+        **expert_strategy(run, note),
     }
     flags = command_line(run)
     if flags.get("no-gradient-accumulation-fusion") == "True":

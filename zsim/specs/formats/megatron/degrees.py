@@ -21,7 +21,6 @@ _REFUSED = {
     "hybrid-context-parallel": "context parallelism that differs by sequence",
     "use-ring-exchange-p2p": "ring exchange between stages",
     "defer-embedding-wgrad-compute": "a head's weight gradient that is deferred",
-    "delay-wgrad-compute": "weight gradients that are delayed",
     "mtp-standalone": "multi-token prediction",
     "encoder-pipeline-model-parallel-size": "encoders with decoders",
     "encoder-tensor-model-parallel-size": "encoders with decoders",

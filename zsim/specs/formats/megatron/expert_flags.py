@@ -17,7 +17,6 @@ DISPATCHERS = {"allgather": "all-gather", "alltoall": "all-to-all", "alltoall_se
 _BACKENDS = ("deepep", "hybridep")
 _TERM = re.compile(r"\(*\s*\[([01,\s]*)\]\s*(?:\*\s*(\d{1,5}))?\s*\)*")
 _REFUSED = {
-    "overlap-moe-expert-parallel-comm": "exchanges of one micro-batch beneath another's layers",
     "moe-shared-expert-overlap": "shared experts beside the exchanges",
     "moe-latent-size": "experts of a narrower input",
     "moe-use-upcycling": "upcycled experts",
@@ -63,9 +62,12 @@ def read_experts(found: Arguments) -> dict[str, Any]:
         ("moe-permute-fusion", "moe_permute_fusion"),
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
         ("deterministic-mode", "deterministic_mode"),
+        ("overlap-moe-expert-parallel-comm", "overlap_expert_parallel"),
     ):
         if found.has(flag):
             keys[f"strategy.{key}"] = True
+    if found.has("delay-wgrad-compute") and "strategy.overlap_expert_parallel" in keys:
+        keys["strategy.delay_wgrad_compute"] = True
     dtype = found.text("moe-router-dtype", None, ("fp32", "fp64"))
     if dtype is not None:
         keys["strategy.moe_router_dtype"] = dtype

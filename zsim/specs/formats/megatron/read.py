@@ -163,6 +163,8 @@ def _read_recomputation(found: Arguments, file: TrainingFile) -> None:
 def _read_kernels(found: Arguments, file: TrainingFile) -> None:
     backend = found.text("attention-backend", "auto", ("flash", "fused", "unfused", "local", "auto"))
     implementation = found.text("transformer-impl", "transformer_engine")
+    if implementation == "local":
+        file.says["strategy.transformer_impl"] = "local"
     if backend in ("flash", "fused") or found.has("use-flash-attn"):
         file.says["training.attention"] = "flash"
     elif backend in ("unfused", "local") or implementation == "local":

@@ -170,9 +170,13 @@ def _experts(job: Job) -> Iterator[str]:
         ("moe_permute_fusion", "--moe-permute-fusion"),
         ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
         ("deterministic_mode", "--deterministic-mode"),
+        ("overlap_expert_parallel", "--overlap-moe-expert-parallel-comm"),
+        ("delay_wgrad_compute", "--delay-wgrad-compute"),
     ):
         if getattr(table, key):
             yield flag
+    if table.transformer_impl == "local":
+        yield "--transformer-impl local"
     if table.moe_router_dtype is not None:
         yield f"--moe-router-dtype {table.moe_router_dtype}"
     if table.moe_aux_loss:

@@ -1,0 +1,62 @@
+"""Megatron's routed experts: what they take the host, and what it asserts of their overlapped exchanges.
+
+Read in Megatron-LM d98e8a64: `TransformerConfig.__post_init__` of megatron/core/transformer/
+transformer_config.py.
+"""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.strategy.experts import MERGING
+from zsim.specs.strategy.megatron_table import MegatronTable
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import Training
+
+_KEY = "strategy.overlap_expert_parallel"
+
+
+def expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
+    """The event of presets/frameworks.toml at a layer's router and at each of its two grouped products."""
+    is_charged = has_core and table.deterministic_mode and table.moe_grouped_gemm
+    return "megatron_core_experts" if is_charged else None
+
+
+def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
+    """The event of one local expert at each of its two products, where experts run one after the other."""
+    if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:
+        return None
+    return "megatron_core_expert" if table.transformer_impl == "transformer_engine" else "megatron_own_expert"
+
+
+def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
+    """Raises InputError where Megatron refuses to overlap experts' exchanges with another micro-batch,
+    NotSimulatedError beside Megatron-FSDP."""
+    if not table.overlap_expert_parallel:
+        if table.delay_wgrad_compute:
+            raise InputError(
+                "strategy.delay_wgrad_compute: found true without overlap_expert_parallel, which Megatron "
+                "refuses; expected overlap_expert_parallel = true"
+            )
+        return
+    if table.fsdp_sharding is not None:
+        raise NotSimulatedError(
+            f"{_KEY}: found true with Megatron-FSDP, beside which zsim does not simulate it; expected no "
+            "fsdp_sharding, or false"
+        )
+    experts = parallelism.experts
+    if experts.ranks == 1 or experts.dispatcher not in ("all-to-all", *MERGING):
+        raise InputError(
+            f"{_KEY}: found true with expert = {experts.ranks} and dispatcher '{experts.dispatcher}'; "
+            "Megatron overlaps expert parallelism above 1 with 'all-to-all', 'deepep' or 'hybridep'"
+        )
+    if parallelism.pipeline > 1 and parallelism.virtual_stages == 1:
+        raise InputError(
+            f"{_KEY}: found true with pipeline = {parallelism.pipeline} without virtual stages, which "
+            "Megatron refuses; expected parallelism.virtual_stages above 1"
+        )
+    policies = {training.activation_checkpointing, *(training.block_checkpointing or ())}
+    if "full" in policies or "moe" in training.recompute_modules:
+        raise InputError(
+            f"{_KEY}: found true with recomputed layers of experts, which Megatron refuses; expected "
+            "activation_checkpointing 'none' or 'selective', and no 'moe' in recompute_modules"
+        )
