@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.frameworks.deepspeed.stage12.owners import BucketCall, FlatGroup, FlatGroups
 
 # 4 + 6 + 2 = 12 elements on 3 ranks: rank 0 owns a; 1 the first 4 of b; 2 the rest of b, and c.
 NUMELS = {"a": 4, "b": 6, "c": 2}
@@ -29,7 +29,8 @@ def test_dealt_out_parameters_lie_one_in_as_many_ranks_apart() -> None:
 
 
 def test_every_owner_is_sent_its_slices_in_one_call() -> None:
-    assert flat().reduces(["c", "b", "a"], bucket_numel=12) == [(2 + 2, 2), (4, 1), (4, 1)]
+    calls = FlatGroups([flat()]).reduces(["c", "b", "a"], bucket_numel=12)
+    assert calls == [BucketCall(2 + 2, 2), BucketCall(4, 1), BucketCall(4, 1)]
 
 
 def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
@@ -39,8 +40,19 @@ def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
 
 def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
     """c and rank 1's part of b are 6: more than 5, and sent; the rest of b and a are 6 again."""
-    assert flat().all_reduces(["c", "b", "a"], bucket_numel=12) == [(12, 4)]
-    assert flat().all_reduces(["c", "b", "a"], bucket_numel=5) == [(6, 2), (6, 2)]
+    groups = FlatGroups([flat()])
+    assert groups.all_reduces(["c", "b", "a"], bucket_numel=12) == [BucketCall(12, 4)]
+    assert groups.all_reduces(["c", "b", "a"], bucket_numel=5) == [BucketCall(6, 2), BucketCall(6, 2)]
+
+
+def test_experts_in_a_bucket_are_reduced_over_their_own_ranks() -> None:
+    """x, of experts that two ranks have, lies between c and b: a slice for each, as c and b no longer touch."""
+    experts = FlatGroup({"x": 6}, 2, 3, is_dealt_out=False, group="expert_data")
+    groups = FlatGroups([flat(), experts])
+    names = ["c", "x", "b", "a"]
+    assert groups.slices(names) == [(0, 2, 2), (1, 0, 3), (1, 1, 3), (0, 1, 4), (0, 2, 2), (0, 0, 4)]
+    assert groups.all_reduces(names, bucket_numel=99) == [BucketCall(12, 4), BucketCall(6, 2, "expert_data")]
+    assert [call.group for call in groups.reduces(names, bucket_numel=99)] == ["", *["expert_data"] * 2, "", ""]
 
 
 @given(
@@ -49,6 +61,7 @@ def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
 def test_nothing_is_lost(numels: list[int], world_size: int, bucket: int, is_dealt_out: bool) -> None:
     names = {str(number): numel for number, numel in enumerate(numels)}
     group = FlatGroup(names, world_size, -(-sum(numels) // world_size), is_dealt_out=is_dealt_out)
-    for calls in (group.reduces(names, bucket), group.all_reduces(names, bucket)):
+    groups = FlatGroups([group])
+    for calls in (groups.reduces(names, bucket), groups.all_reduces(names, bucket)):
         assert sum(call.numel for call in calls) == sum(numels)
         assert sum(call.slices for call in calls) == len(list(group.slices(names)))

@@ -14,6 +14,13 @@ megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, 
 gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
 megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
 input once and writes its output once.
+autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather; the
+rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again; zeros
+and a copy in the first order, a product with the fp32 scores, their sum, a cast.
+deepspeed-moe (moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of
+zeros stands and a gather into the slots; sort: the slices of each expert copied for both of its first
+products; unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a
+cast.
 compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
 """
 
@@ -61,6 +68,14 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
     ("megatron", "unpermute"): MoveCost(Moved(1, 3, 4), Moved(0, 2, 3)),
     ("megatron-fused", "permute"): MoveCost(Moved(0, 2, 3), Moved(1, 1, 1)),
     ("megatron-fused", "unpermute"): MoveCost(Moved(1, 1, 1), Moved(0, 2, 1)),
+    ("autoep", "permute"): MoveCost(Moved(0, 2, 15), Moved(3, 1, 8)),
+    ("autoep", "sort"): MoveCost(Moved(0, 2, 20), Moved(0, 2, 1)),
+    ("autoep", "unsort"): MoveCost(Moved(0, 2, 8), Moved(0, 2, 1)),
+    ("autoep", "unpermute"): MoveCost(Moved(5, 8, 6), Moved(3, 16, 8), kept_rows=1),
+    ("deepspeed-moe", "permute"): MoveCost(Moved(2, 2, 10), Moved(1, 3, 3)),
+    ("deepspeed-moe", "sort"): MoveCost(Moved(0, 4, 2), Moved(0, 2, 1)),
+    ("deepspeed-moe", "unsort"): MoveCost(Moved(0, 2, 1), Moved(0, 2, 1)),
+    ("deepspeed-moe", "unpermute"): MoveCost(Moved(5, 9, 6), Moved(3, 18, 12), kept_rows=1),
     ("compiled", "permute"): MoveCost(Moved(0, 6, 16), Moved(3, 5, 10)),
     ("compiled", "unpermute"): MoveCost(Moved(1, 2, 2), Moved(0, 4, 4), kept_rows=1),
 }  # fmt: skip
@@ -71,7 +86,7 @@ def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
     if work.kind == "add":
         return _NONE
     if work.kind in ("sort", "unsort"):
-        return _SORTED
+        return _COSTS.get((work.library, work.kind), _SORTED)
     is_python = work.library in ("transformers", "torchtitan")
     return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
 
@@ -89,12 +104,20 @@ class _ScoreCost:
     backward_launches: int
 
 
+# DeepSpeed 0.19.8 moe/sharded_moe.py, counted op by op: `top1gating`, `top2gating`, `topkgating`. Masks are int64
+# (bool in the last), as are running sums of them; one and two experts draw random numbers.
+_DEEPSPEED_GATES = {1: _ScoreCost(180, 34, 22, 10), 2: _ScoreCost(410, 60, 40, 16)}
+_DEEPSPEED_GATE = _ScoreCost(85, 30, 30, 12)
+
+
 def _score_cost(work: Router) -> _ScoreCost:
     """Scores: read, softmax or sigmoid written, topk reads; backward fills the gradient of the scores with
     zeros and passes through the function (reads gradient and output, writes). A bias for the choice is a sum
     more; groups take the best two scores of each, a mask, and a masked copy. Megatron's map of tokens to
     experts: two tensors filled with zeros and scattered into (`topk_routing_with_score_function`, core
     0.16.1 core/transformer/moe/moe_utils.py); the loss: a sum of scores and one of the map."""
+    if work.library == "deepspeed-moe":
+        return _DEEPSPEED_GATES.get(work.top_k, _DEEPSPEED_GATE)
     forward, launches, backward, back_launches = 12, 5, 18, 6
     if work.library.startswith("megatron"):
         forward, launches, backward, back_launches = forward + 10, launches + 6, backward + 4, 7

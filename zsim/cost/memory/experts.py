@@ -68,4 +68,5 @@ def _unordered(work: Rearrange, rows: int, options: WorkOptions) -> int:
     beside transformers' scores."""
     if work.library.startswith("megatron") or options.compile:
         return 0
-    return rows * work.width * (4 if work.library == "transformers" else options.activation_bytes)
+    has_fp32_scores = work.library in ("transformers", "autoep", "deepspeed-moe")
+    return rows * work.width * (4 if has_fp32_scores else options.activation_bytes)

@@ -13,6 +13,11 @@ deepseek-ai/DeepEP 1.2.1 csrc/kernels/layout.cu, internode.cu). The host waits f
 torchtitan (0.2.2 distributed/expert_parallel.py `ExpertParallel`): an all-to-all of counts, which the host
 reads, then one of rows, which are padded and sorted in one gather; scores stay at home. Tensor-parallel ranks
 that all have the layer's tokens each send a part of them, or, where they share the experts' products, all.
+DeepSpeed's AutoEP (0.19.8 module_inject/auto_ep_layer.py) does the same, and sorts rows also where no other
+rank has experts. DeepSpeed's own layer (moe/sharded_moe.py `MOELayer`): every expert has a row for each slot
+of its capacity, filled or not, in an all-to-all of equal parts and one back; its experts are modules that
+run one after the other on slices of what arrived, which are copied where they are not contiguous. Without a
+limit the ranks first agree on the capacity, which the host reads.
 transformers: no exchange.
 """
 
@@ -58,7 +63,9 @@ def _expanded(block: Block, split: ExpertSplit) -> Block:
     modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
     if registration is not None:
-        owners = [one.name for one in modules if one.parameters and isinstance(one.work, GroupedLinear)]
+        owners = [one.name for one in modules if one.parameters and one.name.startswith(f"{experts.name}.")]
+        if split.library == "autoep":
+            owners.sort()  # w1, w2, w3, as `GroupedExperts` registers them
         registration = tuple(
             one for name in registration for one in (owners if name == experts.name else [name])
         )
@@ -126,12 +133,16 @@ class _Layer:
         if self.split.is_megatron:
             shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
             found = [*shared, self.router, *self._routed()]
-        return _keeping_input_once(found)
+        return _keeping_input_once(found, f"{self.experts.name}.")
 
     # -- the way of a row ---------------------------------------------------------------------------------
 
     def _routed(self) -> list[Module]:
         split, rows = self.split, self.work.top_k * self.split.sent
+        if split.library == "deepspeed-moe":
+            return self._slots(rows)
+        if split.library == "autoep" and split.members == 1:
+            return self._sorted_at_home(rows)
         if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
             return [
                 self._move("permute", rows, host_waits=split.host_waits),
@@ -182,6 +193,64 @@ class _Layer:
             found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
         found.append(self._all_to_all("rows back", sent, width, returns=True))
         return [*found, self._move("unpermute", sent, shared=self.shared)]
+
+    def _sorted_at_home(self, rows: float) -> list[Module]:
+        """[Note: whose dispatch], AutoEP with all experts on every rank."""
+        return [
+            self._move("permute", rows),
+            self._move("sort", 1.0, seen=rows),
+            *self._products(rows),
+            self._move("unsort", 1.0, seen=rows),
+            self._move("unpermute", rows, shared=self.shared),
+        ]
+
+    def _slots(self, rows: float) -> list[Module]:
+        """[Note: whose dispatch], DeepSpeed's own layer: `rows` slots of all experts for each token."""
+        split, width, found = self.split, self.work.in_features, []
+        if split.agrees_on_capacity:
+            if split.ranks > 1:
+                work = Exchange("all_reduce", None, 0, split.ranks, EXPERT, dtype="int64", numel=1)
+                found.append(self._exchange("all_reduce capacity", work))
+            found.append(self._move("sort", 0.0, host_waits=True))
+        found.append(self._move("permute", rows))
+        if split.ranks > 1:
+            found.append(self._all_to_all("rows", rows, width))
+        local = self.work.num_experts // split.ranks
+        is_apart = split.ranks > 1 and local > 1
+        if is_apart:
+            found.append(self._move("sort", 1.0, seen=rows))
+        found += self._one_by_one(rows / local, local, is_apart=is_apart)
+        found.append(self._move("unsort", 1.0, seen=rows))
+        if split.ranks > 1:
+            found.append(self._all_to_all("rows back", rows, width, returns=True))
+        return [*found, self._move("unpermute", rows, shared=self.shared)]
+
+    def _one_by_one(self, rows: float, count: int, *, is_apart: bool) -> list[Module]:
+        """`count` experts, each a module of its own on `rows` rows per token; `is_apart`: both first products
+        read a copy of their own."""
+        work, found = self.work, []
+        hidden, features = work.in_features, work.expert_features
+        has_bias = any(len(one.shape) == 2 for one in self.experts.parameters)
+        trainable = all(one.trainable for one in self.experts.parameters)
+        for number in range(count):
+            name = f"{self.experts.name}.deepspeed_experts.{number}"
+            parts = [("up_proj", hidden, features), ("down_proj", features, hidden)]
+            if work.is_gated:
+                parts.insert(0, ("gate_proj", hidden, features))
+            made = []
+            for place, (part, given, out) in enumerate(parts):
+                shapes = {"weight": (out, given)} | ({"bias": (out,)} if has_bias else {})
+                belongs_to = EXPERT_DATA if self.split.ranks > 1 else ""
+                owned = tuple(
+                    Parameter(one, shape, trainable=trainable, belongs_to=belongs_to)
+                    for one, shape in shapes.items()
+                )
+                shares = place > 0 and part == "up_proj" and not is_apart
+                made.append(Module(f"{name}.{part}", Linear(given, out), owned, shares_input=shares))
+            made.insert(-1, Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)))
+            found += made
+        cut = self.experts.token_shards
+        return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in found]
 
     def _summed(self, rows: float) -> list[Module]:
         """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a
@@ -245,7 +314,8 @@ class _Layer:
             total, group = experts * split.members, self._whole_group()
             work = Exchange("all_gather", None, 0, split.members, group, dtype="int64", numel=total)
             return [self._exchange("all_gather counts", work)]
-        work = Exchange("all_to_all", None, 0, split.ranks, EXPERT, dtype="int64", numel=experts)
+        dtype = "int32" if split.library == "autoep" else "int64"
+        work = Exchange("all_to_all", None, 0, split.ranks, EXPERT, dtype=dtype, numel=experts)
         return [self._exchange("all_to_all counts", work)]
 
     # -- its modules --------------------------------------------------------------------------------------
@@ -324,7 +394,7 @@ class _Layer:
         hidden, features = work.in_features, work.expert_features // split.tensor
         downs = [one for one in self.experts.parameters if "down" in one.name]
         ups = [one for one in self.experts.parameters if "down" not in one.name]
-        if split.library == "torchtitan" and work.is_gated:
+        if split.library in ("torchtitan", "autoep") and work.is_gated:
             first = [self._grouped("w1", hidden, features, ups), self._grouped("w3", hidden, features, ups)]
             first[1] = replace(first[1], shares_input=True)
             last = self._grouped("w2", features, hidden, downs)
@@ -361,13 +431,15 @@ def _both(width: int, ranks: int, group: str) -> Exchange:
     return Exchange("all_to_all", "all_to_all", width, ranks, group)
 
 
-def _keeping_input_once(modules: Sequence[Module]) -> list[Module]:
+def _keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
     """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
-    of shared experts, and the products before their activation."""
+    of shared experts, and the products before their activation; `experts`: how names of routed experts
+    begin."""
     found: list[Module] = []
     is_kept = False
     for number, module in enumerate(modules):
-        is_product = isinstance(module.work, Linear) and not _follows_activation(modules, number)
+        is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
+        is_product = is_product and not _follows_activation(modules, number)
         if isinstance(module.work, Router) or is_product:
             module = replace(module, shares_input=is_kept)
             is_kept = True

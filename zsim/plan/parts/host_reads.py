@@ -9,14 +9,19 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 
 
 def read_scalar(
-    builder: PlanBuilder, name: str, dtype: str, groups: Sequence[str], *, count: int = 1
+    builder: PlanBuilder,
+    name: str,
+    dtype: str,
+    groups: Sequence[str],
+    *,
+    count: int = 1,
+    afterwards: Sequence[str] = (),
 ) -> None:
-    """`.item()` of a scalar, after `count` times an all-reduce over one group after the other; groups of one
-    rank reduce nothing."""
+    """`.item()` of a scalar, after `count` times an all-reduce over one group after the other, and then one over
+    each of `afterwards`; groups of one rank reduce nothing."""
     size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
     several = [group for group in groups if builder.groups[group].size > 1]
-    for _ in range(count):
-        for group in several:
-            builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=reduction)
+    for group in [*several * count, *(one for one in afterwards if builder.groups[one].size > 1)]:
+        builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=reduction)
     builder.host_wait(builder.record(COMPUTE))
     builder.host(f"read {name}")

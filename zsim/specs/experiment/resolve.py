@@ -55,6 +55,7 @@ from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.model.vocabulary import with_padded_vocabulary
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.megatron import check_megatron_layout
 from zsim.specs.strategy.megatron_experts import check_overlap
@@ -178,7 +179,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     split = resolve_expert_degrees(
         asked_degrees,
         parallelism,
-        resolve_experts(model, table),
+        resolve_experts(model, table, asked_degrees),
         model,
         placement.world_size,
         training.micro_batch_tokens,
@@ -186,6 +187,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         table.replicate or 1 if isinstance(table, Fsdp2Table) else 1,
         whole.node_link.nodes_per_domain,
     )
+    if deepspeed is not None:
+        check_experts(deepspeed, split, parallelism)
     parallelism = replace(parallelism, experts=split)
     if isinstance(table, MegatronTable):
         check_overlap(table, parallelism, training)

@@ -14,6 +14,7 @@ from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
+from zsim.specs.strategy.deepspeed.experts import deepspeed_experts
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
@@ -56,10 +57,15 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
     return parallelism, "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
 
 
-def resolve_experts(model: ModelSpec, table: StrategyTable) -> ExpertSplit:
-    """How a strategy runs the model's routed experts; one value for all models without any."""
+def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTable) -> ExpertSplit:
+    """How a strategy runs the model's routed experts, of which `asked` says the degrees; one value for all
+    models without any."""
     if not has_experts(model):
         return ExpertSplit()
+    if isinstance(table, DeepSpeedTable):
+        split = deepspeed_experts(table, asked, model)
+        if split.is_deepspeed:
+            return split
     if isinstance(table, MegatronTable) and table.engine == "megatron":
         return ExpertSplit(
             dispatcher="all-gather",

@@ -2,6 +2,7 @@
 
 Megatron: the products of an expert on as many ranks as tensor parallelism has, tokens brought by all-gathers
 (core 0.16.1 training/arguments.py, core/transformer/transformer_config.py, core/parallel_state.py).
+DeepSpeed: `zsim.specs.strategy.deepspeed.experts`.
 torchtitan: one rank per expert or all of tensor parallelism, all-to-alls or DeepEP (0.2.2
 distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
 """
@@ -15,6 +16,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.expert_run import experts_of
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.experts import with_capacity
 from zsim.specs.strategy.expert_loads import rank_loads
 from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
@@ -23,6 +25,7 @@ from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, Parall
 _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "megatron": ("all-gather", "all-to-all", "deepep", "hybridep"),
     "torch": ("all-to-all", "deepep"),
+    "deepspeed": ("all-to-all", "deepep"),
 }
 _KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance")
 
@@ -55,15 +58,17 @@ def resolve_expert_degrees(
     split = replace(code, ranks=table.expert, tensor=tensor, capacity_factor=table.capacity_factor)
     _check_divides(split, found, experts, model, world_size, replicas)
     split = replace(split, dispatcher=_dispatcher(table, found, split))
-    _check_capacity(split, found)
+    _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
     is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
     loads = rank_loads(
         table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
     )
+    split = replace(split, loads=loads)
+    if split.library == "deepspeed-moe":
+        split = with_capacity(split, experts, tokens // found.token_shards)
     return replace(
         split,
-        loads=loads,
         token_ranks=found.tensor if is_split else 1,
         nodes=_nodes(split, found, world_size, gpus_per_node * (nodes_per_domain if is_hybrid else 1)),
     )
@@ -103,8 +108,8 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
         if code.library != "transformers" or value in (None, 1):
             continue
         raise NotSimulatedError(
-            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron and torchtitan; "
-            "expected strategy 'megatron', or 'fsdp2' with wrapping 'torchtitan'"
+            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and DeepSpeed; "
+            "expected strategy 'megatron', 'deepspeed', or 'fsdp2' with wrapping 'torchtitan'"
         )
 
 
@@ -120,6 +125,11 @@ def _tensor(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> i
                 f"the other products: expected {tensor}"
             )
         return tensor
+    if code.is_deepspeed and asked not in (None, 1):
+        raise InputError(
+            f"parallelism.expert_tensor: found {asked}, but DeepSpeed keeps the products of an expert on one "
+            "rank; expected 1"
+        )
     if asked not in (None, 1, tensor):
         raise InputError(
             f"parallelism.expert_tensor: found {asked}; torchtitan 0.2 takes 1 or the degree of tensor "
@@ -178,7 +188,14 @@ def _dispatcher(table: ParallelismTable, found: Parallelism, split: ExpertSplit)
     return asked
 
 
-def _check_capacity(split: ExpertSplit, found: Parallelism) -> None:
+def _check_capacity(split: ExpertSplit) -> None:
+    if split.library == "deepspeed-moe":
+        if split.agrees_on_capacity and split.capacity_factor is not None:
+            raise InputError(
+                f"parallelism.capacity_factor: found {split.capacity_factor:g} with strategy.drops_tokens false, "
+                "which takes every row; expected one of them left out"
+            )
+        return
     if split.capacity_factor is None:
         if split.pads_to_capacity:
             raise InputError(
@@ -187,8 +204,9 @@ def _check_capacity(split: ExpertSplit, found: Parallelism) -> None:
             )
         return
     if not split.is_megatron:
+        name = "DeepSpeed's AutoEP" if split.library == "autoep" else "torchtitan"
         raise InputError(
-            f"parallelism.capacity_factor: found {split.capacity_factor:g}, but torchtitan drops no tokens; "
+            f"parallelism.capacity_factor: found {split.capacity_factor:g}, but {name} drops no tokens; "
             "expected it left out"
         )
     if split.dispatcher != "all-to-all":

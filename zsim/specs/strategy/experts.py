@@ -23,7 +23,8 @@ class ExpertSplit:
     have as many. `library`: whose code rearranges rows. `kernel`: how grouped products run. `gate_in_fp32`:
     None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of a layer's tokens
     which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that merges sends a token
-    to each of them once. `overlaps_shared`: shared experts run beside the exchanges.
+    to each of them once. `overlaps_shared`: shared experts run beside the exchanges. `agrees_on_capacity`:
+    the ranks take the rows of their fullest expert for the capacity, which the host reads.
     """
 
     ranks: int = 1
@@ -39,6 +40,7 @@ class ExpertSplit:
     token_ranks: int = 1
     nodes: int = 1
     overlaps_shared: bool = False
+    agrees_on_capacity: bool = False
 
     @property
     def members(self) -> int:
@@ -48,6 +50,11 @@ class ExpertSplit:
     @property
     def is_megatron(self) -> bool:
         return self.library.startswith("megatron")
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether the experts are in a layer of DeepSpeed's."""
+        return self.library in ("autoep", "deepspeed-moe")
 
     @property
     def imbalance(self) -> float:
@@ -66,7 +73,9 @@ class ExpertSplit:
     @property
     def host_waits(self) -> bool:
         """Whether the host reads the rows of each expert before it goes on."""
-        return not self.pads_to_capacity and (self.is_megatron or self.members > 1)
+        if self.pads_to_capacity:
+            return self.agrees_on_capacity
+        return self.is_megatron or self.members > 1
 
 
 def parts_reached(

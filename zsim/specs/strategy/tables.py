@@ -77,6 +77,15 @@ class DeepSpeedTable(TableOfFile):
         description="the CPU's update runs a step late, beside the next step (ZeRO-Offload, "
         "section 5.2); in no release",
     )
+    expert_layer: Literal["autoep", "moe"] | None = Field(
+        default=None,
+        description="whose layer has the routed experts: AutoEP's, or `deepspeed.moe.layer.MoE`; left out: "
+        "AutoEP's if the file enables it, else the latter if experts are spread over ranks",
+    )
+    drops_tokens: bool = Field(
+        default=True,
+        description="`drop_tokens` of `deepspeed.moe.layer.MoE`; false: every expert is filled up to the fullest",
+    )
 
 
 class _FsdpTable(TableOfFile):

@@ -38,13 +38,15 @@ def norm_and_sync(
     group: str,
     *,
     num_groups: int = 1,
+    afterwards: Sequence[str] = (),
 ) -> None:
     """Compute the global norm as a Python number (kernels, reductions, `.item()`); then unscale and clip.
 
     Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
     (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients of their part of the model
     on every rank; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the
-    ranks. See [Note: sums over a model's ranks].
+    ranks. See [Note: sums over a model's ranks]. `num_groups`: sums that are reduced one by one; `afterwards`:
+    a group for each further reduction (`_average_expert_grad_norms`).
     """
     builder, wrapper = stage.builder, config.optimizer_wrapper
     if not config.zero.compute_grad_norm or (wrapper == "none" and not config.gradient_clipping):
@@ -56,6 +58,6 @@ def norm_and_sync(
     elif wrapper == "none":
         groups = [*stage.norm_groups(), group]
     dtype = "fp64" if wrapper == "zero3" and config.zero.offload_optimizer is None else "fp32"
-    read_scalar(builder, "gradient norm", dtype, groups, count=num_groups)
+    read_scalar(builder, "gradient norm", dtype, groups, count=num_groups, afterwards=afterwards)
     if config.gradient_clipping > 0 or config.precision == "fp16":
         builder.kernels("clip gradients", scale_kernels(sum(shards), config.master_weights_dtype, 1))

@@ -3,7 +3,8 @@
 `engine.buffered_allreduce_fallback` (DeepSpeed 0.19.8 `runtime/engine.py`): tensors are collected until they
 exceed 5e8 elements, flattened, all-reduced on the default stream and copied back, without overlap.
 `BF16_Optimizer` (`runtime/bf16_optimizer.py`) keeps fp32 gradients of the whole model on every rank, updates
-the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights.
+the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights. Routed experts that fewer ranks have
+are reduced after all others, over these (`_reduce_expert_gradients`).
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
-from zsim.plan.ops import Memory
+from zsim.plan.frameworks.deepspeed.parameter_groups import ParameterGroup, parameter_groups
+from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.optimizer import partition_states, update, whole_bytes
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.mesh import EXPERT
 
 _ELEMENTS_PER_BUFFER = 500_000_000
 
@@ -29,18 +32,28 @@ class Zero0Schedule(DeepSpeedEngine):
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
         self.group = stage.group()
-        world_size, workload = self.group.size, stage.workload
+        workload = stage.workload
         self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
         self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
-        self.trained = trained = workload.model.trainable_numel
-        self.shard_numel = -(-trained // (2 * world_size)) * 2 if self.is_sharded else trained
+        self.trained = workload.model.trainable_numel
+        self._groups = parameter_groups(stage, self.group, workload.model.named_parameters())
+        self._shards = [self._shard_numel(one) for one in self._groups]
+        self.shard_numel = sum(self._shards)
         self._micro_batch, self._is_boundary = 0, True
         self._numels: list[int] = []
+        self._expert_numels: list[int] = []
+
+    def _shard_numel(self, one: ParameterGroup) -> int:
+        """Elements of a group that the rank updates."""
+        return -(-one.numel // (2 * one.group.size)) * 2 if self.is_sharded else one.numel
 
     def resident(self) -> list[Memory]:
         config = self.config
         master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
-        moments = sum(partition_states(self.training, self.shard_numel, config.optimizer_states_dtype))
+        moments = sum(
+            sum(partition_states(self.training, shard, config.optimizer_states_dtype))
+            for shard in self._shards
+        )
         return [
             Memory("parameters", whole_bytes(self.workload, config.param_dtype)),
             Memory("optimizer_states", self.shard_numel * master + moments),
@@ -49,14 +62,14 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
         self._micro_batch, self._is_boundary = micro_batch, is_last and not is_told
-        self._numels = []
+        self._numels, self._expert_numels = [], []
 
     def gradient_ready(self, call: ModuleCall) -> None:
         super().gradient_ready(call)
         builder, config = self.builder, self.config
         for parameter in call.trainable_parameters:
             numel = parameter.numel
-            self._numels.append(numel)
+            (self._expert_numels if parameter.belongs_to else self._numels).append(numel)
             if not self.is_sharded and self._micro_batch == 0:
                 builder.allocate("gradients", numel * self.gradient_bytes)
                 continue
@@ -76,17 +89,22 @@ class Zero0Schedule(DeepSpeedEngine):
         """The pipeline engine's `_exec_reduce_tied_grads` and `_exec_reduce_grads`, or the end of the last
         backward."""
         self.sum_tied_gradient(self.config.grad_accum_dtype)
-        if self.group.size == 1:
+        self._reduce_all(self._numels, self.group)
+        if self._expert_numels:
+            self._reduce_all(self._expert_numels, self._groups[-1].group)
+
+    def _reduce_all(self, numels: list[int], group: Group) -> None:
+        if group.size == 1:
             return
         bucket: list[int] = []
-        for numel in reversed(self._numels):  # order of registration, the reverse of backward
+        for numel in reversed(numels):  # order of registration, the reverse of backward
             bucket.append(numel)
             if sum(bucket) > _ELEMENTS_PER_BUFFER:
-                self._reduce(bucket)
+                self._reduce(bucket, group)
                 bucket = []
-        self._reduce(bucket)
+        self._reduce(bucket, group)
 
-    def _reduce(self, numels: list[int]) -> None:
+    def _reduce(self, numels: list[int], group: Group) -> None:
         if not numels:
             return
         builder, config = self.builder, self.config
@@ -96,7 +114,7 @@ class Zero0Schedule(DeepSpeedEngine):
         builder.kernels(
             "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
         )
-        builder.collective("all_reduce", size, config.communication_dtype, self.group.name, stream=COMPUTE)
+        builder.collective("all_reduce", size, config.communication_dtype, group.name, stream=COMPUTE)
         builder.kernels("average bucket", moves(size, size))
         builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
         builder.free("buffers", size)
@@ -104,7 +122,8 @@ class Zero0Schedule(DeepSpeedEngine):
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
         check_overflow(self.stage, config, [self.trained], self.group.name)
-        norm_and_sync(self.stage, config, [self.trained], self.group.name)
+        spread = [EXPERT] if any(one.is_of_experts for one in self._groups) else []
+        norm_and_sync(self.stage, config, [self.trained], self.group.name, afterwards=spread)
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
@@ -115,19 +134,21 @@ class Zero0Schedule(DeepSpeedEngine):
         update(
             builder,
             self.training,
-            [Updated((self.shard_numel,))],
+            [Updated((shard,)) for shard in self._shards],
             gradient_dtype=config.master_weights_dtype,
             state_dtype=config.optimizer_states_dtype,
             low_precision_copy=is_low,
         )
         builder.free("buffers", cast)
-        if self.is_sharded and self.group.size > 1:
-            size = self.shard_numel * self.group.size * self.param_bytes
+        for one, shard in zip(self._groups, self._shards, strict=True):
+            if not self.is_sharded or one.group.size == 1:
+                continue
+            size = shard * one.group.size * self.param_bytes
             builder.collective(
                 "all_gather",
                 size,
                 config.param_dtype,
-                self.group.name,
+                one.group.name,
                 stream=COMPUTE,
                 name="all_gather parameters",
             )

@@ -10,7 +10,11 @@ from typing import Literal
 from zsim.dataclass import dataclass
 from zsim.specs.strategy.deepspeed.json_types import Names
 from zsim.specs.strategy.deepspeed.release import Release
-from zsim.specs.strategy.deepspeed.schema import ActivationCheckpointingBlock, PipelineBlock
+from zsim.specs.strategy.deepspeed.schema import (
+    ActivationCheckpointingBlock,
+    ExpertParallelBlock,
+    PipelineBlock,
+)
 from zsim.specs.strategy.deepspeed.zero_schema import (
     LeafModuleBlock,
     OffloadOptimizerBlock,
@@ -141,6 +145,7 @@ class DeepSpeedConfig:
     `param_dtype`: of the stored and gathered weights; `grad_accum_dtype`: of accumulated gradients;
     `communication_dtype`: of gradient reductions. `check_grad_overflow`: the step looks for infinities first,
     which costs a reduction and a wait. `pipeline`: of `PipelineEngine`, without effect elsewhere.
+    `expert_parallel`: AutoEP's block.
     `gpus_per_node`: the `device_count()` that qgZ and MiCS build their
     groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the model is built
     under `deepspeed.zero.Init`, which is the script's choice, not the file's. `delayed_parameter_update`: the
@@ -165,6 +170,7 @@ class DeepSpeedConfig:
     aio: AioConfig
     activation_checkpointing: ActivationCheckpointingBlock
     pipeline: PipelineBlock
+    expert_parallel: ExpertParallelBlock | None
     unsimulated: tuple[Unsimulated, ...]
     notes: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]

@@ -15,6 +15,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.experts import autoep_degrees
 from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
 
@@ -34,6 +35,9 @@ def with_degrees(
     """
     where, data = load_object(source, name)
     found = _degrees(data)
+    experts = autoep_degrees(data)
+    if experts:
+        found["expert"] = ("expert_parallel.autoep_size", experts["expert"])
     _check_inner_size(where, data, found["tensor"][1] if "tensor" in found else 0)
     changes: dict[str, Any] = {}
     for key, (path, degree) in found.items():
@@ -44,6 +48,8 @@ def with_degrees(
                 "leave one out"
             )
         changes[key] = degree
+    if "dispatcher" in experts and table.dispatcher is None:
+        changes["dispatcher"] = experts["dispatcher"]
     if "tensor" in found and _nested(data, "tensor_parallel.tp_overlap_comm") is True:
         changes["async_tensor"] = True
     # Degrees that are no numbers are the schema's to refuse; all others are at least 1.

@@ -163,6 +163,7 @@ class _Resolver:
             activation_checkpointing=file.activation_checkpointing
             or ActivationCheckpointingBlock.model_construct(),
             pipeline=file.pipeline or PipelineBlock.model_construct(),
+            expert_parallel=file.expert_parallel,
             unsimulated=find_unsimulated(reading, zero, optimizer),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),

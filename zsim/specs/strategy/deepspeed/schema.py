@@ -94,6 +94,47 @@ class TensorParallelBlock(JsonBlock):
     vocab_parallel_ce_backend: str | None = None
 
 
+class ExpertParallelBlock(JsonBlock):
+    """`expert_parallel`: AutoEP (0.19.8 `module_inject/auto_ep_config.py`)."""
+
+    enabled: bool = False
+    autoep_size: Count = 1
+    expert_tensor_parallel_size: Count = 1
+    preset_model: str | None = None
+    use_grouped_mm: bool = True
+    comm_backend: Literal["comm", "deepep"] = "comm"
+    comm_max_tokens_per_rank: Elements = 0
+    gate_up_impl: Literal["separate", "fused"] = "separate"
+    combine_impl: Literal["auto", "weighted_sum", "fused_weighted_sum", "legacy_bmm"] = "auto"
+    score_apply: Literal["auto", "pre", "post"] = "auto"
+    row_weighting_impl: Literal["auto", "eager", "fused"] = "auto"
+    async_split_plan: bool = False
+    load_balance_coeff: float | None = None
+    comm_num_sm: Any = None
+    comm_qp_margin: Any = None
+    disable_triton_grouped_mm: Any = None
+    expert_activation: Any = None
+    expert_pattern: Any = None
+    expert_w1: Any = None
+    expert_w2: Any = None
+    expert_w3: Any = None
+    has_shared_experts: Any = None
+    moe_layer_pattern: Any = None
+    num_expert_groups: Any = None
+    num_experts_attr: Any = None
+    num_limited_groups: Any = None
+    route_norm: Any = None
+    route_scale: Any = None
+    routed_scaling_factor: Any = None
+    router_pattern: Any = None
+    score_func: Any = None
+    shared_experts_gate_pattern: Any = None
+    shared_experts_pattern: Any = None
+    top_k: Any = None
+    top_k_attr: Any = None
+    validate_folding_routing: Any = None
+
+
 class PipelineBlock(JsonBlock):
     """`pipeline`, as `get_pipeline_config` fills it; the number of stages is the script's own, too."""
 
@@ -156,7 +197,7 @@ class DeepSpeedFile(JsonBlock):
     dump_state: Any = None
     eigenvalue: Annotated[Any, GONE_0_19_8] = None
     elasticity: Annotated[Any, GONE_0_19_8, NotSimulated("batch sizes that follow the number of GPUs")] = None
-    expert_parallel: Annotated[Any, NotSimulated("experts spread over GPUs")] = None
+    expert_parallel: Annotated[ExpertParallelBlock | None, Key(since=(0, 19, 2))] = None
     flops_profiler: Annotated[Any, MEASURES] = None
     graph_harvesting: Annotated[Any, GONE_0_19_8, NotSimulated("CUDA graphs of the optimizer step")] = None
     hybrid_engine: Annotated[Any, NotSimulated("generation between training steps")] = None
@@ -179,7 +220,7 @@ class DeepSpeedFile(JsonBlock):
     tensorboard: Any = None
     timers: Any = None
     torch_autocast: Annotated[Any, NotSimulated("torch's autocast over fp32 weights")] = None
-    use_data_before_expert_parallelism: Any = None
+    use_data_before_expert_parallelism: bool | None = None
     vocabulary_size: Any = None
     wandb: Any = None
     weight_quantization: Annotated[Any, NotSimulated("quantised weights", is_present)] = None

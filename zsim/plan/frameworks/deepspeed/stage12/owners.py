@@ -8,29 +8,38 @@ or round-robin over the ranks (`_round_robin_reorder`), and every rank owns an e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 
 class BucketCall(NamedTuple):
-    """One collective of a bucket: its elements, and the number of slices that they consist of."""
+    """One collective of a bucket: its elements, the number of slices that they consist of, and the group it
+    runs over."""
 
     numel: int
     slices: int
+    group: str = ""
 
 
 class FlatGroup:
     """Parameters (name -> elements, in the order of registration) flattened over `world_size` ranks;
-    `is_dealt_out`: round-robin."""
+    `is_dealt_out`: round-robin. `group`: of these ranks."""
 
     def __init__(
-        self, numels: Mapping[str, int], world_size: int, shard_numel: int, *, is_dealt_out: bool
+        self,
+        numels: Mapping[str, int],
+        world_size: int,
+        shard_numel: int,
+        *,
+        is_dealt_out: bool,
+        group: str = "",
     ) -> None:
         names = list(numels)
         if is_dealt_out:
             names = [name for rank in range(world_size) for name in names[rank::world_size]]
         starts = accumulate((numels[name] for name in names), initial=0)
         self.numels, self.shard_numel = numels, shard_numel
+        self.world_size, self.group = world_size, group
         self.offsets = dict(zip(names, starts, strict=False))
 
     def slices(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
@@ -53,24 +62,49 @@ class FlatGroup:
         offsets = self.offsets
         return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
 
+
+class FlatGroups:
+    """The flat groups of an optimizer, one or more; a bucket has parameters of several."""
+
+    def __init__(self, groups: Sequence[FlatGroup]) -> None:
+        self.groups = groups
+        self._of = {name: number for number, group in enumerate(groups) for name in group.numels}
+
+    def slices(self, names: Iterable[str]) -> list[tuple[int, int, int]]:
+        """(group, owner, elements) of a bucket's slices in order."""
+        found: list[tuple[int, int, int]] = []
+        for number, run in groupby(names, key=self._of.__getitem__):
+            found += [(number, owner, numel) for owner, numel in self.groups[number].slices(run)]
+        return found
+
     def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
-        """The calls of allreduce_and_scatter: slices are collected until they exceed a bucket."""
-        return list(_collected([numel for _, numel in self.slices(names)], bucket_numel))
+        """The calls of allreduce_and_scatter: the slices of the same ranks are collected until they exceed a
+        bucket."""
+        by_ranks: dict[str, list[int]] = {}
+        for number, _, numel in self.slices(names):
+            by_ranks.setdefault(self.groups[number].group, []).append(numel)
+        return [
+            call for group, slices in by_ranks.items() for call in _collected(slices, bucket_numel, group)
+        ]
 
     def reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
         """The calls of allreduce_no_retain: as `all_reduces`, per owner, in the order of first slices."""
-        by_owner: dict[int, list[int]] = {}
-        for owner, numel in self.slices(names):
-            by_owner.setdefault(owner, []).append(numel)
-        return [call for slices in by_owner.values() for call in _collected(slices, bucket_numel)]
+        by_owner: dict[tuple[str, int], list[int]] = {}
+        for number, owner, numel in self.slices(names):
+            by_owner.setdefault((self.groups[number].group, owner), []).append(numel)
+        return [
+            call
+            for (group, _), slices in by_owner.items()
+            for call in _collected(slices, bucket_numel, group)
+        ]
 
 
-def _collected(slices: Sequence[int], bucket_numel: int) -> Iterator[BucketCall]:
+def _collected(slices: Sequence[int], bucket_numel: int, group: str) -> Iterator[BucketCall]:
     numel = count = 0
     for part in slices:
         numel, count = numel + part, count + 1
         if numel > bucket_numel:
-            yield BucketCall(numel, count)
+            yield BucketCall(numel, count, group)
             numel = count = 0
     if numel:
-        yield BucketCall(numel, count)
+        yield BucketCall(numel, count, group)

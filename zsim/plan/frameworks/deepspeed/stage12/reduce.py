@@ -23,16 +23,17 @@ from collections.abc import Sequence
 from zsim.cost.kernels.update import cast_kernels, cat_launches
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroups
 from zsim.plan.ops import CollectiveKind, Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class BucketReducer:
-    """Issues the calls of the buckets on `stream`; `flat`: the owners of the parameters."""
+    """Issues the calls of the buckets on `stream`; `flat`: the owners of the parameters; `group`: all
+    data-parallel ranks."""
 
     def __init__(
-        self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, group: Group, stream: str
+        self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroups, group: Group, stream: str
     ) -> None:
         self.builder, self.config, self.zero, self.flat = builder, config, config.zero, flat
         self.group, self.stream = group, stream
@@ -53,14 +54,14 @@ class BucketReducer:
             self._call("all_reduce", elements, averages=True)
         else:
             self._average(elements, self.param_bytes)
-            slices = list(self.flat.slices(names))
+            slices = self.flat.slices(names)
             self._slice(len(slices))
             if self._slice_by_slice and not zero.use_multi_rank_bucket_allreduce:
-                self._reduce_slices([numel for _, numel in slices])
+                self._reduce_slices([numel for _, _, numel in slices])
                 return
             if zero.use_multi_rank_bucket_allreduce:
                 for call in self.flat.all_reduces(names, zero.reduce_bucket_size):
-                    self._call("all_reduce", call.numel, tensors=call.slices)
+                    self._call("all_reduce", call.numel, tensors=call.slices, group=call.group)
             else:
                 self._reduce_to_owners(names)
             self._copy_own(elements)
@@ -78,7 +79,7 @@ class BucketReducer:
         for call in self.flat.reduces(names, self.zero.reduce_bucket_size):
             self._synchronize()
             self._look_up_rank()
-            self._call("reduce", call.numel, tensors=call.slices)
+            self._call("reduce", call.numel, tensors=call.slices, group=call.group)
 
     def _reduce_slices(self, slices: Sequence[int]) -> None:
         """Before 0.12.4: cast all slices together, reduce each in place, cast back."""
@@ -86,10 +87,18 @@ class BucketReducer:
         cast = self._cast(elements)
         for numel in slices:
             self._look_up_rank()
-            self._collective("reduce", numel)
+            self._collective("reduce", numel, self.group.name)
         self._cast_back(elements, cast)
 
-    def _call(self, kind: CollectiveKind, elements: int, *, tensors: int = 1, averages: bool = False) -> None:
+    def _call(
+        self,
+        kind: CollectiveKind,
+        elements: int,
+        *,
+        tensors: int = 1,
+        averages: bool = False,
+        group: str = "",
+    ) -> None:
         """allreduce_bucket and gradient_reduction_w_predivide: join, cast, average, reduce, cast back."""
         builder, joined = self.builder, 0
         if tensors > 1:
@@ -100,7 +109,7 @@ class BucketReducer:
         cast = self._cast(elements)
         if averages:
             self._average(elements, self.reduce_bytes)
-        self._collective(kind, elements)
+        self._collective(kind, elements, group or self.group.name)
         self._cast_back(elements, cast)
         builder.free("buffers", joined)
 
@@ -124,11 +133,11 @@ class BucketReducer:
         size = elements * bytes_each
         self.builder.kernels("average bucket", moves(size, size), stream=self.stream)
 
-    def _collective(self, kind: CollectiveKind, elements: int) -> None:
+    def _collective(self, kind: CollectiveKind, elements: int, group: str) -> None:
+        if self.builder.groups[group].size == 1:  # experts that no other rank has
+            return
         size = elements * self.reduce_bytes
-        self.builder.collective(
-            kind, size, self.config.communication_dtype, self.group.name, stream=self.stream
-        )
+        self.builder.collective(kind, size, self.config.communication_dtype, group, stream=self.stream)
 
     def _copy_own(self, elements: int) -> None:
         """Copy the rank's slices back into the bucket."""

@@ -14,8 +14,9 @@ from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.parameter_groups import ParameterGroup, parameter_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
-from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup, FlatGroups
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
 from zsim.plan.ops import Category, Memory
 from zsim.plan.parts.optimizer import frozen_bytes, partition_states, update
@@ -34,10 +35,7 @@ class Zero12Schedule(DeepSpeedEngine):
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
         self.group = stage.group()
-        world_size, workload = self.group.size, stage.workload
-        alignment = _ALIGNMENT * world_size
-        self.padded_numel = -(-workload.model.trainable_numel // alignment) * alignment
-        self.shard_numel = self.padded_numel // world_size
+        workload = stage.workload
         self.partitions_gradients = config.stage == 2
         self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
         self._is_boundary, self._is_told = True, False
@@ -48,15 +46,24 @@ class Zero12Schedule(DeepSpeedEngine):
         named = list(workload.model.named_parameters())
         self._numels = {name: one.numel for name, one in named if one.trainable}
         self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
-        self._flat = FlatGroup(
-            self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
-        )
+        self._groups = parameter_groups(stage, self.group, named)
+        self._flats = [self._flattened(one) for one in self._groups]
+        self.shard_numel = sum(flat.shard_numel for flat in self._flats)
         self._release = config.release
-        self._reducer = BucketReducer(stage.builder, config, self._flat, self.group, self.reduce_stream)
+        self._reducer = BucketReducer(
+            stage.builder, config, FlatGroups(self._flats), self.group, self.reduce_stream
+        )
         self.home: Zero12Home | None = None
         if self.zero.offload_optimizer is not None:
             self.home = Zero12Home(stage, config, self.shard_numel, self._numels)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
+
+    def _flattened(self, one: ParameterGroup) -> FlatGroup:
+        """Padded to `nccl_start_alignment_factor` elements per rank, and cut into equal parts."""
+        ranks = one.group.size
+        shard = -(-one.numel // (_ALIGNMENT * ranks)) * _ALIGNMENT
+        is_dealt_out = self.zero.round_robin_gradients
+        return FlatGroup(one.numels, ranks, shard, is_dealt_out=is_dealt_out, group=one.group.name)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -66,30 +73,35 @@ class Zero12Schedule(DeepSpeedEngine):
         if self.home is not None:
             leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
             return self.home.resident(self._flat_parameters(), leftovers)
-        master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
-        moments = partition_states(self.training, self.shard_numel, config.optimizer_states_dtype)
+        masters = tuple(flat.shard_numel * DTYPE_BYTES[config.master_weights_dtype] for flat in self._flats)
+        moments = tuple(
+            size
+            for flat in self._flats
+            for size in partition_states(self.training, flat.shard_numel, config.optimizer_states_dtype)
+        )
         is_lazy = self._release.makes_states_in_first_step
         return [
             self._flat_parameters(),
-            Memory("optimizer_states", master, leftovers=self._casts()),
+            Memory("optimizer_states", sum(masters), leftovers=self._casts()),
             Memory(
                 "optimizer_states",
                 sum(moments),
                 lazy_tensors=moments if is_lazy else (),
-                leftovers=() if is_lazy else (master,),
+                leftovers=() if is_lazy else masters,
             ),
-            Memory("gradients", 0, leftovers=(master,) if is_lazy else ()),
+            Memory("gradients", 0, leftovers=masters if is_lazy else ()),
         ]
 
     def _casts(self) -> tuple[int, ...]:
         """Bytes of the copy of the rank's partition from which masters are cast; () without a cast."""
         is_cast = self.config.param_dtype != self.config.master_weights_dtype
-        return (self.shard_numel * self.param_bytes,) if is_cast else ()
+        return tuple(flat.shard_numel * self.param_bytes for flat in self._flats) if is_cast else ()
 
     def _flat_parameters(self) -> Memory:
         parts = self._numels.values() if self._release.flattens_on_gpu else ()
         leftovers = tuple(numel * self.param_bytes for numel in parts)
-        size = self.padded_numel * self.param_bytes + self._frozen_bytes
+        padded = sum(flat.shard_numel * flat.world_size for flat in self._flats)
+        size = padded * self.param_bytes + self._frozen_bytes
         return Memory("parameters", size, leftovers=leftovers)
 
     @property
@@ -117,8 +129,10 @@ class Zero12Schedule(DeepSpeedEngine):
         kept whole (`copy_grads_in_partition`), unless the accumulation type differs."""
         if self.config.grad_accum_dtype != self.config.param_dtype:
             return 0
-        whole = max(self._flat.owned_whole(rank) for rank in range(self.group.size)) * self.param_bytes
-        return max(0, whole - self._own_gradient_bytes)
+        whole = sum(
+            max(flat.owned_whole(rank) for rank in range(flat.world_size)) for flat in self._flats
+        )
+        return max(0, whole * self.param_bytes - self._own_gradient_bytes)
 
     def _free_own_gradients(self) -> None:
         self.builder.free("gradients", self._own_gradient_bytes)
@@ -272,11 +286,15 @@ class Zero12Schedule(DeepSpeedEngine):
         builder, config = self.builder, self.config
         if self.home is not None:
             self.home.step(self.group.name)
-            if self.group.size > 1:
-                self._gather_parameters()
+            self._gather_parameters()
             return
-        check_overflow(self.stage, config, [self.shard_numel], self.group.name)
-        norm_and_sync(self.stage, config, [self.shard_numel], self.group.name)
+        shards = [flat.shard_numel for flat in self._flats]
+        check_overflow(self.stage, config, shards, self.group.name)
+        norm_and_sync(
+            self.stage, config, shards, self.group.name,
+            num_groups=len(shards),
+            afterwards=[one.group.name for one in self._groups if one.is_of_experts],
+        )  # fmt: skip
         needs_cast = config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
         builder.allocate("buffers", cast)
@@ -284,44 +302,47 @@ class Zero12Schedule(DeepSpeedEngine):
             kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
             builder.kernels("cast gradients", kernels)
             self._free_own_gradients()
-        update(
-            builder,
-            self.training,
-            [Updated((self.shard_numel,))],
-            gradient_dtype=config.master_weights_dtype,
-            state_dtype=config.optimizer_states_dtype,
-            low_precision_copy=config.precision != "fp32",
-        )
+        for shard in shards:
+            update(
+                builder,
+                self.training,
+                [Updated((shard,))],
+                gradient_dtype=config.master_weights_dtype,
+                state_dtype=config.optimizer_states_dtype,
+                low_precision_copy=config.precision != "fp32",
+            )
         if cast:
             builder.free("buffers", cast)
         else:
             self._free_own_gradients()
-        if self.group.size > 1:
-            self._gather_parameters()
+        self._gather_parameters()
 
     def _gather_parameters(self) -> None:
-        """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements, into a list
-        of all ranks' parts, to which NCCL's process group copies from a temporary tensor."""
-        builder, zero = self.builder, self.zero
-        pieces = (
-            max(1, self.padded_numel // zero.allgather_bucket_size)
-            if self._release.gathers_step_in_buckets
-            else 1
-        )
-        per_piece = self.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
-        sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
+        """all_gather_dp_groups, group by group."""
+        for flat in self._flats:
+            if flat.world_size > 1:
+                self._gather_group(flat)
+
+    def _gather_group(self, flat: FlatGroup) -> None:
+        """One call; before 0.12.4 one per `allgather_bucket_size` elements, into a list of all ranks' parts, to
+        which NCCL's process group copies from a temporary tensor."""
+        builder, zero, ranks = self.builder, self.zero, flat.world_size
+        is_in_buckets = self._release.gathers_step_in_buckets
+        pieces = max(1, flat.shard_numel * ranks // zero.allgather_bucket_size) if is_in_buckets else 1
+        per_piece = flat.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
+        sizes = [per_piece] * (pieces - 1) + [flat.shard_numel - per_piece * (pieces - 1)]
         for shard in sizes:
-            size = shard * self.group.size * self.param_bytes
-            copied = size if self._release.gathers_step_in_buckets else 0
+            size = shard * ranks * self.param_bytes
+            copied = size if is_in_buckets else 0
             if copied:
-                turns = 2 * self.group.size  # narrow, detach
+                turns = 2 * ranks  # narrow, detach
                 builder.host("slice parameters", overhead="deepspeed_part", events=turns)
                 builder.allocate("buffers", copied)
             builder.collective(
-                "all_gather", size, self.config.param_dtype, self.group.name, stream=COMPUTE,
+                "all_gather", size, self.config.param_dtype, flat.group, stream=COMPUTE,
                 name="all_gather parameters",
             )  # fmt: skip
             if copied:
-                kernels = moves(copied, copied, launches=self.group.size)
+                kernels = moves(copied, copied, launches=ranks)
                 builder.kernels("copy parameters out", kernels)
                 builder.free("buffers", copied)

@@ -20,7 +20,7 @@ from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
 from zsim.plan.workload.workload import Workload
-from zsim.specs.model.experts import GroupedLinear
+from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.spec import Embedding, Linear
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
@@ -28,7 +28,8 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 @dataclass(frozen=True, slots=True)
 class ZeroParameter:
     """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded.
-    Elements of 4-bit weights are the 16-bit numbers that they are kept as."""
+    Elements of 4-bit weights are the 16-bit numbers that they are kept as. `belongs_to`: the kind of ranks that
+    have it, where they are others than all (routed experts)."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class ZeroParameter:
     padded_numel: int
     is_persistent: bool
     is_trained: bool = True
+    belongs_to: str = ""
 
     @property
     def trained_shard_numel(self) -> int:
@@ -66,10 +68,12 @@ class FetchTrace:
     external: tuple[int, ...] = ()
 
 
-def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrace:
-    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size`
-    ranks."""
-    parameters = _parameters(workload, zero, world_size)
+def trace_of(
+    workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0
+) -> FetchTrace:
+    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size` ranks,
+    of experts that fewer have over `expert_ranks`."""
+    parameters = _parameters(workload, zero, world_size, expert_ranks)
     numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
     by_module = _by_module(workload, numbers)
     external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
@@ -80,7 +84,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
         for call in segment.calls
         if isinstance(call.module.work, GroupedLinear)
     )
-    whole = expert_units(list(experts), workload.model.family, zero)
+    whole = expert_units(list(experts), _experts_family(workload), zero)
     unit_of = unit_names(owning, workload.model.block_lists, zero, whole)
     by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:
@@ -95,7 +99,16 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
     return FetchTrace(tuple(parameters), by_unit, *ends, hooked, steps, traversed, next_use, external)
 
 
-def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[ZeroParameter]:
+def _experts_family(workload: Workload) -> str:
+    """The family whose class has router and experts; "" where AutoEP's has taken its place."""
+    works = [call.module.work for segment in workload.segments for call in segment.calls]
+    is_replaced = any(isinstance(work, Router) and work.library == "autoep" for work in works)
+    return "" if is_replaced else workload.model.family
+
+
+def _parameters(
+    workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int
+) -> list[ZeroParameter]:
     """The parameters in the order of `named_parameters()`, by which DeepSpeed numbers them."""
     parameters = []
     persistent_left = zero.model_persistence_threshold
@@ -103,9 +116,14 @@ def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[Z
         numel = flat_numel(parameter)
         persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
         persistent_left -= numel if persists else 0
-        shard = -(-numel // world_size)
-        padded, trained = shard * world_size, parameter.trainable
-        parameters.append(ZeroParameter(name, parameter.shape, numel, shard, padded, persists, trained))
+        ranks = expert_ranks if parameter.belongs_to else world_size
+        shard = -(-numel // ranks)
+        padded, trained = shard * ranks, parameter.trainable
+        parameters.append(
+            ZeroParameter(
+                name, parameter.shape, numel, shard, padded, persists, trained, parameter.belongs_to
+            )
+        )
     return parameters
 
 

@@ -28,10 +28,19 @@ class Gatherer:
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
-        """The calls that a fetch becomes: one, or one per parameter."""
+        """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter; what no
+        other rank has is there already."""
+        parts = self._by_ranks(fetch)
         if self.config.zero.allgather_sequential:
-            return [Fetch((number,), fetch.group) for number in fetch.parameters]
-        return [fetch]
+            return [Fetch((number,), part.group) for part in parts for number in part.parameters]
+        return parts
+
+    def _by_ranks(self, fetch: Fetch) -> list[Fetch]:
+        parameters, found = self.trace.parameters, {}
+        for number in fetch.parameters:
+            found.setdefault(parameters[number].belongs_to or fetch.group, []).append(number)
+        groups = self.builder.groups
+        return [Fetch(tuple(some), name) for name, some in found.items() if groups[name].size > 1]
 
     def start(self, part: Fetch) -> None:
         """Allocate the gathered tensor and issue the collective."""
@@ -71,8 +80,10 @@ class Gatherer:
         return len(part.parameters) > 1 and not self._is_reduced(part)
 
     def gathered_bytes(self, number: int) -> int:
-        """Bytes of a gathered parameter until it is released."""
-        return self.trace.parameters[number].padded_numel * self.param_bytes
+        """Bytes of a gathered parameter until it is released; none where no other rank has a part."""
+        parameter = self.trace.parameters[number]
+        is_whole = parameter.belongs_to and self.builder.groups[parameter.belongs_to].size == 1
+        return 0 if is_whole else parameter.padded_numel * self.param_bytes
 
     # -- for this class and its subclasses ----------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
+from zsim.plan.frameworks.deepspeed.parameter_groups import parameter_groups
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
@@ -37,7 +38,8 @@ class Zero3Gradients(DeepSpeedEngine):
         super().__init__(stage, config)
         self.group = self._make_group()
         self.world_size = self.group.size
-        self.trace = trace = trace_of(stage.workload, self.zero, self.world_size)
+        few = 0 if stage.experts is None else stage.expert_group().size
+        self.trace = trace = trace_of(stage.workload, self.zero, self.world_size, few)
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self.reduce_stream = "reduce_scatter" if self.zero.overlap_comm else COMPUTE
         self.sub_groups = self._make_sub_groups()
@@ -71,18 +73,25 @@ class Zero3Gradients(DeepSpeedEngine):
         return QuantizedReducer(self.stage, self.trace, self.config, self.reduce_stream, self.group)
 
     def _make_sub_groups(self) -> list[list[int]]:
-        """The sub-groups: parameters in order, with a new sub-group once local elements reach
-        `sub_group_size`."""
+        """The sub-groups: parameters in order, those of experts last, with a new sub-group once local elements
+        reach `sub_group_size`."""
+        named = self.stage.workload.model.named_parameters()
+        found = []
+        for group in parameter_groups(self.stage, self.group, named):
+            of = group.numels.keys()
+            numbers = [number for number, one in enumerate(self.trace.parameters) if one.name in of]
+            found += self._cut(numbers)
+        return found
+
+    def _cut(self, numbers: list[int]) -> list[list[int]]:
         groups: list[list[int]] = [[]]
         total = 0
-        for number, parameter in enumerate(self.trace.parameters):
-            if not parameter.is_trained:
-                continue
+        for number in numbers:
             if total >= self.zero.sub_group_size:
                 groups.append([])
                 total = 0
             groups[-1].append(number)
-            total += parameter.shard_numel
+            total += self.trace.parameters[number].shard_numel
         return groups
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
@@ -104,9 +113,12 @@ class Zero3Gradients(DeepSpeedEngine):
         numel = self.trace.parameters[number].numel
         size = numel * self.param_bytes
         builder.allocate("buffers", size)
-        if bucket.elements and bucket.elements + numel > zero.reduce_bucket_size:
+        belongs_to = self.trace.parameters[number].belongs_to
+        is_of_others = bucket.belongs_to != belongs_to
+        if bucket.elements and (is_of_others or bucket.elements + numel > zero.reduce_bucket_size):
             self._reduce()
             bucket = self._bucket
+        bucket.belongs_to = belongs_to
         builder.host(f"gradient of {name}", overhead="deepspeed_gradient_hook", module=name)
         if self.reduce_stream != COMPUTE:
             builder.wait_stream(self.reduce_stream, COMPUTE)
@@ -125,6 +137,7 @@ class Zero3Gradients(DeepSpeedEngine):
         builder, bucket, config, stream = self.builder, self._bucket, self.config, self.reduce_stream
         if not bucket.elements:
             return
+        group = builder.groups[bucket.belongs_to or self.group.name]
         if len(self._reduce_events) > MAX_EVENTS:
             builder.host_wait(self._reduce_events.pop(0))
         builder.host("reduce bucket", overhead="deepspeed_reduce")
@@ -137,15 +150,15 @@ class Zero3Gradients(DeepSpeedEngine):
             and bucket.elements <= self.zero.reduce_bucket_size
             and not self.zero.reduce_scatter
         )
-        made = 0
-        if self.world_size > 1 and keeps_buffer:
-            size = bucket.elements * self.reduce_bytes
+        made, size = 0, bucket.elements * self.reduce_bytes
+        if bucket.belongs_to and group.size == 1:
             builder.move("average bucket", size, size, stream=stream)
-            builder.collective("all_reduce", size, config.communication_dtype, self.group.name, stream=stream)
+        elif self.world_size > 1 and keeps_buffer:
+            builder.move("average bucket", size, size, stream=stream)
+            builder.collective("all_reduce", size, config.communication_dtype, group.name, stream=stream)
         elif self.quantized is not None:
             made = self.quantized.reduce(bucket.parameters)
         elif self.world_size > 1 and config.fetches_one_by_one:
-            size = bucket.elements * self.reduce_bytes
             builder.move("average bucket", size, size, stream=stream)
             reduce_scatter_one_by_one(
                 builder,
@@ -162,9 +175,12 @@ class Zero3Gradients(DeepSpeedEngine):
                 shard_elements=bucket.shard_elements,
                 tensors=bucket.num_tensors,
                 dtype=config.communication_dtype,
-                group=self.group.name,
+                group=group.name,
                 stream=stream,
             )
+            if bucket.belongs_to:  # summed over fewer ranks than it is averaged over
+                shards = bucket.shard_elements * self.reduce_bytes
+                builder.move("scale gradients", shards, shards, bucket.num_tensors, stream=stream)
         done = self._keep_shards(bucket)
         builder.free_when_done("buffers", made + bucket.loose_bytes, done)
         self._reduce_events.append(done)

@@ -35,6 +35,7 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA
 
 
 class Zero3Schedule(Zero3Gradients):
@@ -258,7 +259,7 @@ class Zero3Schedule(Zero3Gradients):
         builder, config = self.builder, self.config
         shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
-        norm_and_sync(self.stage, config, shards, self.group.name, num_groups=len(self.sub_groups))
+        self._norm(shards)
         for number, group in enumerate(self.sub_groups):
             numel = self._group_numel(group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype
@@ -279,6 +280,20 @@ class Zero3Schedule(Zero3Gradients):
             builder.free("buffers", cast)
             self.store.put_from_gpu(number)
 
+    def _norm(self, shards: list[int]) -> None:
+        """A sum for every sub-group; of experts over the ranks that share them, then over those that share
+        the layer's (`get_grad_norm_direct`)."""
+        parameters = self.trace.parameters
+        of_experts = sum(bool(parameters[group[0]].belongs_to) for group in self.sub_groups if group)
+        norm_and_sync(
+            self.stage,
+            self.config,
+            shards,
+            self.group.name,
+            num_groups=len(self.sub_groups) - of_experts,
+            afterwards=[EXPERT_DATA, EXPERT] * of_experts,
+        )
+
     def _partition_all(self) -> None:
         """_partition_all_parameters: release the persistent parameters, which are still gathered."""
         if self.secondary is not None:
@@ -293,9 +308,12 @@ class Zero3Schedule(Zero3Gradients):
         self.store.bring_persistent()
         persistent = [parameter for parameter in self.trace.parameters if parameter.is_persistent]
         for parameter in persistent:
+            group = parameter.belongs_to or self.group.name
+            if self.builder.groups[group].size == 1:
+                continue
             self.builder.collective(
                 "all_gather", parameter.padded_numel * self.param_bytes, self.config.param_dtype,
-                self.group.name, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
+                group, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
             )  # fmt: skip
         if persistent:
             self.builder.host_wait(self.builder.record(COMPUTE))

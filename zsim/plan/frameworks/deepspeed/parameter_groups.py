@@ -1,0 +1,52 @@
+"""The groups of parameters that DeepSpeed's optimizers keep apart: those that all data-parallel ranks have, and
+routed experts, which fewer ranks have.
+
+DeepSpeed 0.19.8 `moe/utils.py`, `split_params_into_different_moe_groups_for_optimizer`: experts are cut into
+groups of at most 178,956,971 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from zsim.plan.ops import Group
+from zsim.plan.stage import Stage
+from zsim.specs.model.spec import Parameter
+
+_MAX_GROUP_NUMEL = 178_956_971
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters (name -> elements, in the order of registration) that the ranks of `group` share."""
+
+    numels: Mapping[str, int]
+    group: Group
+    is_of_experts: bool = False
+
+    @property
+    def numel(self) -> int:
+        return sum(self.numels.values())
+
+
+def parameter_groups(
+    stage: Stage, group: Group, named: Iterable[tuple[str, Parameter]]
+) -> list[ParameterGroup]:
+    """The groups of the trained ones among `named`, those of all ranks (`group`) first."""
+    dense: dict[str, int] = {}
+    experts: list[dict[str, int]] = []
+    for name, parameter in named:
+        if not parameter.trainable:
+            continue
+        if not parameter.belongs_to:
+            dense[name] = parameter.numel
+        elif experts and sum(experts[-1].values()) + parameter.numel <= _MAX_GROUP_NUMEL:
+            experts[-1][name] = parameter.numel
+        else:
+            experts.append({name: parameter.numel})
+    found = [ParameterGroup(dense, group)] if dense or not experts else []
+    if experts:
+        few = stage.expert_group()
+        found += [ParameterGroup(numels, few, is_of_experts=True) for numels in experts]
+    return found
