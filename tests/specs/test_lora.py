@@ -110,7 +110,7 @@ def test_fsdp1_does_not_flatten_what_differs() -> None:
 @pytest.mark.parametrize(
     ("strategy", "more", "sentence"),
     [
-        ({"kind": "fsdp2"}, {"parallelism": {"tensor": 2}}, "data parallelism alone"),
+        ({"kind": "fsdp2"}, {"parallelism": {"tensor": 2}}, "not simulated with tensor parallelism"),
         ({"kind": "reference"}, {}, "the reference engine trains every parameter"),
         ({"kind": "fsdp1", "cpu_offload": True, "no_sync": True}, {}, "FSDP1 and strategy.cpu_offload"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.expect import of_kind
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
@@ -201,3 +201,37 @@ def test_values_that_cannot_be_are_refused(
 def test_experts_of_a_recipe_are_its_models(tmp_path: Path) -> None:
     text = BRIDGE.replace("  kv_channels: null", "  num_moe_experts: 8")
     assert experts_of(job_of(text, tmp_path).model) is not None
+
+
+LORA = """
+peft:
+  _target_: megatron.bridge.peft.lora.LoRA
+  dim: 16
+  alpha: 32
+  dropout: 0.0
+  dropout_position: pre
+  target_modules: [linear_qkv, linear_proj, linear_fc1, linear_fc2]
+"""
+
+
+def test_a_recipes_adapters_are_read(tmp_path: Path) -> None:
+    """Rank 16 on Megatron's four products: 16 (3 x 4096 + 14336 + 6144 + 2 x 4096 + 28672) in 32 layers."""
+    recipe = BRIDGE.replace("tp_comm_overlap: true", "tp_comm_overlap: false") + LORA
+    job = job_of(recipe, tmp_path)
+    assert job.model.trainable_numel == 32 * 16 * (3 * 4096 + 14336 + 6144 + 2 * 4096 + 28672)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("peft.lora.LoRA", "peft.dora.DoRA"), "does not simulate DoRA"),
+        (("dropout_position: pre", "dropout_position: post"), "peft.dropout_position"),
+    ],
+)
+def test_other_adapters_of_recipes_are_refused(
+    tmp_path: Path, change: tuple[str, str], sentence: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(BRIDGE + LORA.replace(*change))
+    with pytest.raises(NotSimulatedError, match=sentence):
+        read_training_file(str(path))

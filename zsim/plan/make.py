@@ -13,7 +13,6 @@ from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import CollectiveKind, Group, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import with_experts
-from zsim.plan.parallel.fusion import with_fused_projections
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.parts.amaxes import amax_group
@@ -28,6 +27,7 @@ from zsim.plan.pipeline.torch_messages import TorchMessenger
 from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
+from zsim.specs.model.fusion import with_fused_projections
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import MERGING

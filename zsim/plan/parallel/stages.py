@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.specs.model.spec import Embedding, Linear, ModelSpec, Module, Parameter
+from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, Parameter
 
 
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
@@ -20,7 +20,7 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
                 model,
                 name=f"{model.name}, stage {number}",
                 before=model.before if number == 0 else (),
-                blocks=model.blocks[first : first + layers],
+                blocks=_receiving(model.blocks[first : first + layers]) if number else model.blocks[:layers],
                 after=_with_own_head(model) if number == last else (),
                 is_tied=False,
                 first_block=model.first_block + first,
@@ -29,6 +29,16 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
         )
         first += layers
     return stages
+
+
+def _receiving(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Blocks behind a message: what is received needs a gradient, whatever is trained before it."""
+    made = {
+        id(block): replace(block, modules=tuple(replace(one, input_gradient=True) for one in block.modules))
+        for block in blocks
+        if not all(one.input_gradient for one in block.modules)
+    }
+    return tuple(made.get(id(block), block) for block in blocks)
 
 
 def with_head_first(stage: ModelSpec) -> ModelSpec:

@@ -20,6 +20,14 @@ nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
 in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
 the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
+
+# [Note: adapters in parts]
+Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`: on a column the first weight is cut along the
+rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the second
+is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the second's
+output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient is gathered.
+The gradient of the second's input is reduced beneath the product for its weight; that of the first's, too,
+without sequence parallelism, with which it is a part of what the column scatters.
 """
 
 from __future__ import annotations
@@ -32,6 +40,8 @@ from zsim.specs.model.expert_run import expert_run
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import (
     Activation,
+    AdapterInput,
+    AdapterSum,
     Attention,
     Beneath,
     Block,
@@ -113,20 +123,23 @@ class _Cutter:
     def block(self, block: Block) -> Block:
         """The block with its products cut, and exchanges around each pair of column and row."""
         modules: list[Module] = []
-        is_inside = has_core = False
+        is_inside = has_core = is_row = False
         routed = expert_run(block) if self.parallelism.style == "torch" else range(0)
         for number, module in enumerate(block.modules):
             work = module.work
             if number in routed:
                 modules += self._in_routed(block, number, routed)
+            elif is_adapter_part(module):
+                modules += self._adapter(module, is_row=is_row)
             elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
                 modules.append(self._on_stream(module))
             elif isinstance(work, Linear) and not has_core:
+                is_row = False
                 modules += self._column(module, work, is_first=not is_inside)
                 is_inside = True
             elif isinstance(work, Linear):
                 modules += self._row(module, work)
-                is_inside = has_core = False
+                is_inside, has_core, is_row = False, False, True
             elif isinstance(work, Attention):
                 own = tuple(_divided(one, 0, self.ranks) for one in module.parameters)
                 modules.append(replace(module, work=self._heads(work), parameters=own))
@@ -234,6 +247,36 @@ class _Cutter:
             ]
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
 
+    def _adapter(self, module: Module, *, is_row: bool) -> list[Module]:
+        """A part of an adapter on the product before, a column or a row; see [Note: adapters in parts]."""
+        work, ranks = module.work, self.ranks
+        if isinstance(work, AdapterInput):
+            return [replace(module, work=replace(work, width=work.width // ranks)) if is_row else module]
+        if isinstance(work, AdapterSum):
+            on_stream = self.stream if is_row else 1
+            width = work.width if is_row else work.width // ranks
+            cut = replace(module, work=replace(work, width=width), token_shards=on_stream)
+            is_scattered = is_row and self.is_split
+            back = [self._exchange(module.name, None, "all_gather", work.width)] if is_scattered else []
+            return [*back, cut]
+        assert isinstance(work, Linear)
+        if work.is_adapter and is_row:
+            cut = self._share(module, replace(work, in_features=work.in_features // ranks), 1)
+            return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
+        if work.is_adapter:
+            beneath = None if self.is_split else Beneath("all_reduce")
+            local = replace(work, out_features=work.out_features // ranks, beneath=beneath)
+            gather = self._exchange(module.name, "all_gather", None, work.out_features)
+            return [self._share(module, local, 0), gather]
+        local = replace(work, out_features=work.out_features // ranks, beneath=Beneath("all_reduce"))
+        whole = [self._exchange(module.name, "all_gather", None, work.out_features)] if is_row else []
+        return [self._share(module, local, 0), *whole]
+
+    def _share(self, module: Module, work: Linear, dimension: int) -> Module:
+        """A product cut along a dimension of its weight."""
+        parameters = tuple(_divided(one, dimension, self.ranks) for one in module.parameters)
+        return replace(module, work=work, parameters=parameters)
+
     def _heads(self, work: Attention) -> Attention:
         """The heads of one rank; at least one key/value head."""
         groups = max(1, work.num_kv_heads // self.ranks)
@@ -326,6 +369,11 @@ class _Cutter:
         kind = forward or backward
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
         return Module(f"{name} {kind}", work)
+
+
+def is_adapter_part(module: Module) -> bool:
+    """Whether a module is a part of an adapter, as `zsim.specs.model.adapters` names them."""
+    return isinstance(module.work, AdapterInput | AdapterSum) or ".lora_" in module.name
 
 
 def _statistic(name: str, ranks: int) -> Module:

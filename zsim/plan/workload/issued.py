@@ -116,6 +116,7 @@ def _around_products(
     size, dtype = numel * options.activation_bytes, options.kernel_dtype
     of_input, of_weight = work.split_backward(module, shape, options)
     group = beneath.group
+    is_frozen = not of_weight  # nothing reads the input again, and nothing runs beside the reduction
     is_low = options.dtype == "fp8" and not fp8.is_quantized(module, options)
     read = replace(options, dtype="bf16") if is_low else options
     again = (
@@ -124,8 +125,8 @@ def _around_products(
         WorkPart(None, follows=group),
     )
     return (
-        *(again if beneath.input_shards > 1 else (WorkPart(Kernels(of_input)),)),
+        *(again if beneath.input_shards > 1 and not is_frozen else (WorkPart(Kernels(of_input)),)),
         WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient", group, COMPUTE),
-        WorkPart(Kernels(of_weight), "weight"),
+        *(() if is_frozen else (WorkPart(Kernels(of_weight), "weight"),)),
         WorkPart(None, follows=group),
     )

@@ -81,7 +81,7 @@ class MegatronSchedule(Hooks):
         sharded = strategy.distributed_optimizer and not strategy.is_nanotron
         dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
         self.parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
-        experts = {name: parameter.numel for name, parameter in named if parameter.belongs_to}
+        experts = {name: one.numel for name, one in named if one.trainable and one.belongs_to}
         if experts:
             part = self._experts_part(experts, bucket_size)
             self.parts.append(part)

@@ -13,7 +13,9 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.freezing import Frozen, with_frozen
+from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.parallelism import Parallelism
@@ -56,6 +58,8 @@ def trained_model(
     low = {"fp8": "bf16"}.get(precision, precision)
     _check_quantised(lora, kind, low)
     _check_layers(lora, model)
+    if kind == "megatron" and _names_megatrons(lora, parallelism):
+        model, lora = _as_megatron_bridge(lora, model, parallelism)
     model = with_adapters(model, _adapters(lora, table, kind, low, model))
     frozen = Frozen(
         table.frozen,
@@ -66,6 +70,54 @@ def trained_model(
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
     return with_frozen(model, frozen)
+
+
+def _names_megatrons(lora: LoraTable, parallelism: Parallelism) -> bool:
+    """Whether the adapters are Megatron-Bridge's, on Megatron's own products: with its names, or beside its
+    parallelisms."""
+    targets = lora.targets if isinstance(lora.targets, tuple) else ()
+    is_named = bool(targets) and all(name.rpartition(".")[2] in MEGATRON_PRODUCTS for name in targets)
+    return is_named or not parallelism.is_trivial
+
+
+def _as_megatron_bridge(
+    lora: LoraTable, model: ModelSpec, parallelism: Parallelism
+) -> tuple[ModelSpec, LoraTable]:
+    """The model with Megatron's products, and the adapters on them; all four where none are named
+    (Megatron-Bridge 0.6.0 peft/lora.py). Each tensor-parallel rank has a part of both weights
+    (`ParallelLinearAdapter`, peft/utils.py)."""
+    targets = lora.targets
+    if targets in (None, ALL_LINEAR):
+        targets = MEGATRON_PRODUCTS
+    names = targets if isinstance(targets, tuple) else ()
+    if not names or any(name.rpartition(".")[2] not in MEGATRON_PRODUCTS for name in names):
+        raise InputError(
+            f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers have the "
+            f"products {', '.join(MEGATRON_PRODUCTS)}; expected some of these"
+        )
+    if has_experts(model) and any("linear_fc" in name for name in names):
+        raise NotSimulatedError(
+            f"training.lora.targets: '{model.name}' has routed experts, whose products Megatron-Bridge adapts too and "
+            'zsim does not; expected targets = ["linear_qkv", "linear_proj"]'
+        )
+    if lora.rank % parallelism.tensor or any(r % parallelism.tensor for r in lora.rank_pattern.values()):
+        raise InputError(
+            f"training.lora.rank: found {lora.rank}, which the {parallelism.tensor} tensor-parallel ranks do not "
+            f"divide; the nearest that they do is {max(1, round(lora.rank / parallelism.tensor)) * parallelism.tensor}"
+        )
+    if parallelism.async_tensor:
+        raise NotSimulatedError(
+            "parallelism.async_tensor: found true with training.lora, which zsim does not simulate; expected false"
+        )
+    model = with_megatron_products(model)
+    here = [name for name in names if _has_product(model, name)]
+    return model, lora.model_copy(update={"targets": tuple(here) if lora.targets is None else names})
+
+
+def _has_product(model: ModelSpec, name: str) -> bool:
+    return any(
+        module.name.rpartition(".")[2] == name for block in model.blocks for module in block.modules
+    )
 
 
 def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec) -> Adapters:
@@ -123,11 +175,13 @@ def _check_parallelism(key: str, kind: str, parallelism: Parallelism) -> None:
         raise NotSimulatedError(
             f"{key}: the reference engine trains every parameter; expected another strategy"
         )
-    if not parallelism.is_trivial:
-        raise NotSimulatedError(
-            f"{key}: not simulated with tensor, pipeline, context or expert parallelism yet; expected data "
-            "parallelism alone"
-        )
+    lacking = {"megatron": (), "fsdp2": ("tensor", "pipeline")}.get(kind, ("tensor", "pipeline", "context"))
+    for name in lacking:
+        if getattr(parallelism, name) > 1:
+            raise NotSimulatedError(
+                f"{key}: not simulated with {name} parallelism under strategy '{kind}'; expected {name} = 1, or "
+                "strategy 'megatron'"
+            )
 
 
 def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, why_unreadable
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.reading import read_text
 from zsim.specs.formats.megatron.arguments import Arguments
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES
 from zsim.specs.formats.megatron.read import settings_of
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.model.fusion import MEGATRON_PRODUCTS
 
 _MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "MODEL_ARGS")
 # Field -> flag, where the names differ.
@@ -79,6 +80,17 @@ _READ = (
     "gated_linear_unit", "num_query_groups", "params_dtype", "optim.name", "fp8_hybrid", "fp8_e4m3",
 )  # fmt: skip
 _MAX_NAMED = 12
+# Field of a recipe's LoRA -> (ours, its default); and those that change what is computed, with their defaults.
+_LORA = {
+    "dim": ("rank", 32),
+    "alpha": ("alpha", 32),
+    "dropout": ("dropout", 0.0),
+    "target_modules": ("targets", [*MEGATRON_PRODUCTS]),
+}
+_PLAIN_LORA: dict[str, Any] = {
+    "dropout_position": "pre", "a2a_experimental": False, "sequence_parallel_input_regather": False,
+    "normalize_moe_lora": False, "exclude_modules": [],
+}  # fmt: skip
 
 
 def is_recipe(path: Path) -> bool:
@@ -106,7 +118,28 @@ def read_recipe(path: str) -> TrainingFile:
         raise InputError(f"{path}: {why_unreadable(error)}") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of a recipe at the top")
-    return settings_of(_arguments(path, data))
+    peft = data.get("peft")
+    file = settings_of(_arguments(path, {key: value for key, value in data.items() if key != "peft"}))
+    if isinstance(peft, Mapping):
+        file.says |= _adapters(path, peft)
+    return file
+
+
+def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
+    """`[training.lora]` of a recipe's `peft` (Megatron-Bridge 0.6.0 peft/lora.py `LoRA`).
+
+    Raises NotSimulatedError for other adapters, and for fields that change what is computed.
+    """
+    kind = str(peft.get("_target_", "LoRA")).rpartition(".")[2]
+    if kind != "LoRA":
+        raise NotSimulatedError(f"{where}: peft: zsim does not simulate {kind}, only LoRA")
+    for field, plain in _PLAIN_LORA.items():
+        if peft.get(field, plain) not in (plain, None):
+            raise NotSimulatedError(
+                f"{where}: peft.{field}: zsim does not simulate {peft[field]!r}; expected {plain!r}"
+            )
+    asked = {ours: peft.get(field, default) for field, (ours, default) in _LORA.items()}
+    return {f"training.lora.{key}": value for key, value in asked.items()}
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,13 +7,25 @@ Source: Megatron-Core 0.16.1 core/transformer/attention.py, mlp.py; nanotron 241
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter
+from zsim.specs.model.spec import (
+    Activation,
+    Attention,
+    Block,
+    Linear,
+    ModelSpec,
+    Module,
+    Parameter,
+    Residual,
+    joined,
+)
 
 QKV, FC1 = "linear_qkv", "linear_fc1"
+PROJ, FC2 = "linear_proj", "linear_fc2"
+MEGATRON_PRODUCTS = (QKV, PROJ, FC1, FC2)
 
 
 def with_fused_projections(model: ModelSpec) -> ModelSpec:
@@ -21,6 +33,44 @@ def with_fused_projections(model: ModelSpec) -> ModelSpec:
     activation."""
     fused = {id(block): _fused(block) for block in model.blocks}
     return replace(model, blocks=tuple(fused[id(block)] for block in model.blocks))
+
+
+def with_megatron_products(model: ModelSpec) -> ModelSpec:
+    """The model with fused projections, and Megatron's names of the products around attention and around an
+    activation: linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
+    (multi-head latent attention) keep their own names."""
+    model = with_fused_projections(model)
+    named = {id(block): _named(block) for block in model.blocks}
+    return replace(model, blocks=tuple(named[id(block)] for block in model.blocks))
+
+
+def _named(block: Block) -> Block:
+    names: dict[str, str] = {}
+    for number, module in enumerate(block.modules):
+        if not isinstance(module.work, Attention | Activation):
+            continue
+        before, after = (QKV, PROJ) if isinstance(module.work, Attention) else (FC1, FC2)
+        inner = _products(reversed(block.modules[:number]))
+        outer = _products(block.modules[number + 1 :])
+        if len(inner) == 1 and outer:
+            names |= {inner[0]: before, outer[0]: after}
+    full = {old: joined(old.rpartition(".")[0], new) for old, new in names.items()}
+    modules = tuple(replace(one, name=full.get(one.name, one.name)) for one in block.modules)
+    registration = block.registration
+    if registration is not None:
+        registration = tuple(full.get(name, name) for name in registration)
+    return replace(block, modules=modules, registration=registration)
+
+
+def _products(modules: Iterable[Module]) -> list[str]:
+    """The products of a run of modules, up to one that ends a pair of products."""
+    found: list[str] = []
+    for module in modules:
+        if isinstance(module.work, Attention | Activation | Residual | Router | Experts):
+            break
+        if isinstance(module.work, Linear):
+            found.append(module.name)
+    return found
 
 
 def _fused(block: Block) -> Block:
@@ -75,9 +125,11 @@ def _together(run: Sequence[Module], reader: Module | None) -> Module:
     prefix = run[0].name.rpartition(".")[0]
     own = QKV if reader is not None and isinstance(reader.work, Attention) else FC1
     in_fp8 = any(parameter.in_fp8 for parameter in run[0].parameters)
-    parameters = [Parameter("weight", (total, works[0].in_features), in_fp8=in_fp8)]
+    trains = any(module.trainable_numel for module in run)
+    parameters = [Parameter("weight", (total, works[0].in_features), trainable=trains, in_fp8=in_fp8)]
     if any(parameter.name == "bias" for parameter in run[0].parameters):
-        parameters.append(Parameter("bias", (total,)))
+        parameters.append(Parameter("bias", (total,), trainable=trains))
     name = f"{prefix}.{own}" if prefix else own
     product = replace(works[0], out_features=total)
-    return Module(name, product, tuple(parameters), run[0].shares_input)
+    made = Module(name, product, tuple(parameters), run[0].shares_input)
+    return replace(made, input_gradient=run[0].input_gradient)
