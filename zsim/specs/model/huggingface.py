@@ -134,6 +134,10 @@ _LINEAR = "most of its layers have linear attention by the gated delta rule, whi
 _STATE_SPACES = "most of its layers are state spaces, which have no price in zsim"
 _REFUSED = {
     "qwen3_next": _LINEAR,
+    "qwen3_5": _LINEAR,
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe": _LINEAR,
+    "qwen3_5_moe_text": _LINEAR,
     "deepseek_v32": "an indexer chooses the keys of its attention, which has no price in zsim",
     "mamba": _STATE_SPACES,
     "mamba2": _STATE_SPACES,
