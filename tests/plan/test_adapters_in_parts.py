@@ -93,8 +93,8 @@ def test_without_it_the_input_gradients_are_reduced_one_by_one() -> None:
 
 
 def test_an_adapter_on_a_row_reduces_its_low_rank_and_gathers_its_output() -> None:
-    """Forward: the row's sum scattered, T r reduced, T h gathered. Backward: the gradient of the adapter's part
-    gathered over the tokens, T r reduced, the row's gathered."""
+    """Forward: the row's sum scattered, T r reduced, T h gathered. Backward: the gradient of the adapter's
+    part gathered over the tokens, T r reduced, the row's gathered."""
     job = job_of({}, {"tensor": 4, "sequence_parallel": True})
     low, wide = TOKENS * RANK * 2, TOKENS * HIDDEN * 2
     assert calls(job, "forward", "mlp.linear_fc2") == [
@@ -179,7 +179,13 @@ def test_frozen_experts_have_no_gradients() -> None:
 @pytest.mark.parametrize(
     ("lora", "parallelism", "kind", "error", "message"),
     [
-        ({"rank": 6}, {"tensor": 4}, "megatron", InputError, r"rank: found 6, .* the nearest that they do is 8"),
+        (
+            {"rank": 6},
+            {"tensor": 4},
+            "megatron",
+            InputError,
+            r"rank: found 6, .* the nearest that they do is 8",
+        ),
         ({"targets": ["q_proj"]}, {"tensor": 4}, "megatron", InputError, "linear_qkv, linear_proj"),
         ({}, {"tensor": 4}, "fsdp2", NotSimulatedError, "not simulated with tensor parallelism"),
         ({}, {"context": 2}, "deepspeed", NotSimulatedError, "not simulated with context parallelism"),

@@ -46,13 +46,19 @@ def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
 
 
 def test_experts_in_a_bucket_are_reduced_over_their_own_ranks() -> None:
-    """x, of experts that two ranks have, lies between c and b: a slice for each, as c and b no longer touch."""
+    """x, of experts that two ranks have, lies between c and b: a slice for each, as c and b no longer
+    touch."""
     experts = FlatGroup({"x": 6}, 2, 3, is_dealt_out=False, group="expert_data")
     groups = FlatGroups([flat(), experts])
     names = ["c", "x", "b", "a"]
     assert groups.slices(names) == [(0, 2, 2), (1, 0, 3), (1, 1, 3), (0, 1, 4), (0, 2, 2), (0, 0, 4)]
     assert groups.all_reduces(names, bucket_numel=99) == [BucketCall(12, 4), BucketCall(6, 2, "expert_data")]
-    assert [call.group for call in groups.reduces(names, bucket_numel=99)] == ["", *["expert_data"] * 2, "", ""]
+    assert [call.group for call in groups.reduces(names, bucket_numel=99)] == [
+        "",
+        *["expert_data"] * 2,
+        "",
+        "",
+    ]
 
 
 @given(

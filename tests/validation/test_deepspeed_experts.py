@@ -53,8 +53,8 @@ def plan_of(name: str) -> zsim.Plan:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_makes_the_calls_that_deepspeed_made(name: str) -> None:
-    """Kind, bytes, type, ranks and order of every call of a steady step, but for calls of one rank by itself and
-    for the order of the gathers of one fetch."""
+    """Kind, bytes, type, ranks and order of every call of a steady step, but for calls of one rank by itself
+    and for the order of the gathers of one fetch."""
     ours = [list(call.wire) for call in calls_of_plan(plan_of(name)) if call.group_size > 1]
     theirs = [call for call in RECORDED[name] if call[3] > 1]
     assert with_sorted_gathers(ours) == with_sorted_gathers(theirs)

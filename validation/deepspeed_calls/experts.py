@@ -1,8 +1,9 @@
 """`python -m validation.deepspeed_calls.experts`: what DeepSpeed sends for a mixture of experts.
 
-A Llama on CPU ranks (gloo) whose MLPs are routed experts: DeepSpeed's own layer (`deepspeed.moe.layer.MoE`), or
-a block with the names of transformers' Mixtral, which AutoEP replaces. Its collectives of one steady step, in
-order. AutoEP's router deals tokens out to the experts in turn, so that all ranks send and receive the same.
+A Llama on CPU ranks (gloo) whose MLPs are routed experts: DeepSpeed's own layer (`deepspeed.moe.layer.MoE`),
+or a block with the names of transformers' Mixtral, which AutoEP replaces. Its collectives of one steady
+step, in order. AutoEP's router deals tokens out to the experts in turn, so that all ranks send and receive
+the same; where DeepSpeed's layer drops no token, its first two experts get all of them.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class OwnLayer(nn.Module):
             SHAPE.hidden_size, MLP(SHAPE), num_experts=EXPERTS, ep_size=ep_size, k=TOP_K, drop_tokens=drops,
             top2_2nd_expert_sampling=False,
         )  # fmt: skip
+        if not drops:  # every token goes to the first two experts, as long as the gate is not trained
+            self.moe.deepspeed_moe.gate.wg.weight.data.zero_()
+            self.moe.deepspeed_moe.gate.wg.weight.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.moe(x)[0]
@@ -150,7 +154,7 @@ def calls_of(rank: int, ranks: int, name: str) -> list[Any]:
         ep_router.torch = Dealt()
         config["expert_parallel"] = {"enabled": True, "autoep_size": ep_size, "use_grouped_mm": False}
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=config, dist_init_required=False
+        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
     )
 
     def step(number: int) -> None:
@@ -170,8 +174,9 @@ def with_sorted_gathers(calls: list[Any]) -> list[Any]:
     """The calls with each run of all-gathers in order of size: DeepSpeed keeps the parameters of a fetch in a
     set, so that which ranks it gathers from first is a matter of addresses."""
     found: list[Any] = []
-    for is_gather, run in groupby(calls, key=lambda call: call[0] == "all_gather"):
-        found += sorted(run) if is_gather else run
+    for kind, group in groupby(calls, key=lambda call: call[0]):
+        some = list(group)
+        found += sorted(some) if kind == "all_gather" else some
     return found
 
 

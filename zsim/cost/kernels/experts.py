@@ -14,13 +14,13 @@ megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, 
 gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
 megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
 input once and writes its output once.
-autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather; the
-rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again; zeros
-and a copy in the first order, a product with the fp32 scores, their sum, a cast.
-deepspeed-moe (moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of
-zeros stands and a gather into the slots; sort: the slices of each expert copied for both of its first
-products; unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a
-cast.
+autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather;
+the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again;
+zeros and a copy in the first order, a product with the fp32 scores, their sum, a cast.
+deepspeed-moe
+(moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of zeros
+stands and a gather into the slots; sort: the slices of each expert copied for both of its first products;
+unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a cast.
 compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
 """
 
@@ -104,8 +104,8 @@ class _ScoreCost:
     backward_launches: int
 
 
-# DeepSpeed 0.19.8 moe/sharded_moe.py, counted op by op: `top1gating`, `top2gating`, `topkgating`. Masks are int64
-# (bool in the last), as are running sums of them; one and two experts draw random numbers.
+# DeepSpeed 0.19.8 moe/sharded_moe.py, counted op by op: `top1gating`, `top2gating`, `topkgating`. Masks are
+# int64 (bool in the last), as are running sums of them; one and two experts draw random numbers.
 _DEEPSPEED_GATES = {1: _ScoreCost(180, 34, 22, 10), 2: _ScoreCost(410, 60, 40, 16)}
 _DEEPSPEED_GATE = _ScoreCost(85, 30, 30, 12)
 

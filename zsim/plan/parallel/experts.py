@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
+from zsim.plan.parallel.lone_experts import experts_one_by_one
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_run import expert_run, has_experts
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
@@ -219,38 +220,11 @@ class _Layer:
         is_apart = split.ranks > 1 and local > 1
         if is_apart:
             found.append(self._move("sort", 1.0, seen=rows))
-        found += self._one_by_one(rows / local, local, is_apart=is_apart)
+        found += experts_one_by_one(self.experts, local, split.ranks, rows / local, is_apart=is_apart)
         found.append(self._move("unsort", 1.0, seen=rows))
         if split.ranks > 1:
             found.append(self._all_to_all("rows back", rows, width, returns=True))
         return [*found, self._move("unpermute", rows, shared=self.shared)]
-
-    def _one_by_one(self, rows: float, count: int, *, is_apart: bool) -> list[Module]:
-        """`count` experts, each a module of its own on `rows` rows per token; `is_apart`: both first products
-        read a copy of their own."""
-        work, found = self.work, []
-        hidden, features = work.in_features, work.expert_features
-        has_bias = any(len(one.shape) == 2 for one in self.experts.parameters)
-        trainable = all(one.trainable for one in self.experts.parameters)
-        for number in range(count):
-            name = f"{self.experts.name}.deepspeed_experts.{number}"
-            parts = [("up_proj", hidden, features), ("down_proj", features, hidden)]
-            if work.is_gated:
-                parts.insert(0, ("gate_proj", hidden, features))
-            made = []
-            for place, (part, given, out) in enumerate(parts):
-                shapes = {"weight": (out, given)} | ({"bias": (out,)} if has_bias else {})
-                belongs_to = EXPERT_DATA if self.split.ranks > 1 else ""
-                owned = tuple(
-                    Parameter(one, shape, trainable=trainable, belongs_to=belongs_to)
-                    for one, shape in shapes.items()
-                )
-                shares = place > 0 and part == "up_proj" and not is_apart
-                made.append(Module(f"{name}.{part}", Linear(given, out), owned, shares_input=shares))
-            made.insert(-1, Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)))
-            found += made
-        cut = self.experts.token_shards
-        return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in found]
 
     def _summed(self, rows: float) -> list[Module]:
         """torchtitan's sum of the rows' gradients, of which each rank that shares an expert's products has a

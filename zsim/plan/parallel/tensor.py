@@ -23,11 +23,11 @@ the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
 
 # [Note: adapters in parts]
 Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`: on a column the first weight is cut along the
-rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the second
-is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the second's
-output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient is gathered.
-The gradient of the second's input is reduced beneath the product for its weight; that of the first's, too,
-without sequence parallelism, with which it is a part of what the column scatters.
+rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the
+second is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the
+second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
+is gathered. The gradient of the second's input is reduced beneath the product for its weight; that of the
+first's, too, without sequence parallelism, with which it is a part of what the column scatters.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ ScoreFunction = Literal["softmax", "sigmoid"]
 ExpertsLibrary = Literal[
     "transformers", "torchtitan", "megatron", "megatron-fused", "autoep", "deepspeed-moe"
 ]
-"""Whose code rearranges rows; "megatron-fused": with `--moe-permute-fusion`; "autoep": DeepSpeed's replacement
-of transformers' layers, "deepspeed-moe": its own layer, `deepspeed.moe.layer.MoE`."""
+"""Whose code rearranges rows; "megatron-fused": with `--moe-permute-fusion`; "autoep": DeepSpeed's
+replacement of transformers' layers, "deepspeed-moe": its own layer, `deepspeed.moe.layer.MoE`."""
 GroupedKernel = Literal["grouped", "streams", "loop"]
 """One kernel for all experts; a product per expert on four streams (Transformer Engine); one after the
 other."""

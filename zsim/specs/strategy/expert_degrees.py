@@ -17,7 +17,7 @@ from zsim.specs.model.expert_run import experts_of
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.experts import with_capacity
-from zsim.specs.strategy.expert_loads import rank_loads
+from zsim.specs.strategy.expert_loads import fullest_expert, rank_loads
 from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
 from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, ParallelismTable, Style
@@ -66,7 +66,9 @@ def resolve_expert_degrees(
     )
     split = replace(split, loads=loads)
     if split.library == "deepspeed-moe":
-        split = with_capacity(split, experts, tokens // found.token_shards)
+        sizes = experts.num_experts, experts.top_k, tokens // found.token_shards
+        fullest = fullest_expert(table.expert_imbalance, split.ranks, *sizes)
+        split = with_capacity(split, experts, tokens // found.token_shards, fullest)
     return replace(
         split,
         token_ranks=found.tensor if is_split else 1,
@@ -108,8 +110,8 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
         if code.library != "transformers" or value in (None, 1):
             continue
         raise NotSimulatedError(
-            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and DeepSpeed; "
-            "expected strategy 'megatron', 'deepspeed', or 'fsdp2' with wrapping 'torchtitan'"
+            f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and "
+            "DeepSpeed; expected strategy 'megatron', 'deepspeed', or 'fsdp2' with wrapping 'torchtitan'"
         )
 
 
@@ -192,8 +194,8 @@ def _check_capacity(split: ExpertSplit) -> None:
     if split.library == "deepspeed-moe":
         if split.agrees_on_capacity and split.capacity_factor is not None:
             raise InputError(
-                f"parallelism.capacity_factor: found {split.capacity_factor:g} with strategy.drops_tokens false, "
-                "which takes every row; expected one of them left out"
+                f"parallelism.capacity_factor: found {split.capacity_factor:g} with strategy.drops_tokens "
+                "false, which takes every row; expected one of them left out"
             )
         return
     if split.capacity_factor is None:

@@ -72,6 +72,13 @@ def rank_loads(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: i
     return (asked, *((ranks - asked) / (ranks - 1),) * (ranks - 1))
 
 
+def fullest_expert(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> float:
+    """Rows of the fullest expert over the mean. Raises as `rank_loads`; a list has a load per rank, whose
+    experts share it evenly, or one per expert."""
+    parts = ranks if isinstance(asked, tuple) and len(asked) == ranks else num_experts
+    return rank_loads(asked, parts, num_experts, top_k, tokens)[0]
+
+
 def _listed(asked: tuple[float, ...], ranks: int, num_experts: int) -> tuple[float, ...]:
     if len(asked) not in (ranks, num_experts) or sum(asked) <= 0:
         raise InputError(

@@ -84,7 +84,8 @@ class DeepSpeedTable(TableOfFile):
     )
     drops_tokens: bool = Field(
         default=True,
-        description="`drop_tokens` of `deepspeed.moe.layer.MoE`; false: every expert is filled up to the fullest",
+        description="`drop_tokens` of `deepspeed.moe.layer.MoE`; false: every expert is filled up to the "
+        "fullest",
     )
 
 

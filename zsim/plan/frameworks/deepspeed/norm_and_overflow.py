@@ -19,16 +19,24 @@ from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
-def check_overflow(stage: Stage, config: DeepSpeedConfig, shards: Sequence[int], group: str) -> None:
+def check_overflow(
+    stage: Stage,
+    config: DeepSpeedConfig,
+    shards: Sequence[int],
+    group: str,
+    *,
+    afterwards: Sequence[str] = (),
+) -> None:
     """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
-    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks."""
+    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks, but for experts that
+    others have (`afterwards`: their groups)."""
     if not config.check_grad_overflow:
         return
     builder = stage.builder
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
     groups = stage.norm_groups(group) if is_sharded else stage.norm_groups()
-    read_scalar(builder, "overflow", "uint8", groups)
+    read_scalar(builder, "overflow", "uint8", groups, afterwards=afterwards)
 
 
 def norm_and_sync(
@@ -45,7 +53,8 @@ def norm_and_sync(
     Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
     (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients of their part of the model
     on every rank; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the
-    ranks. See [Note: sums over a model's ranks]. `num_groups`: sums that are reduced one by one; `afterwards`:
+    ranks. See [Note: sums over a model's ranks]. `num_groups`: sums that are reduced one by one;
+    `afterwards`:
     a group for each further reduction (`_average_expert_grad_norms`).
     """
     builder, wrapper = stage.builder, config.optimizer_wrapper

@@ -3,8 +3,8 @@
 `engine.buffered_allreduce_fallback` (DeepSpeed 0.19.8 `runtime/engine.py`): tensors are collected until they
 exceed 5e8 elements, flattened, all-reduced on the default stream and copied back, without overlap.
 `BF16_Optimizer` (`runtime/bf16_optimizer.py`) keeps fp32 gradients of the whole model on every rank, updates
-the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights. Routed experts that fewer ranks have
-are reduced after all others, over these (`_reduce_expert_gradients`).
+the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights. Routed experts that fewer ranks
+have are reduced after all others, over these (`_reduce_expert_gradients`).
 """
 
 from __future__ import annotations
@@ -121,9 +121,10 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        check_overflow(self.stage, config, [self.trained], self.group.name)
         spread = [EXPERT] if any(one.is_of_experts for one in self._groups) else []
-        norm_and_sync(self.stage, config, [self.trained], self.group.name, afterwards=spread)
+        check_overflow(self.stage, config, [self.trained], self.group.name, afterwards=spread)
+        norms = spread if self.is_sharded else []  # FP16_Optimizer takes the norm of what the rank has
+        norm_and_sync(self.stage, config, [self.trained], self.group.name, afterwards=norms)
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0

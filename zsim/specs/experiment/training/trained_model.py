@@ -92,22 +92,25 @@ def _as_megatron_bridge(
     names = targets if isinstance(targets, tuple) else ()
     if not names or any(name.rpartition(".")[2] not in MEGATRON_PRODUCTS for name in names):
         raise InputError(
-            f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers have the "
-            f"products {', '.join(MEGATRON_PRODUCTS)}; expected some of these"
+            f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers "
+            f"have the products {', '.join(MEGATRON_PRODUCTS)}; expected some of these"
         )
     if has_experts(model) and any("linear_fc" in name for name in names):
         raise NotSimulatedError(
-            f"training.lora.targets: '{model.name}' has routed experts, whose products Megatron-Bridge adapts too and "
+            f"training.lora.targets: '{model.name}' has routed experts, whose products Megatron-Bridge "
+            "adapts too and "
             'zsim does not; expected targets = ["linear_qkv", "linear_proj"]'
         )
     if lora.rank % parallelism.tensor or any(r % parallelism.tensor for r in lora.rank_pattern.values()):
         raise InputError(
-            f"training.lora.rank: found {lora.rank}, which the {parallelism.tensor} tensor-parallel ranks do not "
-            f"divide; the nearest that they do is {max(1, round(lora.rank / parallelism.tensor)) * parallelism.tensor}"
+            f"training.lora.rank: found {lora.rank}, which the {parallelism.tensor} tensor-parallel ranks "
+            "do not divide; the nearest that they do is "
+            f"{max(1, round(lora.rank / parallelism.tensor)) * parallelism.tensor}"
         )
     if parallelism.async_tensor:
         raise NotSimulatedError(
-            "parallelism.async_tensor: found true with training.lora, which zsim does not simulate; expected false"
+            "parallelism.async_tensor: found true with training.lora, which zsim does not simulate; "
+            "expected false"
         )
     model = with_megatron_products(model)
     here = [name for name in names if _has_product(model, name)]
@@ -115,9 +118,7 @@ def _as_megatron_bridge(
 
 
 def _has_product(model: ModelSpec, name: str) -> bool:
-    return any(
-        module.name.rpartition(".")[2] == name for block in model.blocks for module in block.modules
-    )
+    return any(module.name.rpartition(".")[2] == name for block in model.blocks for module in block.modules)
 
 
 def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec) -> Adapters:
@@ -179,8 +180,8 @@ def _check_parallelism(key: str, kind: str, parallelism: Parallelism) -> None:
     for name in lacking:
         if getattr(parallelism, name) > 1:
             raise NotSimulatedError(
-                f"{key}: not simulated with {name} parallelism under strategy '{kind}'; expected {name} = 1, or "
-                "strategy 'megatron'"
+                f"{key}: not simulated with {name} parallelism under strategy '{kind}'; expected {name} = "
+                "1, or strategy 'megatron'"
             )
 
 

@@ -80,7 +80,8 @@ _READ = (
     "gated_linear_unit", "num_query_groups", "params_dtype", "optim.name", "fp8_hybrid", "fp8_e4m3",
 )  # fmt: skip
 _MAX_NAMED = 12
-# Field of a recipe's LoRA -> (ours, its default); and those that change what is computed, with their defaults.
+# Field of a recipe's LoRA -> (ours, its default); and those that change what is computed, with their
+# defaults.
 _LORA = {
     "dim": ("rank", 32),
     "alpha": ("alpha", 32),

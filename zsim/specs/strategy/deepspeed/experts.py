@@ -51,8 +51,8 @@ def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: Mod
         return ExpertSplit()
     if data.get("use_data_before_expert_parallelism") is True:
         raise NotSimulatedError(
-            "use_data_before_expert_parallelism: zsim does not simulate experts' ranks that are apart; expected "
-            "false"
+            "use_data_before_expert_parallelism: zsim does not simulate experts' ranks that are apart; "
+            "expected false"
         )
     if layer == "moe":
         return ExpertSplit(
@@ -64,8 +64,8 @@ def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: Mod
         )
     if model.family not in _AUTOEP_FAMILIES:
         raise NotSimulatedError(
-            f"model '{model.name}': its family '{model.family}' is none that DeepSpeed's AutoEP has a preset for; "
-            f"expected one of {', '.join(_AUTOEP_FAMILIES)}, or strategy.expert_layer 'moe'"
+            f"model '{model.name}': its family '{model.family}' is none that DeepSpeed's AutoEP has a "
+            f"preset for; expected one of {', '.join(_AUTOEP_FAMILIES)}, or strategy.expert_layer 'moe'"
         )
     is_loop = block is not None and not block.get("use_grouped_mm", True)
     return ExpertSplit(library="autoep", kernel="loop" if is_loop else "grouped", gate_in_fp32=False)
@@ -86,12 +86,13 @@ def _block_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return block if isinstance(block, Mapping) and block.get("enabled") is True else None
 
 
-def with_capacity(split: ExpertSplit, experts: Experts, tokens: int) -> ExpertSplit:
-    """The rows that an expert of DeepSpeed's layer takes, over the mean: `capacity_factor` (1.0 if left out) of
-    `tokens` tokens, in whole rows, at least `min_capacity`; without dropping those of the fullest expert."""
+def with_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
+    """The rows that an expert of DeepSpeed's layer takes, over the mean: `capacity_factor` (1.0 if left out)
+    of `tokens` tokens, in whole rows, at least `min_capacity`; without dropping those of the fullest expert,
+    `fullest` times the mean."""
     mean = tokens * experts.top_k / experts.num_experts
     if split.agrees_on_capacity:
-        rows = max(split.loads) * mean
+        rows = fullest * mean
     else:
         rows = mean * (1.0 if split.capacity_factor is None else split.capacity_factor)
     kept = max(ceil(round(rows, 6)), 1 if split.agrees_on_capacity else _MIN_CAPACITY)
@@ -114,13 +115,14 @@ def check_experts(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Para
 def _check_layer(config: DeepSpeedConfig) -> None:
     if config.stage == 3:
         raise InputError(
-            f"{config.name}: zero_optimization.stage: found 3 with experts in DeepSpeed's own MoE layer, which "
-            "DeepSpeed refuses; expected stage 1 or 2, or strategy.expert_layer 'autoep'"
+            f"{config.name}: zero_optimization.stage: found 3 with experts in DeepSpeed's own MoE layer, "
+            "which DeepSpeed refuses; expected stage 1 or 2, or strategy.expert_layer 'autoep'"
         )
     if config.release.number < _SPARSE_SINCE:
         raise NotSimulatedError(
-            f"strategy.version: found {config.release} with experts in DeepSpeed's own MoE layer, whose product "
-            "with a mask of all tokens and slots zsim does not simulate; expected 0.19.4 or newer"
+            f"strategy.version: found {config.release} with experts in DeepSpeed's own MoE layer, whose "
+            "product with a mask of all tokens and slots zsim does not simulate; expected 0.19.4 or "
+            "newer"
         )
 
 
@@ -132,30 +134,30 @@ def _check_autoep(config: DeepSpeedConfig, block: ExpertParallelBlock | None) ->
         )
     if config.stage == 3 and release.number < _AUTOEP_WITH_STAGE_3_SINCE:
         raise InputError(
-            f"{where}: zero_optimization.stage: found 3 with AutoEP, which DeepSpeed {release} refuses; expected "
-            "stage 2, or strategy.version 0.19.3 or newer"
+            f"{where}: zero_optimization.stage: found 3 with AutoEP, which DeepSpeed {release} refuses; "
+            "expected stage 2, or strategy.version 0.19.3 or newer"
         )
     if block is None:
         return
     if block.expert_tensor_parallel_size != 1:
         raise InputError(
-            f"{where}: {_BLOCK}.expert_tensor_parallel_size: found {block.expert_tensor_parallel_size}, which "
-            "DeepSpeed reserves and refuses; expected 1"
+            f"{where}: {_BLOCK}.expert_tensor_parallel_size: found {block.expert_tensor_parallel_size}, "
+            "which DeepSpeed reserves and refuses; expected 1"
         )
     if block.load_balance_coeff is not None:
         raise InputError(
-            f"{where}: {_BLOCK}.load_balance_coeff: found {block.load_balance_coeff:g}, which DeepSpeed refuses; "
-            "expected null"
+            f"{where}: {_BLOCK}.load_balance_coeff: found {block.load_balance_coeff:g}, which DeepSpeed "
+            "refuses; expected null"
         )
     if block.comm_backend == "deepep" and not block.comm_max_tokens_per_rank:
         raise InputError(
-            f"{where}: {_BLOCK}.comm_max_tokens_per_rank: found 0 with comm_backend 'deepep'; expected the most "
-            "tokens that a rank routes, as DeepSpeed demands"
+            f"{where}: {_BLOCK}.comm_max_tokens_per_rank: found 0 with comm_backend 'deepep'; expected "
+            "the most tokens that a rank routes, as DeepSpeed demands"
         )
     if block.gate_up_impl == "fused" and not block.use_grouped_mm:
         raise InputError(
-            f"{where}: {_BLOCK}.gate_up_impl: found 'fused' with use_grouped_mm false, which DeepSpeed refuses; "
-            "expected 'separate'"
+            f"{where}: {_BLOCK}.gate_up_impl: found 'fused' with use_grouped_mm false, which DeepSpeed "
+            "refuses; expected 'separate'"
         )
     _refuse_variants(where, block)
 
@@ -178,14 +180,14 @@ def _refuse_variants(where: str, block: ExpertParallelBlock) -> None:
 def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
     if parallelism.context > 1 and config.stage == 3:
         raise InputError(
-            f"{config.name}: sequence_parallel_size: found {parallelism.context} with AutoEP at stage 3, which "
-            "DeepSpeed refuses; expected 1"
+            f"{config.name}: sequence_parallel_size: found {parallelism.context} with AutoEP at stage 3, "
+            "which DeepSpeed refuses; expected 1"
         )
     for key in ("tensor", "context", "pipeline"):
         if getattr(parallelism, key) > 1:
             raise NotSimulatedError(
-                f"parallelism.{key}: found {getattr(parallelism, key)} with experts in DeepSpeed's layers, which "
-                "zsim simulates beside data parallelism only; expected 1"
+                f"parallelism.{key}: found {getattr(parallelism, key)} with experts in DeepSpeed's "
+                "layers, which zsim simulates beside data parallelism only; expected 1"
             )
     if split.dispatcher == "deepep" and split.library == "deepspeed-moe":
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
@@ -196,13 +198,14 @@ def _check_zero(config: DeepSpeedConfig) -> None:
 
     def lacks(key: str) -> NoReturn:
         raise NotSimulatedError(
-            f"{where}.{key}: zsim does not simulate it with experts in DeepSpeed's layers; expected it left out"
+            f"{where}.{key}: zsim does not simulate it with experts in DeepSpeed's layers; expected it "
+            "left out"
         )
 
     if config.stage in (1, 2) and not zero.reduce_scatter:
         raise InputError(
-            f"{where}.reduce_scatter: found false with experts in DeepSpeed's layers, which DeepSpeed refuses at "
-            "stages 1 and 2; expected true"
+            f"{where}.reduce_scatter: found false with experts in DeepSpeed's layers, which DeepSpeed "
+            "refuses at stages 1 and 2; expected true"
         )
     if config.stage == 1 and not zero.contiguous_gradients:
         lacks("contiguous_gradients")
@@ -218,8 +221,8 @@ def _check_zero(config: DeepSpeedConfig) -> None:
         )
     if config.stage == 3 and zero.zero_hpz_partition_size > 1:
         raise InputError(
-            f"{where}.zero_hpz_partition_size: found {zero.zero_hpz_partition_size} with AutoEP at stage 3, which "
-            "DeepSpeed refuses; expected 1"
+            f"{where}.zero_hpz_partition_size: found {zero.zero_hpz_partition_size} with AutoEP at stage "
+            "3, which DeepSpeed refuses; expected 1"
         )
     if zero.is_mics:
         raise InputError(
@@ -234,5 +237,6 @@ def _check_zero(config: DeepSpeedConfig) -> None:
         lacks("zero_quantized_weights")
     if config.fetches_one_by_one:
         raise NotSimulatedError(
-            "strategy.fetches_one_by_one: found true with AutoEP, which no DeepSpeed that old has; expected false"
+            "strategy.fetches_one_by_one: found true with AutoEP, which no DeepSpeed that old has; "
+            "expected false"
         )

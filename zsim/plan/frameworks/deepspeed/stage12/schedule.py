@@ -129,9 +129,7 @@ class Zero12Schedule(DeepSpeedEngine):
         kept whole (`copy_grads_in_partition`), unless the accumulation type differs."""
         if self.config.grad_accum_dtype != self.config.param_dtype:
             return 0
-        whole = sum(
-            max(flat.owned_whole(rank) for rank in range(flat.world_size)) for flat in self._flats
-        )
+        whole = sum(max(flat.owned_whole(rank) for rank in range(flat.world_size)) for flat in self._flats)
         return max(0, whole * self.param_bytes - self._own_gradient_bytes)
 
     def _free_own_gradients(self) -> None:
@@ -234,10 +232,11 @@ class Zero12Schedule(DeepSpeedEngine):
     def end_backward(self) -> None:
         builder = self.builder
         if not self._reduces_in_backward and self._is_boundary:
-            # reduce_gradients visits the parameters in the order of registration, not of backward
-            for name, parameter in self.workload.model.named_parameters():
-                if name in self._kept:
-                    self._add_gradient(name, parameter.numel * self.param_bytes)
+            # reduce_gradients visits the groups' parameters in the order of registration, not of backward
+            for one in self._groups:
+                for name in one.numels:
+                    if name in self._kept:
+                        self._add_gradient(name, one.numels[name] * self.param_bytes)
             self._kept = set()
         if not self._reduces_in_backward and not self._is_boundary:
             return
@@ -324,8 +323,8 @@ class Zero12Schedule(DeepSpeedEngine):
                 self._gather_group(flat)
 
     def _gather_group(self, flat: FlatGroup) -> None:
-        """One call; before 0.12.4 one per `allgather_bucket_size` elements, into a list of all ranks' parts, to
-        which NCCL's process group copies from a temporary tensor."""
+        """One call; before 0.12.4 one per `allgather_bucket_size` elements, into a list of all ranks' parts,
+        to which NCCL's process group copies from a temporary tensor."""
         builder, zero, ranks = self.builder, self.zero, flat.world_size
         is_in_buckets = self._release.gathers_step_in_buckets
         pieces = max(1, flat.shard_numel * ranks // zero.allgather_bucket_size) if is_in_buckets else 1

@@ -28,8 +28,8 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 @dataclass(frozen=True, slots=True)
 class ZeroParameter:
     """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded.
-    Elements of 4-bit weights are the 16-bit numbers that they are kept as. `belongs_to`: the kind of ranks that
-    have it, where they are others than all (routed experts)."""
+    Elements of 4-bit weights are the 16-bit numbers that they are kept as. `belongs_to`: the kind of ranks
+    that have it, where they are others than all (routed experts)."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,11 +68,9 @@ class FetchTrace:
     external: tuple[int, ...] = ()
 
 
-def trace_of(
-    workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0
-) -> FetchTrace:
-    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size` ranks,
-    of experts that fewer have over `expert_ranks`."""
+def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0) -> FetchTrace:
+    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size`
+    ranks, of experts that fewer have over `expert_ranks`."""
     parameters = _parameters(workload, zero, world_size, expert_ranks)
     numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
     by_module = _by_module(workload, numbers)

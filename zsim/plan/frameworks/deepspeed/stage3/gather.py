@@ -28,8 +28,8 @@ class Gatherer:
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
-        """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter; what no
-        other rank has is there already."""
+        """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter;
+        what no other rank has is there already."""
         parts = self._by_ranks(fetch)
         if self.config.zero.allgather_sequential:
             return [Fetch((number,), part.group) for part in parts for number in part.parameters]

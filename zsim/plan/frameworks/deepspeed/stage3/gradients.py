@@ -73,8 +73,8 @@ class Zero3Gradients(DeepSpeedEngine):
         return QuantizedReducer(self.stage, self.trace, self.config, self.reduce_stream, self.group)
 
     def _make_sub_groups(self) -> list[list[int]]:
-        """The sub-groups: parameters in order, those of experts last, with a new sub-group once local elements
-        reach `sub_group_size`."""
+        """The sub-groups: parameters in order, those of experts last, with a new sub-group once local
+        elements reach `sub_group_size`."""
         named = self.stage.workload.model.named_parameters()
         found = []
         for group in parameter_groups(self.stage, self.group, named):
