@@ -39,13 +39,17 @@ def plan_of(name: str) -> zsim.Plan:
     config = {"gradient_accumulation_steps": micro_batches, **keys}
     if layer == "autoep":
         config["expert_parallel"] = {"enabled": True, "autoep_size": ranks, "use_grouped_mm": False}
-    training = {"sequence_length": LENGTH, "micro_batch_size": 1, "attention": "math"}
+    training: dict[str, Any] = {"sequence_length": LENGTH, "micro_batch_size": 1, "attention": "math"}
+    parallelism: dict[str, Any] = {} if layer == "autoep" else {"expert": ranks}
+    if layer == "moe-dropless":  # every token goes to the first two experts
+        parallelism["expert_imbalance"] = (1, 1, *(0,) * (EXPERTS - 2))
+        training["frozen"] = ["model.layers.*.mlp.gate.weight"]
     experiment = zsim.Experiment(
         model=MODEL,
         cluster=ANY_CLUSTER,
         gpus=4,
         training=training | ({} if "bf16" in keys else {"precision": "fp32"}),
-        parallelism={} if layer == "autoep" else {"expert": ranks},
+        parallelism=parallelism,
         strategy={"kind": "deepspeed", "config": config, "drops_tokens": layer != "moe-dropless"},
     )
     return zsim.make_plan(experiment)

@@ -158,7 +158,7 @@ def plan_stages(
     data = DataParallel(mesh.groups(DATA, CONTEXT))
     spread = parallelism.expert_mesh(world_size)
     nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in MERGING else 1
-    experts = DataParallel(spread.groups(EXPERT_DATA)) if parallelism.experts.ranks > 1 else None
+    experts = DataParallel(spread.groups(EXPERT_DATA)) if parallelism.experts.has_own_ranks else None
     ranks = ranks_of(
         parallelism.schedule,
         parallelism.pipeline,

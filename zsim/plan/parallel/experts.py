@@ -220,7 +220,7 @@ class _Layer:
         is_apart = split.ranks > 1 and local > 1
         if is_apart:
             found.append(self._move("sort", 1.0, seen=rows))
-        found += experts_one_by_one(self.experts, local, split.ranks, rows / local, is_apart=is_apart)
+        found += experts_one_by_one(self.experts, local, rows / local, is_apart=is_apart)
         found.append(self._move("unsort", 1.0, seen=rows))
         if split.ranks > 1:
             found.append(self._all_to_all("rows back", rows, width, returns=True))
@@ -389,7 +389,7 @@ class _Layer:
     def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
         """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""
         split, local = self.split, self.work.num_experts // self.split.ranks
-        belongs_to = EXPERT_DATA if split.ranks > 1 else ""
+        belongs_to = EXPERT_DATA if split.has_own_ranks else ""
         trainable = all(one.trainable for one in stacked)
         kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, made, given))]
         if any(len(one.shape) == 2 for one in stacked):

@@ -10,17 +10,14 @@ from zsim.specs.model.spec import Activation, Linear, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
 
-def experts_one_by_one(
-    experts: Module, count: int, ranks: int, rows: float, *, is_apart: bool
-) -> list[Module]:
-    """`count` of the model's `experts`, which `ranks` ranks share, each on `rows` rows per token;
-    `is_apart`: both of its first products read a copy of their own."""
+def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bool) -> list[Module]:
+    """`count` of the model's `experts`, each on `rows` rows per token; `is_apart`: both of its first products
+    read a copy of their own."""
     work, found = experts.work, []
     assert isinstance(work, Experts)
     hidden, features = work.in_features, work.expert_features
     has_bias = any(len(one.shape) == 2 for one in experts.parameters)
     trainable = all(one.trainable for one in experts.parameters)
-    belongs_to = EXPERT_DATA if ranks > 1 else ""
     parts = [("up_proj", hidden, features), ("down_proj", features, hidden)]
     if work.is_gated:
         parts.insert(0, ("gate_proj", hidden, features))
@@ -31,7 +28,7 @@ def experts_one_by_one(
             shapes: dict[str, tuple[int, ...]] = {"weight": (out, given)}
             shapes |= {"bias": (out,)} if has_bias else {}
             owned = tuple(
-                Parameter(one, shape, trainable=trainable, belongs_to=belongs_to)
+                Parameter(one, shape, trainable=trainable, belongs_to=EXPERT_DATA)
                 for one, shape in shapes.items()
             )
             shares = place > 0 and part == "up_proj" and not is_apart

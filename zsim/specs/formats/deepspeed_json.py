@@ -61,6 +61,11 @@ def _degrees(job: Job, own: Mapping[str, Any]) -> dict[str, Any]:
         made["tensor_parallel"] = {**_plain(own.get("tensor_parallel")), "autotp_size": parallelism.tensor}
     if parallelism.context > 1:
         made["sequence_parallel_size"] = parallelism.context
+    experts = parallelism.experts
+    if experts.library == "autoep":
+        asked = {"enabled": True, "autoep_size": experts.ranks}
+        backend = {"comm_backend": "deepep"} if experts.dispatcher == "deepep" else {}
+        made["expert_parallel"] = {**_plain(own.get("expert_parallel")), **asked, **backend}
     if parallelism.pipeline > 1:
         made["pipeline"] = {**_plain(own.get("pipeline")), "stages": parallelism.pipeline}
     return made

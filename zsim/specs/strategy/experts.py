@@ -57,6 +57,12 @@ class ExpertSplit:
         return self.library in ("autoep", "deepspeed-moe")
 
     @property
+    def has_own_ranks(self) -> bool:
+        """Whether experts are reduced and sharded over a group of their own: DeepSpeed's layers have one also
+        where all ranks have all experts."""
+        return self.ranks > 1 or self.is_deepspeed
+
+    @property
     def imbalance(self) -> float:
         """Rows of the fullest rank over the mean, as far as the capacity takes them."""
         if self.capacity_factor is None:

@@ -121,7 +121,7 @@ class Zero0Schedule(DeepSpeedEngine):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        spread = [EXPERT] if any(one.is_of_experts for one in self._groups) else []
+        spread = [EXPERT] if EXPERT in builder.groups else []
         check_overflow(self.stage, config, [self.trained], self.group.name, afterwards=spread)
         norms = spread if self.is_sharded else []  # FP16_Optimizer takes the norm of what the rank has
         norm_and_sync(self.stage, config, [self.trained], self.group.name, afterwards=norms)

@@ -291,7 +291,7 @@ class Zero3Schedule(Zero3Gradients):
             shards,
             self.group.name,
             num_groups=len(self.sub_groups) - of_experts,
-            afterwards=[EXPERT_DATA, EXPERT] * of_experts,
+            afterwards=[name for name in (EXPERT_DATA, EXPERT) if name in self.builder.groups] * of_experts,
         )
 
     def _partition_all(self) -> None:
