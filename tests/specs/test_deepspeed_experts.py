@@ -117,7 +117,10 @@ def test_what_deepspeed_refuses(given: tuple[dict[str, Any], dict[str, Any]], se
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"zero": {"stage": 3, "zero_hpz_partition_size": 8}, "block": {}}, "zero_hpz_partition_size: found 8"),
+        (
+            {"zero": {"stage": 3, "zero_hpz_partition_size": 8}, "block": {}},
+            "zero_hpz_partition_size: found 8",
+        ),
         ({"zero": {"stage": 3, "zero_quantized_gradients": True}, "block": {}}, "zero_quantized_gradients"),
         ({"zero": {"stage": 2, "reduce_scatter": False}, "block": {}}, "reduce_scatter: found false"),
         ({"block": {"expert_tensor_parallel_size": 2}}, "expert_tensor_parallel_size: found 2"),

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.lone_experts import experts_one_by_one
+from zsim.plan.parallel.expert_modules import experts_one_by_one, keeping_input_once
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_run import expert_run, has_experts
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
@@ -134,7 +134,7 @@ class _Layer:
         if self.split.is_megatron:
             shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
             found = [*shared, self.router, *self._routed()]
-        return _keeping_input_once(found, f"{self.experts.name}.")
+        return keeping_input_once(found, f"{self.experts.name}.")
 
     # -- the way of a row ---------------------------------------------------------------------------------
 
@@ -142,13 +142,14 @@ class _Layer:
         split, rows = self.split, self.work.top_k * self.split.sent
         if split.library == "deepspeed-moe":
             return self._slots(rows)
-        if split.library == "autoep" and split.members == 1:
-            return self._sorted_at_home(rows)
         if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
+            found = self._products(rows)
+            if split.library == "autoep":
+                found = [self._move("sort", 1.0, seen=rows), *found, self._move("unsort", 1.0, seen=rows)]
             return [
                 self._move("permute", rows, host_waits=split.host_waits),
                 *self._summed(rows),
-                *self._products(rows),
+                *found,
                 self._move("unpermute", rows, shared=self.shared),
             ]
         if split.dispatcher in MERGING:
@@ -194,16 +195,6 @@ class _Layer:
             found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
         found.append(self._all_to_all("rows back", sent, width, returns=True))
         return [*found, self._move("unpermute", sent, shared=self.shared)]
-
-    def _sorted_at_home(self, rows: float) -> list[Module]:
-        """[Note: whose dispatch], AutoEP with all experts on every rank."""
-        return [
-            self._move("permute", rows),
-            self._move("sort", 1.0, seen=rows),
-            *self._products(rows),
-            self._move("unsort", 1.0, seen=rows),
-            self._move("unpermute", rows, shared=self.shared),
-        ]
 
     def _slots(self, rows: float) -> list[Module]:
         """[Note: whose dispatch], DeepSpeed's own layer: `rows` slots of all experts for each token."""
@@ -403,24 +394,3 @@ class _Layer:
 
 def _both(width: int, ranks: int, group: str) -> Exchange:
     return Exchange("all_to_all", "all_to_all", width, ranks, group)
-
-
-def _keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
-    """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
-    of shared experts, and the products before their activation; `experts`: how names of routed experts
-    begin."""
-    found: list[Module] = []
-    is_kept = False
-    for number, module in enumerate(modules):
-        is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
-        is_product = is_product and not _follows_activation(modules, number)
-        if isinstance(module.work, Router) or is_product:
-            module = replace(module, shares_input=is_kept)
-            is_kept = True
-        found.append(module)
-    return found
-
-
-def _follows_activation(modules: Sequence[Module], number: int) -> bool:
-    before = [one for one in modules[:number] if not isinstance(one.work, Exchange)]
-    return bool(before) and isinstance(before[-1].work, Activation)

@@ -15,7 +15,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
-from zsim.plan.frameworks.deepspeed.parameter_groups import ParameterGroup, parameter_groups
+from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.optimizer import partition_states, update, whole_bytes
 from zsim.plan.stage import Stage
@@ -36,14 +36,14 @@ class Zero0Schedule(DeepSpeedEngine):
         self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
         self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
         self.trained = workload.model.trainable_numel
-        self._groups = parameter_groups(stage, self.group, workload.model.named_parameters())
+        self._groups = optimizer_groups(stage, self.group, workload.model.named_parameters())
         self._shards = [self._shard_numel(one) for one in self._groups]
         self.shard_numel = sum(self._shards)
         self._micro_batch, self._is_boundary = 0, True
         self._numels: list[int] = []
         self._expert_numels: list[int] = []
 
-    def _shard_numel(self, one: ParameterGroup) -> int:
+    def _shard_numel(self, one: OptimizerGroup) -> int:
         """Elements of a group that the rank updates."""
         return -(-one.numel // (2 * one.group.size)) * 2 if self.is_sharded else one.numel
 

@@ -14,7 +14,7 @@ from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
-from zsim.plan.frameworks.deepspeed.parameter_groups import ParameterGroup, parameter_groups
+from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup, FlatGroups
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
@@ -46,7 +46,7 @@ class Zero12Schedule(DeepSpeedEngine):
         named = list(workload.model.named_parameters())
         self._numels = {name: one.numel for name, one in named if one.trainable}
         self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
-        self._groups = parameter_groups(stage, self.group, named)
+        self._groups = optimizer_groups(stage, self.group, named)
         self._flats = [self._flattened(one) for one in self._groups]
         self.shard_numel = sum(flat.shard_numel for flat in self._flats)
         self._release = config.release
@@ -58,7 +58,7 @@ class Zero12Schedule(DeepSpeedEngine):
             self.home = Zero12Home(stage, config, self.shard_numel, self._numels)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
 
-    def _flattened(self, one: ParameterGroup) -> FlatGroup:
+    def _flattened(self, one: OptimizerGroup) -> FlatGroup:
         """Padded to `nccl_start_alignment_factor` elements per rank, and cut into equal parts."""
         ranks = one.group.size
         shard = -(-one.numel // (_ALIGNMENT * ranks)) * _ALIGNMENT

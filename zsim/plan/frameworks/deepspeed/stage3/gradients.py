@@ -11,7 +11,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
-from zsim.plan.frameworks.deepspeed.parameter_groups import parameter_groups
+from zsim.plan.frameworks.deepspeed.optimizer_groups import optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
@@ -77,7 +77,7 @@ class Zero3Gradients(DeepSpeedEngine):
         elements reach `sub_group_size`."""
         named = self.stage.workload.model.named_parameters()
         found = []
-        for group in parameter_groups(self.stage, self.group, named):
+        for group in optimizer_groups(self.stage, self.group, named):
             of = group.numels.keys()
             numbers = [number for number, one in enumerate(self.trace.parameters) if one.name in of]
             found += self._cut(numbers)

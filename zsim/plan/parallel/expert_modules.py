@@ -1,12 +1,16 @@
-"""Routed experts as modules of their own that run one after the other, as in `deepspeed.moe.layer.MoE`
-(DeepSpeed 0.19.8 moe/experts.py)."""
+"""The modules of a layer of routed experts: experts that run one after the other, and which module keeps the
+layer's input.
+
+Experts of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8 moe/experts.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.specs.model.experts import Experts
-from zsim.specs.model.spec import Activation, Linear, Module, Parameter
+from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
 
@@ -37,3 +41,24 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
         found += made
     cut = experts.token_shards
     return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in found]
+
+
+def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
+    """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
+    of shared experts, and the products before their activation; `experts`: how names of routed experts
+    begin."""
+    found: list[Module] = []
+    is_kept = False
+    for number, module in enumerate(modules):
+        is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
+        is_product = is_product and not _follows_activation(modules, number)
+        if isinstance(module.work, Router) or is_product:
+            module = replace(module, shares_input=is_kept)
+            is_kept = True
+        found.append(module)
+    return found
+
+
+def _follows_activation(modules: Sequence[Module], number: int) -> bool:
+    before = [one for one in modules[:number] if not isinstance(one.work, Exchange)]
+    return bool(before) and isinstance(before[-1].work, Activation)

@@ -18,7 +18,7 @@ _MAX_GROUP_NUMEL = 178_956_971
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterGroup:
+class OptimizerGroup:
     """Parameters (name -> elements, in the order of registration) that the ranks of `group` share."""
 
     numels: Mapping[str, int]
@@ -30,9 +30,9 @@ class ParameterGroup:
         return sum(self.numels.values())
 
 
-def parameter_groups(
+def optimizer_groups(
     stage: Stage, group: Group, named: Iterable[tuple[str, Parameter]]
-) -> list[ParameterGroup]:
+) -> list[OptimizerGroup]:
     """The groups of the trained ones among `named`, those of all ranks (`group`) first."""
     dense: dict[str, int] = {}
     experts: list[dict[str, int]] = []
@@ -45,8 +45,8 @@ def parameter_groups(
             experts[-1][name] = parameter.numel
         else:
             experts.append({name: parameter.numel})
-    found = [ParameterGroup(dense, group)] if dense or not experts else []
+    found = [OptimizerGroup(dense, group)] if dense or not experts else []
     if experts:
         few = stage.expert_group()
-        found += [ParameterGroup(numels, few, is_of_experts=True) for numels in experts]
+        found += [OptimizerGroup(numels, few, is_of_experts=True) for numels in experts]
     return found
