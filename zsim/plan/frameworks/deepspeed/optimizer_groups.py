@@ -8,8 +8,8 @@ groups of at most 178,956,971 elements.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from zsim.dataclass import dataclass
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import Parameter
