@@ -346,3 +346,9 @@ def test_every_rank_of_stage_3_reads_a_whole_universal_checkpoint_and_of_stage_1
     least, most = 12 * 8_030_261_248 // 64, 12 * (8_030_261_248 // 64 + 2 * 128_256 * 4096)
     assert (of_stage[1].read - module >= least).all()
     assert (of_stage[1].read - module <= most).all()
+
+
+def test_the_files_of_deepspeeds_experts_are_not_known() -> None:
+    job = job_of(model="mixtral-8x7b", strategy={"kind": "deepspeed", "stage": 2}, parallelism={"expert": 8})
+    with pytest.raises(NotSimulatedError, match="a file per expert"):
+        saved_files(job, None)

@@ -57,6 +57,11 @@ def saved_files(
             "thread each; expected 1, or format 'dcp'"
         )
     if isinstance(strategy, DeepSpeedConfig):
+        if job.parallelism.experts.is_deepspeed:
+            raise NotSimulatedError(
+                "run.checkpoint: the files of experts in DeepSpeed's layers (a file per expert) are not "
+                "known; expected run.checkpoint.bytes, blocking and load as measured"
+            )
         return deepspeed_files(
             held, strategy, saves_16bit_model=saves_16bit_model, is_universal=kind == "universal"
         )
