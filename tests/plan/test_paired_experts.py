@@ -143,16 +143,24 @@ def test_with_a_pipeline_one_forward_more_is_ahead(overlaps_p2p: bool) -> None:
 
 
 def test_a_pipeline_of_pairs_runs_and_hides_exchanges() -> None:
-    """The engine meets no deadlock; the step is shorter than one after the other."""
+    """The engine meets no deadlock; with kernels that outlast the host the step is shorter than one after the
+    other."""
     keys: dict[str, Any] = {
         "gpus": 16, "pipeline": 2, "virtual_stages": 2, "micro_batches": 4, "delays": True,
         "model": {"num_hidden_layers": 8, "hidden_size": 4096},
     }  # fmt: skip
     spans = []
     for overlaps in (True, False):
-        found = {**keys, "overlaps": overlaps, "delays": overlaps, "model": dict(keys["model"])}
+        long = {"sequence_length": 16384}
+        found = {
+            **keys,
+            "overlaps": overlaps,
+            "delays": overlaps,
+            "model": dict(keys["model"]),
+            "training": long,
+        }
         spans.append(simulate_job(resolve(experiment_of(**found))).trace.to_frame()["end_seconds"].max())
-    assert spans[0] < spans[1]
+    assert spans[0] < 0.97 * spans[1]
 
 
 @pytest.mark.parametrize(
