@@ -39,7 +39,6 @@ from zsim.specs.topology.topology import Topology
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
-
 # By algorithm's shape and rows of slots, the links that are used and the bytes on each per bus byte.
 Usages = dict[Hashable, tuple[Ints, Floats]]
 
@@ -351,6 +350,11 @@ class Fabric:
                 links, weights = communicator.used[shape]
                 total[links] += weights * size
         return total
+
+    def carried(self, work: Collective, communicator: int) -> tuple[Ints, Floats]:
+        """The links of a call of all groups that a communicator stands for, and the bytes on each."""
+        links, weights = self._communicators[work.group, communicator].used[self._shape(work, communicator)]
+        return links, weights * self._bus_bytes(work)
 
     def sent(self, work: Collective, program: int = 0) -> tuple[float, float]:
         """Bytes that one GPU sends for a call by the ranks of a program, as mean over all GPUs: inside its

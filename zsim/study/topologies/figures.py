@@ -12,6 +12,7 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
+from zsim.study.topologies.picture import FabricBox, Picture, picture
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -20,51 +21,59 @@ if TYPE_CHECKING:
 
 _PALETTE = ("#2F7FBF", "#D55E00", "#12946C", "#B8568F", "#E69F00", "#6A5ACD", "#8A8F98")
 _SCALE = ((0.0, "#4FB3BF"), (0.5, "#E69F00"), (1.0, "#B3261E"))
-_MAX_NODES = 24  # drawn
-_ROLES = {"node": 0, "leaf": 1, "router": 1, "network": 1, "spine": 2, "core": 3}
 
 
 def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) -> Figure:
-    """The fabric of `num_nodes` nodes (at most 24 are drawn); `load` colours each tier's links by
-    utilisation, 0 to 1."""
+    """The fabric of `num_nodes` nodes, folded where they are many (`picture`); `load` colours each tier's
+    links by utilisation, 0 to 1."""
     cluster = load_cluster(name)
-    shown = min(num_nodes, max(_MAX_NODES, 2 * cluster.node_link.nodes_per_domain))
-    topology = Topology(cluster, shown, cluster.gpus_per_node)
-    edges = _edges(topology)
-    places = _places(topology, sorted({end for pair in edges for end in pair}))
+    drawn = picture(Topology(cluster, num_nodes, cluster.gpus_per_node))
+    places = drawn.places()
     figure = Figure(layout(440, showlegend=False))
-    tiers = list(dict.fromkeys(tier for tier, _, _ in edges.values()))
-    for tier in tiers:
-        own = [pair for pair, (t, _, _) in edges.items() if t == tier]
-        width = 1.0 + 0.8 * math.log10(max(max(edges[pair][2] for pair in own) / 25e9, 1.0))
-        color = _heat(load[tier]) if load and tier in load else "#8A8F98"
+    for tier in dict.fromkeys(line.tier for line in drawn.lines):
+        own = [line for line in drawn.lines if line.tier == tier]
+        width = 1.0 + 0.8 * math.log10(max(max(line.capacity for line in own) / 25e9, 1.0))
+        ends = [(places[line.ends[0]], places[line.ends[1]]) for line in own]
         figure.add_scatter(
-            x=[x for one, other in own for x in (places[one][0], places[other][0], None)],
-            y=[y for one, other in own for y in (places[one][1], places[other][1], None)],
+            x=[x for one, other in ends for x in (one[0], other[0], None)],
+            y=[y for one, other in ends for y in (one[1], other[1], None)],
             mode="lines",
-            line={"width": width, "color": color},
+            line={"width": width, "color": heat(load[tier]) if load and tier in load else "#8A8F98"},
             opacity=0.75,
             hoverinfo="skip",
             name=tier,
         )
+    add_boxes(figure, drawn, f"{cluster.gpus_per_node} GPUs, {cluster.gpu.name}")
+    return figure
+
+
+def add_boxes(figure: Figure, drawn: Picture, words: str) -> None:
+    """The boxes of a picture, as the figure's last trace; `words` say what one node holds."""
+    nodes, switches = _PALETTE[0], _PALETTE[2]
     figure.add_scatter(
-        x=[places[device][0] for device in places],
-        y=[places[device][1] for device in places],
+        x=[box.place[0] for box in drawn.boxes],
+        y=[box.place[1] for box in drawn.boxes],
         mode="markers+text",
-        text=[_label(device, len(places)) for device in places],
-        textposition="bottom center",
+        text=_labels(drawn.boxes),
+        textposition=["bottom center" if box.is_nodes else "top center" for box in drawn.boxes],
         textfont={"size": 10},
         marker={
-            "size": [15 if device.startswith("node") else 18 for device in places],
-            "symbol": ["square" if device.startswith("node") else "circle" for device in places],
-            "color": [_PALETTE[0] if device.startswith("node") else _PALETTE[2] for device in places],
+            "size": [_size(box) if len(drawn.boxes) <= _CROWD else 9 for box in drawn.boxes],
+            "symbol": ["square" if box.is_nodes else "circle" for box in drawn.boxes],
+            "color": [nodes if box.is_nodes else switches for box in drawn.boxes],
+            "opacity": 1,
         },
-        hovertext=[_hover(device, edges, topology) for device in places],
+        hovertext=[_hover(box, drawn, words) for box in drawn.boxes],
         hoverinfo="text",
     )
     figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    return figure
+    figure.update_yaxes(visible=False, range=_room([box.place[1] for box in drawn.boxes]))
+
+
+def _room(heights: Sequence[float]) -> list[float]:
+    """The range of an axis, with room for names below the lowest boxes."""
+    low, high = min(heights), max(heights)
+    return [low - 0.14 * max(high - low, 1.0), high + 0.14 * max(high - low, 1.0)]
 
 
 def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
@@ -185,112 +194,43 @@ def curves(points: Sequence[CurvePoint]) -> Figure:
     return figure
 
 
-def _edges(topology: Topology) -> dict[tuple[str, str], tuple[str, int, float]]:
-    """By pair of devices: (tier, number of cables, their total capacity in one direction, bytes per
-    second)."""
-    found: dict[tuple[str, str], tuple[str, int, float]] = {}
-
-    def add(one: str, other: str, tier: str, capacity: float) -> None:
-        pair = (one, other) if one <= other else (other, one)
-        _, count, total = found.get(pair, (tier, 0, 0.0))
-        found[pair] = (tier, count + 1, total + capacity)
-
-    cards, wiring = topology.cluster.nic.per_node, topology.wiring
-    own = topology.classes["nic_out"]
-    for port in range(own.count):
-        nic, plane = divmod(port, wiring.planes)
-        add(f"node{nic // cards}", wiring.port(nic, plane), own.tier, own.capacity)
-    for links in wiring.links():
-        link_class = topology.classes[links.name]
-        for position in range(links.count):
-            one, other = wiring.ends(links.name, position)
-            if one < other:
-                add(one, other, link_class.tier, link_class.capacity)
-    return _as_built(topology, found)
+_CROWD = 64  # boxes, at most, that have names beside them
+_SIDE_BY_SIDE = 12  # names in a row, at most
 
 
-def _as_built(
-    topology: Topology, edges: Mapping[tuple[str, str], tuple[str, int, float]]
-) -> dict[tuple[str, str], tuple[str, int, float]]:
-    """The edges with as many spines and cores as the fabric is built of: several logical switches become one
-    physical one, and a single leaf has none above it."""
-    built, names = topology.inventory().switches, dict[str, str | None]()
-    for role in ("spine", "core"):
-        own = {end for pair in edges for end in pair if _role(end) == role}
-        for place, device in enumerate(sorted(own, key=lambda end: [int(part) for part in _numbers(end)])):
-            count = built.get(role, 0)
-            packed = f"{role}{place * count // len(own)}" if count < len(own) else device
-            names[device] = packed if count else None
-    found: dict[tuple[str, str], tuple[str, int, float]] = {}
-    for (one, other), (tier, count, capacity) in edges.items():
-        first, second = names.get(one, one), names.get(other, other)
-        if first is None or second is None:
-            continue
-        pair = (first, second) if first <= second else (second, first)
-        _, before, total = found.get(pair, (tier, 0, 0.0))
-        found[pair] = (tier, before + count, total + capacity)
-    return found
+def _size(box: FabricBox) -> float:
+    """Pixels: more for boxes of many devices."""
+    return (15 if box.is_nodes else 18) + min(8.0, 2.0 * math.log2(box.devices))
 
 
-def _role(device: str) -> str:
-    return device.rpartition("plane")[2].lstrip("0123456789.").rstrip("0123456789.")
+def _labels(boxes: Sequence[FabricBox]) -> list[str]:
+    """Names; where boxes stand close, every second one's alone, and none in a crowd."""
+    rows: dict[float, list[FabricBox]] = {}
+    for box in boxes:
+        rows.setdefault(box.place[1], []).append(box)
+    found: dict[str, str] = {}
+    for row in rows.values():
+        step = -(-len(row) // _SIDE_BY_SIDE)
+        for number, box in enumerate(sorted(row, key=lambda one: one.place[0])):
+            is_named = len(boxes) <= _CROWD and number % step == 0
+            found[box.name] = box.name.partition(" from ")[0] if is_named else ""
+    return [found[box.name] for box in boxes]
 
 
-def _places(topology: Topology, devices: list[str]) -> dict[str, tuple[float, float]]:
-    """Coordinates by device: tori as a grid, dragonflies as a ring, everything else in levels."""
-    kind, shape = topology.cluster.network.kind, topology.cluster.network.shape
-    routers = [device for device in devices if device.startswith("router")]
-    places: dict[str, tuple[float, float]] = {}
-    if kind in ("torus", "dragonfly") and routers:
-        for device in routers:
-            number = int(device[6:])
-            if kind == "torus":
-                x, y, z = number % shape[0], number // shape[0] % shape[1], number // (shape[0] * shape[1])
-                places[device] = (x + 0.35 * z, y + 0.25 * z)
-            else:
-                angle = 2 * math.pi * number / len(routers)
-                places[device] = (math.cos(angle), math.sin(angle))
-        for device in devices:
-            if device.startswith("node"):
-                router = topology.wiring.port(int(device[4:]) * topology.cluster.nic.per_node, 0)
-                x0, y0 = places[router]
-                spread = (int(device[4:]) % 2) * 0.12
-                scale = (0.12, -0.2) if kind == "torus" else (0.22 * x0 + spread, 0.22 * y0 + spread)
-                places[device] = (x0 + scale[0], y0 + scale[1])
-        return places
-    levels: dict[int, list[str]] = {}
-    for device in devices:
-        levels.setdefault(_ROLES.get(_role(device), 1 if not device.startswith("node") else 0), []).append(
-            device
-        )
-    for level, own in levels.items():
-        own.sort(key=lambda device: [int(part) for part in _numbers(device)])
-        for position, device in enumerate(own):
-            places[device] = ((position + 0.5) / len(own), float(level))
-    return places
-
-
-def _numbers(device: str) -> list[str]:
-    digits = "".join(letter if letter.isdigit() else " " for letter in device)
-    return digits.split() or ["0"]
-
-
-def _label(device: str, count: int) -> str:
-    return device if count <= 40 else ""
-
-
-def _hover(device: str, edges: Mapping[tuple[str, str], tuple[str, int, float]], topology: Topology) -> str:
-    lines = [f"<b>{device}</b>"]
-    if device.startswith("node"):
-        lines.append(f"{topology.gpus_per_node} GPUs, {topology.cluster.gpu.name}")
-    for (one, other), (tier, count, capacity) in edges.items():
-        if device in (one, other) and len(lines) < 9:
-            end = other if device == one else one
-            lines.append(f"{count} x {tier} to {end}, {format_rate(capacity)} one way")
+def _hover(box: FabricBox, drawn: Picture, words: str) -> str:
+    lines = [f"<b>{box.name}</b>"]
+    if box.is_nodes:
+        lines.append(words if box.devices == 1 else f"{box.devices:,} nodes of {words}")
+    elif box.devices > 1:
+        lines.append(f"{box.devices:,} switches")
+    for line in drawn.lines:
+        if box.name in line.ends and len(lines) < 9:
+            end = line.ends[1] if line.ends[0] == box.name else line.ends[0]
+            lines.append(f"{line.count:,} x {line.tier} to {end}, {format_rate(line.capacity)} one way")
     return "<br>".join(lines)
 
 
-def _heat(fraction: float) -> str:
+def heat(fraction: float) -> str:
     """The colour of a utilisation, interpolated between the stops of the heat map."""
     fraction = min(max(fraction, 0.0), 1.0)
     for (low, first), (high, second) in itertools.pairwise(_SCALE):

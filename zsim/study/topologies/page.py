@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.page import Section, page
 from zsim.study.topologies import figures
+from zsim.study.topologies.picture import MAX_NODES
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ def _cells(row: TopologyComparison) -> list[str]:
 
 
 def _drawn(facts: dict[str, Any]) -> str:
-    more = " The first 24 nodes (or two NVLink domains)." if facts["nodes"] > 24 else ""
+    more = ""
+    if facts["nodes"] > MAX_NODES:
+        more = " Nodes on the same switches share a box, and so do switches that join the same boxes."
+        if facts["network"] in ("torus", "dragonfly"):
+            more = f" A {'router' if facts['network'] == 'torus' else 'group'} is drawn with its nodes."
     switches = f"{facts['num_switches']:,} switch{'es' if facts['num_switches'] != 1 else ''}"
     return f"{facts['network']}, {facts['nodes']} nodes, {switches}.{more}"
