@@ -1,17 +1,19 @@
-"""Topology files in few words, new ones, and what `ibnetdiscover` prints."""
+"""Topology files in few words, new ones, and what `ibnetdiscover` and `lldpctl` print."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.topology.new_file import NewTopology
-from zsim.specs.formats.topology.read import import_topology
+from zsim.specs.formats.topology.read import Imported, import_topology
 from zsim.specs.topology.make_wiring import make_wiring
 
 SWITCHES = """#
@@ -194,3 +196,93 @@ def test_a_fabric_that_cannot_be_read_is_refused(tmp_path: Path, old: str, new: 
 def test_a_cut_file_has_no_cables(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no switch has a cable"):
         imported(tmp_path, SWITCHES[: SWITCHES.index("[1]")])
+
+
+# -- lldpctl ---------------------------------------------------------------------------------------------
+
+ONE_MACHINE = """-------------------------------------------------------------------------------
+LLDP neighbors:
+-------------------------------------------------------------------------------
+Interface:    eth0, via: LLDP, RID: 1, Time: 10 days, 03:04:05
+  Chassis:
+    SysName:      oob.dc1.example.com
+    Capability:   Bridge, on
+  Port:
+    PortID:       ifname swp9
+      MAU oper type: 1000BaseTFD - Four-pair Category 5 UTP, full duplex mode
+-------------------------------------------------------------------------------
+Interface:    enp12s0np0, via: LLDP, RID: 2, Time: 10 days, 03:04:05
+  Chassis:
+    SysName:      leaf01
+    Capability:   Bridge, on
+  Port:
+    PortID:       ifname swp1
+      MAU oper type: 100GbaseCR4 - 100GBASE-R PCS/PMA over 4 lane shielded copper
+-------------------------------------------------------------------------------
+Interface:    enp18s0np0, via: LLDP, RID: 3, Time: 10 days, 03:04:05
+  Chassis:
+    SysName:      leaf02
+    Capability:   Bridge, on
+  Port:
+    PortID:       ifname swp1
+      MAU oper type: 100GbaseCR4 - 100GBASE-R PCS/PMA over 4 lane shielded copper
+"""
+
+
+def keyvalue(*seen: tuple[str, str, str, str, str]) -> str:
+    """Lines as `clush` prints them, of (machine, interface, peer, peer's port, peer bridges)."""
+    lines = []
+    for machine, interface, peer, port, bridges in seen:
+        start = f"{machine}: lldp.{interface}"
+        lines += [f"{start}.via=LLDP", f"{start}.chassis.name={peer}",
+                  f"{start}.chassis.Bridge.enabled={bridges}", f"{start}.port.ifname={port}"]  # fmt: skip
+    return "\n".join(lines)
+
+
+HOSTS = [(f"gpu{n}", f"eth{c}", f"leaf{c}.dc1", f"swp{n}", "on") for n in (9, 10) for c in (0, 1)]
+LEAVES = [
+    *((f"leaf{c}", f"swp{n}", f"gpu{n}", f"eth{c}", "off") for n in (9, 10) for c in (0, 1)),
+    *((f"leaf{c}", f"swp{30 + k}", "spine", f"swp{2 * c + k}", "on") for c in (0, 1) for k in (0, 1)),
+]
+
+
+def links_of(path: Path, text: str, base: str | None = None) -> tuple[list[dict[str, Any]], Imported]:
+    path.write_text(text)
+    found = import_topology(path, base=base)
+    tables = tomllib.loads(found.toml)
+    return tables["network"]["links"], found
+
+
+def test_one_machines_neighbours_are_its_cards_without_the_slow_one(tmp_path: Path) -> None:
+    """Two cards of 100 Gb/s on two leaves; the 1 Gb/s port is for management."""
+    links, found = links_of(tmp_path / "lldp.txt", ONE_MACHINE)
+    assert [(link["from"], link["to"], link["bandwidth"]) for link in links] == [
+        ("node0.nic0", "leaf01", "100 Gb/s"), ("node0.nic1", "leaf02", "100 Gb/s"),
+    ]  # fmt: skip
+    assert "left out: 1 cards that are slower than their machine's fastest" in found.notes
+
+
+@pytest.mark.parametrize("seen", [[*HOSTS, *LEAVES], [*LEAVES], [*HOSTS, *LEAVES[4:]]])
+def test_a_cable_that_both_ends_report_is_one(tmp_path: Path, seen: list[Any]) -> None:
+    """Two machines of two cards, two leaves, two cables from each leaf to the spine: from both sides' text,
+    from the switches' alone, and from the hosts' with the leaves' uplinks. gpu9 comes before gpu10."""
+    links, _ = links_of(tmp_path / "lldp.txt", keyvalue(*seen))
+    ends = {(link["from"], link["to"]): link.get("count", 1) for link in links}
+    assert ends == {
+        ("node0.nic0", "leaf0"): 1, ("node0.nic1", "leaf1"): 1, ("node1.nic0", "leaf0"): 1,
+        ("node1.nic1", "leaf1"): 1, ("leaf0", "spine"): 2, ("leaf1", "spine"): 2,
+    }  # fmt: skip
+
+
+def test_neighbours_join_the_nodes_of_any_preset(tmp_path: Path) -> None:
+    """roce-h100 has a tree with keys of its own, which a list of links has not."""
+    _, found = links_of(tmp_path / "lldp.txt", keyvalue(*HOSTS, *LEAVES), base="roce-h100")
+    path = tmp_path / "mine.toml"
+    path.write_text(found.toml)
+    cluster = load_cluster(str(path))
+    assert (cluster.network.kind, cluster.nic.per_node) == ("links", 2)
+
+
+def test_neighbours_without_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no neighbour has a name; expected the output of lldpctl"):
+        links_of(tmp_path / "lldp.txt", "lldp.eth0.via=LLDP\nlldp.eth0.rid=1\n")

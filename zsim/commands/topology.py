@@ -178,14 +178,14 @@ def new(
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, ibnetdiscover, Slurm topology ..."),
+        typer.Argument(help="NCCL topology XML, nvidia-smi topo -m, ibnetdiscover, lldpctl, Slurm ..."),
     ],
     output: Annotated[Path, file_option("-o", "--output", metavar=None, help="The topology TOML to write.")],
     format_: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="nccl, nvidia-smi, ibnetdiscover, slurm or astra-sim; without it, by the content.",
+            help="nccl, nvidia-smi, ibnetdiscover, lldp, slurm or astra-sim; else by the content.",
         ),
     ] = None,
     base: Annotated[

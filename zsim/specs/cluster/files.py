@@ -25,9 +25,10 @@ from zsim.specs.cluster.asked_nodes import asked_nodes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import with_power_limit
-from zsim.specs.cluster.short_form import SHORT_KEYS, fitting, with_network
+from zsim.specs.cluster.short_form import fitting, with_network
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -195,10 +196,12 @@ def _with_parents(
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
     parent = _read_with_parents(parent_path, preset, read, depth + 1)
     if preset is topology_preset_path:
-        is_short = any(key in data for key in SHORT_KEYS)
         data = with_network(data, parent, file)
-        if is_short and isinstance(parent.get("network"), Mapping):
-            parent = {**parent, "network": fitting(parent["network"], data["network"]["kind"])}
+        own, before = data.get("network"), parent.get("network")
+        if isinstance(own, Mapping) and isinstance(before, Mapping):
+            kind = own.get("kind", before.get("kind"))
+            if kind in KEYS and kind != before.get("kind"):  # what only the parent's shape has
+                parent = {**parent, "network": fitting(before, kind)}
     merged = dict(parent)
     if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has
         merged.pop("compute_capability", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,3 +20,13 @@ class FoundTopology:
     tables: Tables
     top: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts node9 before node10."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def gigabits(rate: float) -> str:
+    """Gb/s as files have it."""
+    return f"{rate:g} Gb/s"

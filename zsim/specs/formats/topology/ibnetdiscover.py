@@ -16,7 +16,7 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
-from zsim.specs.formats.topology.found import FoundTopology
+from zsim.specs.formats.topology.found import FoundTopology, gigabits, natural_order
 
 _LANE = {
     "SDR": 2.5,
@@ -72,7 +72,7 @@ def read_ibnetdiscover(text: str, file: str, base: str | None) -> FoundTopology:
             "source": source,
             "evidence": "data sheet",
             "per_node": usual,
-            "bandwidth": _rate(max(rates)),
+            "bandwidth": gigabits(max(rates)),
         },
     }
     number = len(nodes)
@@ -141,15 +141,10 @@ def _hosts(fabric: _Fabric, file: str) -> Mapping[str, list[str]]:
                 f"{file}: card {guid} is called '{name}', which names no host; expected descriptions such as "
                 "'node018 mlx5_0' (rdma-ndd sets them; or run ibnetdiscover with --node-name-map)"
             )
-        found.setdefault(host, []).append((_natural(device), guid))
+        found.setdefault(host, []).append((natural_order(device), guid))
     if not found:
         raise InputError(f"{file}: no card of a host is on a switch")
-    return {host: [guid for _, guid in sorted(found[host])] for host in sorted(found, key=_natural)}
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts node9 before node10."""
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", name)]
+    return {host: [guid for _, guid in sorted(found[host])] for host in sorted(found, key=natural_order)}
 
 
 def _switch_names(fabric: _Fabric) -> dict[str, str]:
@@ -173,13 +168,9 @@ def _links(fabric: _Fabric, ends: Mapping[str, str]) -> tuple[list[dict[str, Any
             between[key] = max(between.get(key, 0), count)
         elif peer in ends:
             rates.append(rate)
-            link = {"from": ends[peer], "to": ends[switch], "bandwidth": _rate(rate)}
+            link = {"from": ends[peer], "to": ends[switch], "bandwidth": gigabits(rate)}
             links.append(link if count == 1 else {**link, "count": count})
     for (first, second, rate), count in sorted(between.items()):
-        link = {"from": ends[first], "to": ends[second], "bandwidth": _rate(rate)}
+        link = {"from": ends[first], "to": ends[second], "bandwidth": gigabits(rate)}
         links.append({**link, "count": count, "tier": "switch-switch"})
     return links, rates
-
-
-def _rate(gigabits: float) -> str:
-    return f"{gigabits:g} Gb/s"

@@ -18,6 +18,7 @@ from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
 from zsim.specs.formats.topology.found import FoundTopology
 from zsim.specs.formats.topology.ibnetdiscover import read_ibnetdiscover
+from zsim.specs.formats.topology.lldp import is_lldp, read_lldp
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
 from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
@@ -50,6 +51,7 @@ def import_topology(
         "nccl": read_nccl_topology,
         "nvidia-smi": read_nvidia_smi,
         "ibnetdiscover": read_ibnetdiscover,
+        "lldp": read_lldp,
         "slurm": read_slurm_topology,
         "astra-sim": read_astra_sim,
     }
@@ -80,14 +82,16 @@ def _guess(path: Path, text: str) -> str:
         return "nvidia-smi"
     if "switchguid=" in text or "# topology file: generated" in start:
         return "ibnetdiscover"
+    if is_lldp(text):
+        return "lldp"
     if "npus_count" in start:
         return "astra-sim"
     if any(word in text.lower() for word in ("switchname=", "blockname=", "switches:", "block:", "tree:")):
         return "slurm"
     raise InputError(
         f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, "
-        "`ibnetdiscover`, a Slurm topology.conf or .yaml, or an ASTRA-sim network yml (say which with "
-        "--format)"
+        "`ibnetdiscover`, `lldpctl`, a Slurm topology.conf or .yaml, or an ASTRA-sim network yml (say which "
+        "with --format)"
     )
 
 
