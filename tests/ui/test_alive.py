@@ -225,6 +225,64 @@ def test_settings_are_in_the_address_and_stand_side_by_side(page: Any, address: 
 
 
 @in_browser
+def test_the_step_is_a_film_over_the_cluster(page: Any) -> None:
+    """A later frame moves lines to other shades, the mark over the loads, and the words; Play goes on by
+    itself."""
+    page.wait_for_selector("#plot-cluster .js-plotly-plot .scatterlayer path", state="attached")
+    mark = "() => document.querySelector('#plot-loads .js-plotly-plot').layout.shapes[0].x0"
+    until(page, lambda: "in use" in page.text_content("#film-words"))
+    before, first = page.evaluate(mark), page.text_content("#film-words")
+    page.focus("#frame")
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    until(page, lambda: page.evaluate(mark) > before)
+    until(page, lambda: page.text_content("#film-words") != first)
+    assert "nvlink" in page.text_content("#film-words")
+    at = page.evaluate(mark)
+    page.click("#play")
+    until(page, lambda: page.evaluate(mark) > at)
+    page.click("#play")
+    assert page.text_content("#play") == "Play"
+
+
+@in_browser
+def test_a_whole_run_is_simulated_on_the_page(page: Any) -> None:
+    """A billion tokens: days, goodput and failures; without tokens there is no run, and its fields are
+    hidden."""
+    assert page.is_disabled("#go")
+    assert not page.is_visible("#row-run-recovery-spares")
+    set_number(page, "run-tokens", 1)
+    page.wait_for_selector("#row-run-recovery-spares", state="visible")
+    until(page, lambda: page.is_enabled("#go"))
+    page.click("#go")
+    page.wait_for_selector("#run-words .tile")
+    labels = [one.text_content() for one in page.query_selector_all("#run-words .tile .label")]
+    assert labels[:3] == ["Days", "Goodput", "Failures"]
+    page.wait_for_selector("#box-run-waterfall", state="visible")
+    set_number(page, "run-tokens", "")
+    page.wait_for_selector("#run-words:has-text('Fill in the tokens')")
+    page.wait_for_selector("#box-run-waterfall", state="hidden")
+
+
+@in_browser
+def test_a_training_file_and_a_recorded_trace_are_uploaded(page: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}))
+    page.set_input_files("#upload input", path)
+    title_with(page, "ZeRO-1")
+    assert page.input_value("#field-training-micro_batch_size") == "2"
+    trace = Path(__file__).parents[2] / "traces/gloo/ddp-even-2ranks/rank0.kineto.json.gz"
+    page.set_input_files("#upload input", trace)
+    page.wait_for_selector("#card-recorded", state="visible")
+    assert "on 2 ranks" in page.text_content("#recorded-words")
+    choose(page, "strategy-stage", "3: parameters too")
+    set_number(page, "training-micro_batch_size", "")
+    page.fill("#more", "")
+    page.click("#apply")
+    title_with(page, "ZeRO-3")
+
+
+@in_browser
 def test_the_keyboard_skips_to_the_results_and_landmarks_have_names(page: Any) -> None:
     page.evaluate("() => document.activeElement.blur()")
     page.focus("#skip")

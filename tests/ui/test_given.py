@@ -1,18 +1,27 @@
-"""A model or a cluster of the user's own, pasted or uploaded."""
+"""What the user has, pasted or uploaded: models, clusters, training files, recordings."""
 
 from __future__ import annotations
 
 from base64 import b64encode
+from pathlib import Path
 
 import pytest
 
+from tests.expect import of_kind
 from tests.ui.test_form import made, turned
 from zsim.errors import InputError
 from zsim.resources import PRESETS
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.run.run import TrainingRunTable
+from zsim.specs.formats.export import export_files
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.ui.form import form_of
-from zsim.ui.given import setting_of, uploaded, with_line
+from zsim.ui.given import content_of, setting_of, taken, text_of, with_line
 from zsim.ui.layout import MAX_UPLOAD
+from zsim.ui.prediction import Predictions
+from zsim.ui.recorded import is_recorded, recorded_beside
+
+ROOT = Path(__file__).parents[2]
 
 TOPO = "\n".join(
     [
@@ -55,11 +64,9 @@ def test_a_topology_toml_is_the_pages_cluster() -> None:
     [
         ("", "is empty; expected a model's config.json"),
         ("{", "is no JSON"),
-        ('{"zero_optimization": {"stage": 3}}', "so it is a training file"),
         ('{"model_type": "llama"}', "hidden_size"),
         ("hello", "not recognised"),
         ('extends = "dgx-h100"\nname = "a"\nschema = 1\nlinkz = 2\n', "linkz"),
-        ('model = "gpt2"\ncluster = "dgx-h100"\n', "is an experiment or a training file"),
         ("[" * 5000, "not recognised"),
         ("{" * 5000, "is no JSON"),
         ("x" * (MAX_UPLOAD + 1), "expected at most 200,000"),
@@ -73,11 +80,104 @@ def test_anything_else_is_one_paragraph(text: str, said: str) -> None:
 
 
 def test_an_uploaded_file_must_be_text_of_a_size() -> None:
-    assert uploaded("data:text/plain;base64," + b64encode(TOPO.encode()).decode()) == TOPO
+    assert text_of(content_of("data:text/plain;base64," + b64encode(TOPO.encode()).decode())) == TOPO
+    with pytest.raises(InputError, match="did not arrive whole"):
+        content_of("data:;base64,abc")
     with pytest.raises(InputError, match="is not UTF-8 text"):
-        uploaded("data:;base64," + b64encode(b"\xff\xfe\x00").decode())
+        text_of(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="expected at most"):
-        uploaded("data:;base64," + b64encode(b"x" * (MAX_UPLOAD + 1)).decode())
+        text_of(b"x" * (MAX_UPLOAD + 1))
+
+
+TORCHTITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+"""
+DEEPSPEED = """{
+  "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 2, "reduce_bucket_size": 100000000, "offload_optimizer": {"device": "cpu"}},
+  "gradient_clipping": 1.0
+}"""
+
+
+def test_a_deepspeed_json_turns_fields_and_leaves_the_rest_as_lines() -> None:
+    """Stage 2, offloading and batch sizes have fields; the bucket has none. Model and tokens stay."""
+    form = form_of(made())
+    shown, more, said = taken(form, form.initial, "", DEEPSPEED, "ds_config.json")
+    assert shown["strategy.stage"] == "2: gradients too"
+    assert shown["offload_optimizer"] == "host memory"
+    assert shown["training.micro_batch_size"] == 2
+    assert "strategy.config.zero_optimization.reduce_bucket_size = 100000000" in more.splitlines()
+    assert "ds_config.json" in said
+    job = resolve(form.experiment(shown, more))
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert (strategy.zero.stage, strategy.zero.reduce_bucket_size, strategy.precision) == (2, 10**8, "bf16")
+    assert (job.training.gradient_accumulation_steps, job.training.sequence_length) == (4, 512)
+    assert job.model.name == "gpt2"
+
+
+def test_a_torchtitan_toml_brings_its_model_and_degrees() -> None:
+    form = form_of(made())
+    shown, more, _ = taken(form, form.initial, "", TORCHTITAN, "train.toml")
+    job = resolve(form.experiment(shown, more))
+    assert (job.model.name, job.kind, job.parallelism.tensor) == ("llama-3-8b", "fsdp2", 2)
+    assert (job.training.sequence_length, job.training.compile, job.world_size) == (8192, True, 16)
+
+
+def test_an_accelerate_yaml_is_known_by_its_keys() -> None:
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n"
+    text += "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    form = form_of(made())
+    shown, more, _ = taken(form, form.initial, "", text, "the pasted text")
+    assert resolve(form.experiment(shown, more)).kind == "fsdp2"
+
+
+def test_an_experiment_taken_along_comes_back() -> None:
+    """The page's own experiment.toml, of another strategy, size and run."""
+    there = made(strategy={"kind": "fsdp2", "replicate": 2}, nodes=4, run={"tokens": 1e9})
+    text = export_files(resolve(there)).files["experiment.toml"]
+    form = form_of(made())
+    shown, more, _ = taken(form, form.initial, "", text, "experiment.toml")
+    back = resolve(form.experiment(shown, more))
+    assert (back.strategy, back.world_size) == (resolve(there).strategy, 32)
+    assert of_kind(form.experiment(shown, more).run, TrainingRunTable).tokens == 1e9
+
+
+def test_a_wrong_training_file_is_one_paragraph() -> None:
+    form = form_of(made())
+    with pytest.raises(InputError) as caught:
+        taken(form, form.initial, "", DEEPSPEED.replace("stage", "stagge"), "ds_config.json")
+    message = "ds_config.json: zero_optimization: unknown key 'stagge'; did you mean 'stage'?"
+    assert str(caught.value) == message
+
+
+def test_a_recorded_trace_stands_beside_the_simulated_step() -> None:
+    """Two ranks of gloo on CPUs were recorded, the page has 16: the recording stands alone, and says so; on
+    two ranks both are compared."""
+    trace = ROOT / "traces/gloo/ddp-even-2ranks/rank0.kineto.json.gz"
+    content = trace.read_bytes()
+    assert is_recorded(content, trace.name)
+    assert not is_recorded(DEEPSPEED.encode(), "ds_config.json")
+    form = form_of(made())
+    beside = recorded_beside(content, trace.name, form, Predictions(), form.initial, "")
+    assert "on 2 ranks" in beside["words"]
+    assert "The page's job has 16 ranks" in beside["words"]
+    form = form_of(made(nodes=None, gpus=2, strategy={"kind": "ddp"}))
+    compared = recorded_beside(content, trace.name, form, Predictions(), form.initial, "")
+    assert "differ" in compared["words"]
+    assert compared["twins"]["data"]
+    with pytest.raises(InputError, match=r"broken\.gz"):
+        recorded_beside(b"\x1f\x8bnot gzip", "broken.gz", form, Predictions(), form.initial, "")
 
 
 def test_experts_have_fields() -> None:

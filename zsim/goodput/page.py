@@ -94,6 +94,7 @@ def waterfall(run: SimulatedRun) -> Figure:
             marker_color=COLORS[name],
             text=[_length(seconds)],
             textposition="auto" if name == "steps" else "outside",
+            cliponaxis=False,
             hovertemplate="%{y}: %{x:.3f} days<extra></extra>",
         )
         at += seconds

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.report.fit import Fit, fit_of, reserved_words
@@ -70,6 +70,7 @@ class Answer:
     resolved: Mapping[str, str]
     exported: Exported
     counts: tuple[int, ...]
+    step: SimulatedStep
 
 
 def answer(experiment: Experiment) -> Answer:
@@ -99,6 +100,7 @@ def answer(experiment: Experiment) -> Answer:
         resolved=resolved(job),
         exported=export_files(job),
         counts=tuple(scaling_counts(job)),
+        step=step,
     )
 
 

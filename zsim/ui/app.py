@@ -11,13 +11,15 @@ from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answer import answer
 from zsim.ui.curve import Curves
-from zsim.ui.fields import STAGE
+from zsim.ui.fields import STAGE, TOKENS
+from zsim.ui.film import show_film
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.given import take_given
-from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
+from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
+from zsim.ui.whole_run import show_run
 from zsim.ui.words import answer_words, files_and_notes, said, view_buttons
 
 
@@ -43,9 +45,11 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     keep_state(app, form)
     set_side_by_side(app, form, outcomes)
     mend(app, form)
-    take_given(app)
+    take_given(app, form, outcomes)
     _draw(app)
     _curve(app, form, Curves(folder))
+    show_film(app, form, outcomes)
+    show_run(app, form)
     offer_files(app, form)
     return app
 
@@ -95,7 +99,7 @@ def _answer(app: Any, form: Form, outcomes: Predictions) -> None:
         if found is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
-        outcomes.keep(token_of(shown, more or ""), found.outcome)
+        outcomes.keep(token_of(shown, more or ""), found.outcome, found.step)
         asked = {
             "shown": shown, "more": more or "", "counts": list(found.counts),
             "mends": list(found.mends.values()),
@@ -115,27 +119,41 @@ def _answer(app: Any, form: Form, outcomes: Predictions) -> None:
             "resolved": [found.resolved.get(key, "") for key in numbers],
         }
 
-    rows = [field for field in form.fields.values() if field.kinds]
+    rows = [field for field in form.fields.values() if field.kinds or field.is_of_run]
 
     @app.callback(  # type: ignore[untyped-decorator]
         [Output(row_id(field.key), "hidden") for field in rows],
         Input(field_id(KIND), "value"),
         Input(field_id(STAGE), "value"),
+        Input(field_id(TOKENS), "value"),
     )
-    def hide(kind: str, stage: str) -> list[bool]:
+    def hide(kind: str, stage: str, tokens: Any) -> list[bool]:
         known = form.fields[KIND].read(kind), form.fields[STAGE].read(stage)
-        return [not field.is_known(*known) for field in rows]
+        has_run = form.has_run({TOKENS: tokens})
+        return [not (has_run if field.is_of_run else field.is_known(*known)) for field in rows]
 
 
 def _draw(app: Any) -> None:
     """Apply the page's colours to figures, in the browser."""
     from dash import ClientsideFunction, Input, Output
 
-    for names, store in ((MAIN, "figures"), (CURVE, "curve")):
+    for names, store in (
+        (MAIN, "figures"),
+        (CURVE, "curve"),
+        (FILM, "film"),
+        (RUN, "run"),
+        (TWINS, "recorded"),
+    ):
         outputs = [Output(f"plot-{name}", "figure") for name in names]
         outputs += [Output(f"plot-{name}", "style") for name in names]
         outputs += [Output(f"box-{name}", "hidden") for name in names]
         app.clientside_callback(ClientsideFunction("zsim", "draw"), outputs, Input(store, "data"))
+    app.clientside_callback(
+        "(recorded) => [!recorded, recorded ? recorded.words : '']",
+        Output("card-recorded", "hidden"),
+        Output("recorded-words", "children"),
+        Input("recorded", "data"),
+    )
     devices = [name.removeprefix("waterfall-") for name in MAIN if name.startswith("waterfall-")]
     cards = [Output(f"card-{device}", "hidden") for device in devices]
     app.clientside_callback(ClientsideFunction("zsim", "cards"), cards, Input("figures", "data"))

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
+from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.strategy.experts import Dispatcher
 from zsim.specs.strategy.parallelism import ScheduleName
 
@@ -16,6 +17,7 @@ KINDS = {
     "DeepSpeed ZeRO": "deepspeed", "FSDP2": "fsdp2", "FSDP1": "fsdp1", "DDP": "ddp", "Megatron": "megatron",
 }  # fmt: skip
 STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS = "strategy.stage", "offload_optimizer", "offload_param"
+TOKENS = "run.tokens"
 _FSDP = ("fsdp1", "fsdp2")
 _SPLIT = ("megatron", "fsdp2", "deepspeed")
 _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
@@ -26,7 +28,8 @@ class Field:
     """One setting. `key` is the experiment's dotted key; DeepSpeed's two offload blocks have names instead.
     `choices` are values by their label on the page; without choices the field is a number, and an empty box
     leaves the value open. `kinds`: the strategies that have the setting, `stages`: the DeepSpeed stages that
-    do (all when empty). `is_half`: half as wide as the column."""
+    do (all when empty). `is_half`: half as wide as the column. `scale`: what 1 on the
+    page is."""
 
     key: str
     label: str
@@ -35,6 +38,12 @@ class Field:
     kinds: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
     is_half: bool = False
+    scale: float = 1.0
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it says something of a whole run, and is shown once there is one."""
+        return self.key.startswith(("run.", "cost.")) and self.key != TOKENS
 
     def is_known(self, kind: str, stage: int) -> bool:
         """Whether the strategy has this setting."""
@@ -48,7 +57,9 @@ class Field:
     def read(self, shown: Any) -> Any:
         """The value of the field's display."""
         if self.choices is None:
-            return None if shown == "" else shown
+            if shown in (None, ""):
+                return None
+            return shown if self.scale == 1 else shown * self.scale
         if shown not in self.choices:
             raise InputError(f"{self.key}: found {shown!r}, expected one of {', '.join(self.choices)}")
         return self.choices[shown]
@@ -56,7 +67,7 @@ class Field:
     def show(self, value: Any) -> Any:
         """The display of a value that is among the choices."""
         if self.choices is None:
-            return value
+            return value if value is None or self.scale == 1 else round(value / self.scale, 9)
         return next(
             name for name, known in self.choices.items() if known == value and type(known) is type(value)
         )
@@ -168,4 +179,21 @@ PARALLELISM = (
         "parallelism.schedule", "Schedule", "of the pipeline", kinds=_SPLIT, is_half=True,
         choices=_open_or(*get_args(ScheduleName)),
     ),
+)  # fmt: skip
+
+RUN = (
+    Field(TOKENS, "Tokens", "billions, to train on", scale=1e9),
+    Field(
+        "run.checkpoint.every", "Saves", "how often", is_half=True,
+        choices={
+            "best": "auto", "every 10 min": "10 min", "every 30 min": "30 min", "every 1 h": "1 h",
+            "every 4 h": "4 h",
+        },
+    ),
+    Field(
+        "run.checkpoint.mode", "Save mode", "what training waits for", is_half=True,
+        choices=_same(*get_args(CheckpointMode)),
+    ),
+    Field("run.recovery.spares", "Spares", "nodes that wait", is_half=True),
+    Field("cost.gpu_hour_price", "Price", "of a GPU-hour", is_half=True),
 )  # fmt: skip

@@ -18,7 +18,17 @@ from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameters_on, states_on
 from zsim.study.tune.base import base_of
-from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, PARALLELISM, STAGE, STRATEGY, TRAINING, Field
+from zsim.ui.fields import (
+    OFFLOAD_PARAMETERS,
+    OFFLOAD_STATES,
+    PARALLELISM,
+    RUN,
+    STAGE,
+    STRATEGY,
+    TOKENS,
+    TRAINING,
+    Field,
+)
 
 KIND = "strategy.kind"
 SIZE = ("nodes", "gpus")
@@ -50,8 +60,11 @@ class Form:
         if not is_same_kind:
             data.pop("strategy", None)
             changes[KIND] = kind
+        has_run = self.has_run(shown)
+        if not has_run:
+            data.pop("run", None)
         for key, field in self.fields.items():
-            if key == KIND or not field.is_known(kind, stage):
+            if key == KIND or not field.is_known(kind, stage) or (field.is_of_run and not has_run):
                 continue
             of_table = key in (STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS) or key.startswith("strategy.")
             before = self.initial[key] if is_same_kind or not of_table else field.empty
@@ -60,13 +73,21 @@ class Form:
                 continue
             changes[key] = self._value(key, shown)
             table, _, name = key.partition(".")
-            if changes[key] is None and name and table in data:  # left open, whatever the file has
+            if (
+                changes[key] is None and name and (table in data or field.is_of_run)
+            ):  # open, whatever the file has
                 changes.pop(key)
-                data[table].pop(name, None)
+                _drop(data, key)
         if any(key in changes for key in SIZE):
             changes |= {key: self._value(key, shown) for key in SIZE}
         changes |= self._others(more)
         return experiment_from(data, self._spelt(data, changes), origin="settings")
+
+    def has_run(self, shown: Shown) -> bool:
+        """Whether the page describes a whole run: by its tokens, or as the experiment has it."""
+        own = self.data.get("run") or {}
+        by_file = any(own.get(key) for key in ("steps", "days", "phases"))
+        return by_file or self.fields[TOKENS].read(shown.get(TOKENS)) is not None
 
     def _value(self, key: str, shown: Shown) -> Any:
         return self.fields[key].read(shown.get(key))
@@ -96,6 +117,16 @@ class Form:
                 numel = _largest_shard_numel(resolve(experiment_from(data, spelt, origin="settings")))
             spelt[ZERO + OFFLOAD_PARAMETERS] = parameters_on(device, numel)
         return spelt
+
+
+def _drop(data: dict[str, Any], key: str) -> None:
+    """Leave out a dotted key, if it is there."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        data.pop(first, None)
+    elif isinstance(data.get(first), Mapping):
+        data[first] = dict(data[first])
+        _drop(data[first], rest)
 
 
 def form_of(experiment: Experiment) -> Form:
@@ -133,7 +164,7 @@ def resolved(job: Job) -> dict[str, str]:
 
 
 def _fields() -> tuple[Field, ...]:
-    return (*_where(), *TRAINING, *STRATEGY, *PARALLELISM)
+    return (*_where(), *TRAINING, *STRATEGY, *PARALLELISM, *RUN)
 
 
 def _where() -> tuple[Field, ...]:
@@ -170,11 +201,25 @@ def _values(experiment: Experiment, job: Job) -> Iterator[tuple[str, Any]]:
         yield field.key, getattr(table, name) if is_said else field.read(field.empty)
     for field in PARALLELISM:
         yield field.key, getattr(experiment.parallelism, field.key.partition(".")[2])
+    yield from _run_values(experiment)
     if isinstance(job.strategy, DeepSpeedConfig):
         zero = job.strategy.zero
         yield STAGE, job.strategy.stage
         yield OFFLOAD_STATES, zero.offload_optimizer and zero.offload_optimizer.device
         yield OFFLOAD_PARAMETERS, zero.offload_param and zero.offload_param.device
+
+
+def _run_values(experiment: Experiment) -> Iterator[tuple[str, Any]]:
+    run, cost = experiment.run, experiment.cost
+    for field in RUN:
+        if run is None and field.key.startswith("run."):
+            yield field.key, field.read(field.empty)
+    if run is not None:
+        yield TOKENS, run.tokens
+        yield "run.checkpoint.every", run.checkpoint.every
+        yield "run.checkpoint.mode", run.checkpoint.mode
+        yield "run.recovery.spares", run.recovery.spares or None
+    yield "cost.gpu_hour_price", None if cost is None else cost.gpu_hour_price
 
 
 def _largest_shard_numel(job: Job) -> int:

@@ -1,9 +1,12 @@
-"""A model or a cluster of the user's own, pasted or uploaded: it becomes a line of the other settings."""
+"""Models, clusters, files and recordings of the user's own, pasted or uploaded: a model or a cluster becomes
+a line of the other settings, an experiment or a training file turns the fields, a recorded step stands beside
+the simulated one."""
 
 from __future__ import annotations
 
 import binascii
 import json
+import re
 import tempfile
 import tomllib
 from base64 import b64decode
@@ -17,65 +20,130 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
-from zsim.ui.layout import MAX_UPLOAD
+from zsim.ui.form import Form
+from zsim.ui.layout import MAX_UPLOAD, field_id
+from zsim.ui.prediction import Predictions
+from zsim.ui.recorded import is_recorded, recorded_beside
+from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import said
 
 _EXPECTED = (
-    "expected a model's config.json, a topology TOML, the text of `nvidia-smi topo -m` or `ibnetdiscover`, "
-    "or an NCCL topology XML"
+    "expected a model's config.json, a topology TOML, the text of `nvidia-smi topo -m`, `ibnetdiscover` or "
+    "`lldpctl`, an NCCL topology XML, an experiment, a DeepSpeed JSON, a torchtitan TOML, an Accelerate "
+    "YAML, or a recorded trace"
 )
-_OTHER_PROGRAMS = (
-    "zero_optimization",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "compute_environment",
-)
+_TRAINING = (
+    "zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "compute_environment",
+    "parallelism", "job",
+)  # fmt: skip
 
 
-def take_given(app: Any) -> None:
-    """A click or a file makes what is given the page's model or cluster; what is wrong is said beside it."""
+def take_given(app: Any, form: Form, outcomes: Predictions) -> None:
+    """A click or a file makes what is given a part of the page; what is wrong is said beside it."""
     from dash import Input, Output, State, ctx, no_update
 
+    keys = list(form.fields)
+
     @app.callback(  # type: ignore[untyped-decorator]
-        Output("more", "value", allow_duplicate=True),
-        Output("apply", "n_clicks", allow_duplicate=True),
-        Output("given-words", "children"),
+        {
+            "fields": [Output(field_id(key), "value", allow_duplicate=True) for key in keys],
+            "more": Output("more", "value", allow_duplicate=True),
+            "applied": Output("apply", "n_clicks", allow_duplicate=True),
+            "said": Output("given-words", "children"),
+            "recorded": Output("recorded", "data"),
+        },
         Input("use", "n_clicks"),
         Input("upload", "contents"),
         State("upload", "filename"),
         State("given", "value"),
+        *(State(field_id(key), "value") for key in keys),
         State("more", "value"),
         State("apply", "n_clicks"),
         prevent_initial_call=True,
     )
-    def take(
-        clicks: int | None, contents: str | None, name: str | None, text: str | None, more: str, applied: int
-    ) -> Any:
-        def work() -> tuple[str, str]:
-            if ctx.triggered_id == "upload":
-                return setting_of(uploaded(contents or ""), name or "file")
-            return setting_of(text or "", "the pasted text")
-
+    def take(clicks: int | None, contents: str | None, name: str | None, text: str | None, *rest: Any) -> Any:
+        *values, more, applied = rest
+        shown = dict(zip(keys, values, strict=True))
+        nothing = {"fields": [no_update] * len(keys), "more": no_update, "applied": no_update,
+                   "recorded": no_update}  # fmt: skip
         if not clicks and not contents:
-            return no_update
+            return {**nothing, "said": no_update}
+
+        def work() -> dict[str, Any]:
+            is_file = ctx.triggered_id == "upload"
+            content = content_of(contents or "") if is_file else b""
+            if is_recorded(content, name or ""):
+                beside = recorded_beside(content, name or "trace", form, outcomes, shown, more or "")
+                return {
+                    "recorded": beside,
+                    "said": "The recorded step stands beside the simulated one, below.",
+                }
+            if is_file:
+                given, called = text_of(content), name or "file"
+            else:
+                given, called = text or "", "the pasted text"
+            turned, lines, words = taken(form, shown, more or "", given, called)
+            return {"fields": [turned[key] for key in keys], "more": lines, "said": words,
+                    "applied": (applied or 0) + 1}  # fmt: skip
+
         found, error = said(work)
-        if found is None:
-            return no_update, no_update, error
-        key, value = found
-        return (
-            with_line(more or "", key, value),
-            (applied or 0) + 1,
-            f"Taken as the {key}, in other settings.",
-        )
+        return {**nothing, "said": error} if found is None else {**nothing, **found}
 
 
-def uploaded(contents: str) -> str:
-    """The text of a file as the browser sends it: a data address in base64."""
+def taken(
+    form: Form, shown: Mapping[str, Any], more: str, text: str, name: str
+) -> tuple[dict[str, Any], str, str]:
+    """Fields and other settings with what the text says, and a sentence. Raises as `setting_of` does."""
+    kind = training_kind(text, name)
+    if kind is not None:
+        turned, lines = settings_of_file(form, shown, text, with_suffix(name, kind))
+        return turned, lines, f"Taken; all that {name} says of the step is on the page."
+    key, value = setting_of(text, name)
+    return dict(shown), with_line(more, key, value), f"Taken as the {key}, in other settings."
+
+
+def training_kind(text: str, name: str) -> str | None:
+    """The ending of the name of an experiment or a training file, if the text is one; else None."""
+    if len(text) > MAX_UPLOAD or not text.strip():
+        return None
+    if text.lstrip().startswith("{"):
+        try:
+            content = json.loads(text)
+        except (json.JSONDecodeError, RecursionError):
+            return None
+        return ".json" if any(key in content for key in _TRAINING) else None
     try:
-        content = b64decode(contents.partition(",")[2], validate=True)
-        _check_size(len(content))
+        tables = parse_toml(text, name)
+    except (tomllib.TOMLDecodeError, InputError):
+        is_yaml = re.search(
+            r"^(compute_environment|distributed_type|fsdp_config|deepspeed_config):", text, re.M
+        )
+        return ".yaml" if is_yaml else None
+    return ".toml" if any(key in tables for key in ("model", "parallelism", "job")) else None
+
+
+def with_suffix(name: str, suffix: str) -> str:
+    return (
+        name
+        if name.lower().endswith((suffix, ".yml" if suffix == ".yaml" else suffix))
+        else f"{name}{suffix}"
+    )
+
+
+def content_of(contents: str) -> bytes:
+    """The bytes of a file as the browser sends it: a data address in base64."""
+    try:
+        return b64decode(contents.partition(",")[2], validate=True)
+    except binascii.Error:
+        raise InputError(f"the file did not arrive whole; {_EXPECTED}") from None
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file that is no trace."""
+    _check_size(len(content))
+    try:
         return content.decode("utf-8-sig")
-    except (binascii.Error, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise InputError(f"the file is not UTF-8 text; {_EXPECTED}") from None
 
 
@@ -110,12 +178,6 @@ def _model(text: str, name: str) -> Mapping[str, Any]:
         config = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{name}: is no JSON: {error}") from None
-    other = next((key for key in _OTHER_PROGRAMS if key in config), None)
-    if other is not None:
-        raise InputError(
-            f"{name}: found '{other}', so it is a training file; expected a model or a cluster here. "
-            "'zsim ui FILE' starts the page with a training file"
-        )
     config.setdefault("_name_or_path", Path(name).stem if name.endswith(".json") else "own model")
     model_from_config(config, str(config["_name_or_path"]), name)
     return dict(config)
@@ -132,11 +194,6 @@ def _cluster(text: str, name: str) -> Mapping[str, Any]:
                 tables = parse_toml(import_topology(path, name="own cluster").toml, name)
             except InputError as error:
                 raise InputError(str(error).replace("given.txt", name)) from None
-        if "model" in tables or "parallelism" in tables:
-            raise InputError(
-                f"{name}: is an experiment or a training file; expected a model or a cluster here. "
-                "'zsim ui FILE' starts the page with it"
-            )
         whole = Path(folder) / "cluster.toml"
         whole.write_text(toml_text(tables), encoding="utf-8")
         load_cluster(whole)

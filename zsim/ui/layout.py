@@ -5,17 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
+from zsim.study.topologies.film import NUM_FRAMES, SHADES
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
+from zsim.ui.recorded import MAX_TRACE
 from zsim.version import __version__
 
 MAIN = ("step", "timeline", *(f"{kind}-{device}" for device in DEVICES for kind in ("waterfall", "memory")))
 CURVE = ("efficiency", "throughput")
+FILM = ("cluster", "loads")
+RUN = ("run-waterfall", "run-progress")
+TWINS = ("twins",)
 _MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (strong)"}
-_GROUPS = {"Model and cluster": "", "Training": "training", "Strategy": "strategy"}
+_GROUPS = {
+    "Model and cluster": "", "Training": "training", "Strategy": "strategy", "A whole run": "run",
+}  # fmt: skip
 _TICK_MILLISECONDS = 200
 _PAUSE = 0.6  # seconds after the last key press until a number counts
 _LIST_PIXELS = 360
+FILM_CAPTION = (
+    "Boxes are nodes, circles switches. A line's colour and width: the busiest of its links in this part of "
+    "the step; a node's: the busiest link inside."
+)
+LOADS_CAPTION = (
+    "The busiest link of each kind over the step, as part of its usable bandwidth; hover for values."
+)
 MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
 _MANY = 12  # choices from which on a field has a search box
 
@@ -43,6 +57,10 @@ def layout(form: Form) -> Any:
             dcc.Store(id="asked"),
             dcc.Store(id="wanted"),
             dcc.Store(id="curve"),
+            dcc.Store(id="film"),
+            dcc.Store(id="shown-frame"),
+            dcc.Store(id="run"),
+            dcc.Store(id="recorded"),
             dcc.Interval(id="tick", interval=_TICK_MILLISECONDS),
             dcc.Download(id="download"),
         ],
@@ -83,14 +101,17 @@ def _settings(form: Form) -> list[Any]:
         html.P(hint, className="hint"),
         html.Button("Apply", id="apply", type="button"),
     ]
-    paste = "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, or NCCL's XML."
+    paste = (
+        "Paste a model's config.json, a topology TOML, nvidia-smi topo -m, NCCL's XML, a DeepSpeed JSON, a "
+        "torchtitan TOML. A recorded trace comes as a file."
+    )
     own = [
-        html.Legend("Your own model or cluster"),
+        html.Legend("Your own model, cluster, training file"),
         dcc.Textarea(id="given", value="", rows=3, placeholder=paste, title=paste),
         html.Button("Use the text", id="use", type="button"),
         html.Label(
             dcc.Upload(
-                html.Button("Choose a file", type="button"), id="upload", multiple=False, max_size=MAX_UPLOAD
+                html.Button("Choose a file", type="button"), id="upload", multiple=False, max_size=MAX_TRACE
             )
         ),
         html.P(id="given-words", className="hint", role="status"),
@@ -106,6 +127,8 @@ def _settings(form: Form) -> list[Any]:
 def _table(key: str) -> str:
     if key.startswith(("offload", "parallelism.")):
         return "strategy"
+    if key.startswith("cost."):
+        return "run"
     return key.partition(".")[0] if "." in key else ""
 
 
@@ -150,6 +173,14 @@ def _results() -> list[Any]:
             [html.Div(id="views", className="views"), _plot("timeline", TIMELINE_CAPTION)],
         ),
         _card(
+            "Recorded and simulated",
+            [html.Pre(id="recorded-words", tabIndex=0), _plot("twins", "Both steps on one time axis.")],
+            id="card-recorded",
+            hidden=True,
+        ),
+        _card("The cluster at work", _film()),
+        _card("A whole run", _whole_run()),
+        _card(
             "More and fewer GPUs",
             [
                 dcc.RadioItems(modes, "weak", id="mode"),
@@ -161,6 +192,52 @@ def _results() -> list[Any]:
             ],
         ),
         _card("Take it along", [html.Div(id="files")]),
+    ]
+
+
+def _film() -> list[Any]:
+    """The drawing, the frame's place in the step and its words, and the links' use over the step."""
+    from dash import dcc, html
+
+    place = dcc.Input(id="frame", type="range", min=0, max=NUM_FRAMES - 1, step=1, value=0)
+    return [
+        html.Div(
+            [
+                html.Button("Play", id="play", type="button"),
+                html.Label([html.Span("Time in the step", className="unseen"), place], className="frame"),
+            ],
+            className="views film",
+        ),
+        html.P(id="film-words", className="hint"),
+        _plot("cluster", FILM_CAPTION),
+        html.Div(
+            [
+                html.Span("idle"),
+                *(html.I(style={"background": shade}) for shade in SHADES),
+                html.Span("full"),
+            ],
+            className="shades",
+        ),
+        _plot("loads", LOADS_CAPTION),
+    ]
+
+
+def _whole_run() -> list[Any]:
+    from dash import html
+
+    return [
+        html.Div(
+            [
+                html.Button("Simulate the run", id="go", type="button", disabled=True),
+                html.Button("goodput.html", id="run-file", type="button", disabled=True),
+            ],
+            className="views",
+        ),
+        html.Div(id="run-words", **said_when_it_changes()),
+        _pair(
+            _plot("run-waterfall", "Where the days go: the mean of the runs."),
+            _plot("run-progress", "The run of the median's days, with its failures; dotted: without stops."),
+        ),
     ]
 
 

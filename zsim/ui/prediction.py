@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.report.fit import Tone, fit_of
@@ -20,6 +20,7 @@ from zsim.ui.fields import Field
 from zsim.ui.form import Form
 
 _MAX_KEPT = 64
+_MAX_STEPS = 3  # each with its trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,26 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions by setting; a setting that was simulated lately is not simulated again."""
+    """Predictions by setting, and the last few steps; what was simulated lately is not simulated again."""
 
     kept: dict[str, Prediction] = field(default_factory=dict)
+    steps: dict[str, SimulatedStep] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def keep(self, token: str, outcome: Prediction) -> None:
+    def keep(self, token: str, outcome: Prediction, step: SimulatedStep | None = None) -> None:
         with self.lock:
             self.kept[token] = outcome
             while len(self.kept) > _MAX_KEPT:
                 self.kept.pop(next(iter(self.kept)))
+            if step is not None:
+                self.steps[token] = step
+            while len(self.steps) > _MAX_STEPS:
+                self.steps.pop(next(iter(self.steps)))
+
+    def step_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> SimulatedStep:
+        """The simulated step of a setting. Raises as `outcome_of` does."""
+        found = self.steps.get(token)
+        return simulate_step(resolve(form.experiment(shown, more))) if found is None else found
 
     def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""

@@ -7,8 +7,14 @@
 
   {% include "address.js" %}
 
+  {% include "film.js" %}
+
+  // On a phone names would stand on each other: every fourth box keeps its own.
+  const thinned = (data) => innerWidth > 640 ? data : data.map((trace) => !Array.isArray(trace.text) || trace.mode !== "markers+text"
+    ? trace : { ...trace, text: trace.text.map((text, number) => (number % 4 ? "" : text)) });
+
   function ready(figure) {
-    return { data: figure.data, layout: assign(structuredClone(figure.layout), painted(figure.layout, colours())) };
+    return { data: thinned(figure.data), layout: assign(structuredClone(figure.layout), painted(figure.layout, colours())) };
   }
 
   // Figures into their places; a place without a figure is hidden.
@@ -37,7 +43,7 @@
     return { token: asked.token, mode, number: done + 1 };
   }
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, remember } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, remember, frame } });
 
   document.addEventListener("click", async (event) => {
     if (event.target.id === "skip") {
@@ -49,6 +55,9 @@
     await navigator.clipboard.writeText(location.href);
     event.target.textContent = "Link copied";
     setTimeout(() => { event.target.textContent = "Copy link"; }, 2000);
+  });
+  document.addEventListener("click", (event) => {
+    if (event.target.id === "play") play(event.target);
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-start]");

@@ -1,0 +1,77 @@
+"""A recorded step beside the simulated one: a trace that was uploaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.comparison.compare import compare
+from zsim.comparison.views.figures import twin_timeline
+from zsim.errors import InputError
+from zsim.report.breakdown import step_breakdown
+from zsim.report.views.html.figure import Figure
+from zsim.report.views.html.timeline import stream_timeline
+from zsim.report.views.meanings import BREAKDOWN
+from zsim.trace.readers.read import read_trace
+from zsim.trace.trace import Trace
+from zsim.ui.form import Form
+from zsim.ui.prediction import Predictions, token_of
+from zsim.units import format_seconds
+
+MAX_TRACE = 30_000_000  # bytes; zsim compare and zsim replay read larger ones
+_HEAD = 65_536
+_PACKED = (b"\x1f\x8b", b"SQLite format 3\x00")  # gzip, nsys export
+_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"pg_config"')  # Kineto's, and Flight Recorder's
+
+
+def is_recorded(content: bytes, name: str) -> bool:
+    """Whether a file is a recorded trace, by how its kind begins or its name ends."""
+    head = content[:_HEAD]
+    is_archive = head.startswith(_PACKED) or content[257:262] == b"ustar"
+    return is_archive or name.endswith(".jsonl") or any(key in head for key in _KEYS)
+
+
+def recorded_beside(
+    content: bytes, name: str, form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str
+) -> dict[str, Any]:
+    """The figure and the sentences of the recorded step beside the setting's: compared call by call where
+    both are of as many ranks, else the recording alone.
+
+    Raises InputError for a file that is no trace of a whole step, and for one that is too large.
+    """
+    if len(content) > MAX_TRACE:
+        raise InputError(
+            f"{name}: found {len(content):,} bytes, expected at most {MAX_TRACE:,}; zsim compare reads more"
+        )
+    with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
+        path = Path(folder) / Path(name).name
+        path.write_bytes(content)
+        try:
+            recorded = read_trace(path)
+        except InputError as error:
+            raise InputError(str(error).replace(str(path), name)) from None
+    step = outcomes.step_of(token_of(shown, more), form, shown, more)
+    if step.outcome.trace.world_size != recorded.world_size or not step.is_whole:
+        figure, lines = _alone(recorded.typical_step(), name, step.outcome.trace.world_size)
+    else:
+        compared = compare(step.outcome.trace, recorded, names=("simulated", name))
+        figure, lines = twin_timeline(compared), str(compared).splitlines()
+    return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
+
+
+def _alone(recorded: Trace, name: str, world_size: int) -> tuple[Figure, list[str]]:
+    breakdown = step_breakdown(recorded)
+    whole = sum(breakdown.seconds.values())
+    parts = [
+        f"{meaning.label} {breakdown.seconds[key] / whole * 100:.0f} %"
+        for key, meaning in BREAKDOWN.items()
+        if breakdown.seconds.get(key)
+    ]
+    ranks = f"{recorded.world_size:,} rank{'s' if recorded.world_size != 1 else ''}"
+    lines = [
+        f"{name}: a step of {format_seconds(recorded.step_seconds)} on {ranks}: {', '.join(parts)}.",
+        f"The page's job has {world_size:,} ranks; with as many, both are compared call by call.",
+    ]
+    return stream_timeline(recorded, breakdown), lines

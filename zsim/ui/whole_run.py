@@ -1,0 +1,110 @@
+"""The card of a whole run: days, goodput and money of `[run]`, simulated when its button is pressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zsim.goodput import page
+from zsim.goodput.goodput import simulate_run
+from zsim.goodput.simulated_run import SimulatedRun
+from zsim.goodput.text import diverging_sentence, sentences
+from zsim.report.views.html.figure import Figure
+from zsim.specs.experiment.tables import Experiment
+from zsim.ui.form import Form
+from zsim.ui.words import said
+from zsim.units import format_duration
+
+SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
+Tile = tuple[str, str, str]
+
+
+def show_run(app: Any, form: Form) -> None:
+    """A click on the button simulates the run of what is shown; another setting takes the answer away."""
+    from dash import Input, Output, State, ctx
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("run", "data"),
+        Output("run-words", "children"),
+        Output("go", "disabled"),
+        Input("go", "n_clicks"),
+        Input("asked", "data"),
+        running=[(Output("go", "children"), "Simulating ...", "Simulate the run")],
+    )
+    def simulate(clicks: int | None, asked: Mapping[str, Any] | None) -> Any:
+        if not asked or not form.has_run(asked["shown"]):
+            return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
+        if ctx.triggered_id != "go" or not clicks:
+            return {}, "", False
+        run, error = said(lambda: run_of(form.experiment(asked["shown"], asked["more"])))
+        if run is None:
+            return {}, error, False
+        return {name: one.to_plotly_json() for name, one in figures(run).items()}, run_words(run), False
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("run-file", "disabled"), Input("run", "data")
+    )
+    def offer(run: Mapping[str, Any] | None) -> bool:
+        return not run
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("download", "data", allow_duplicate=True),
+        Input("run-file", "n_clicks"),
+        State("asked", "data"),
+        prevent_initial_call=True,
+    )
+    def take(clicks: int | None, asked: Mapping[str, Any]) -> Any:
+        from dash import no_update
+
+        if not clicks:
+            return no_update
+        run, _ = said(lambda: run_of(form.experiment(asked["shown"], asked["more"])))
+        if run is None:
+            return no_update
+        return {"content": page.goodput_page(run), "filename": "goodput.html"}
+
+
+def run_of(experiment: Experiment) -> SimulatedRun:
+    """The run, of a few seeds. Raises InputError and NotSimulatedError as `zsim.simulate_run` does."""
+    seeds = SEEDS if experiment.run is None else min(SEEDS, experiment.run.seeds)
+    return simulate_run(experiment, seeds=seeds, jobs=1, compares=False)
+
+
+def figures(run: SimulatedRun) -> dict[str, Figure]:
+    return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
+
+
+def run_words(run: SimulatedRun) -> list[Any]:
+    """The answer in tiles and sentences."""
+    from dash import html
+
+    tiles = [
+        html.Div([html.Span(text, className=name) for name, text in zip(("label", "number", "small"), tile,
+                                                                        strict=True)], className="tile")
+        for tile in run_tiles(run)
+    ]  # fmt: skip
+    told = [diverging_sentence(run)] if run.is_diverging else []
+    lines = [html.Li(line) for line in (*told, *sentences(run))]
+    return [html.Div(tiles, className="tiles"), html.Ul(lines)]
+
+
+def run_tiles(run: SimulatedRun) -> Iterator[Tile]:
+    """(label, number, small print) of the run's main numbers."""
+    low, high = run.days_range
+    days = "no mean" if run.expected_days is None else f"{run.expected_days:.2f}"
+    ends = f"{low:.1f} to {high:.1f} in 90 %" if high is not None else f"from {low:.1f}"
+    seeds = f"of {len(run.runs.ledgers)} runs drawn"
+    yield "Days", days, f"{ends} {seeds}"
+    worst, best = (part * 100 for part in run.goodput_range)
+    yield "Goodput", f"{run.goodput_fraction * 100:.1f} %", f"{worst:.1f} to {best:.1f} %"
+    few, many = run.failures_range
+    failures = run.runs.mean_of(lambda ledger: ledger.num_failures)
+    yield "Failures", f"{failures:,.1f}", f"{few:,.0f} to {many:,.0f}"
+    bill = run.bill
+    if bill.money is not None:
+        yield "Money", f"{bill.money:,.0f}", f"{bill.currency}, {bill.gpu_hours:,.0f} GPU-hours"
+    else:
+        yield "GPU-hours", f"{bill.gpu_hours:,.0f}", "with a price: money"
+    if run.checkpoint is not None:
+        holds = format_duration(run.checkpoint.blocking_seconds)
+        yield "A save every", format_duration(run.work_seconds), f"holds training {holds}"
