@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Megatron,
         Parallelism,
         ReferenceZero,
+        Run,
         Trainer,
         Training,
     )
@@ -91,6 +92,7 @@ _HOMES = {
     "Faults": "zsim.notebook.settings",
     "Jitter": "zsim.notebook.settings",
     "Cost": "zsim.notebook.settings",
+    "Run": "zsim.notebook.settings",
     "Experiment": "zsim.specs.experiment.tables",
     "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",
@@ -119,6 +121,7 @@ __all__ = [
     "ReferenceZero",
     "Replay",
     "Result",
+    "Run",
     "RunResult",
     "ScalingResult",
     "SensitivityResult",

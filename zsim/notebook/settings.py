@@ -13,6 +13,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from zsim.errors import InputError
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
+from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
@@ -105,6 +106,10 @@ class CostSettings(_Typed, CostTable):
     """Prices and power: `zsim.Cost(gpu_hour_price=2.5)`."""
 
 
+class RunSettings(_Typed, TrainingRunTable):
+    """A whole run, with saves and failures: `zsim.Run(tokens="1T", checkpoint={"every": "30 min"})`."""
+
+
 # Their public names: `zsim.Fsdp2` ...
 Ddp = DdpSettings
 DeepSpeed = DeepSpeedSettings
@@ -118,3 +123,4 @@ Trainer = TrainerSettings
 Faults = FaultsSettings
 Jitter = JitterSettings
 Cost = CostSettings
+Run = RunSettings

@@ -1,5 +1,5 @@
-"""Progress of long work: a bar or a line on a terminal (stderr) and in a notebook; elsewhere an occasional
-line, or nothing."""
+"""Progress of long work: a bar or a line on a terminal (stderr) and in a notebook; an occasional line in a
+notebook that cannot draw, and nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
 
-_LINES = 10  # at most, without a terminal
+_LINES = 10  # at most, in a notebook that cannot draw
 
 
 def is_watched() -> bool:
@@ -87,7 +87,7 @@ class Progress(_Shown):
         is_due = self.done == self.total or self.done * _LINES // self.total > self._said
         if self._bar is not None:
             self._show(self._words(), self.done)
-        elif not self._is_quiet and is_due:
+        elif not self._is_quiet and is_due and _in_notebook():
             self._said = self.done * _LINES // self.total
             print(f"{self.done}/{self.total} points, {self._words()}", file=sys.stderr, flush=True)
 

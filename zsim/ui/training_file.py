@@ -73,7 +73,7 @@ def _experiment(page: Experiment, path: Path) -> Experiment:
 
 
 def _lines(wanted: Mapping[str, Any], shown: Mapping[str, Any], form: Form) -> Iterator[tuple[str, Any]]:
-    """What `wanted` says beyond what the fields say, by dotted key."""
+    """The settings of `wanted` beyond those that the fields say, by dotted key."""
     with_field = {
         JSON_STAGE, f"{ZERO}{OFFLOAD_STATES}.device", f"{ZERO}{OFFLOAD_PARAMETERS}.device",
     }  # fmt: skip

@@ -344,7 +344,14 @@ with _interrupts_held():
 # -- progress --------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_progress_is_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_has_no_progress_and_a_notebook_without_widgets_ten_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Progress(2, 0) as piped:
+        piped.advance(is_ok=True)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("zsim.study.progress._in_notebook", lambda: True)
+    monkeypatch.setattr("zsim.study.progress.is_watched", lambda: False)
     with Progress(200, 20) as progress:
         for number in range(180):
             progress.advance(is_ok=number % 90 > 0)

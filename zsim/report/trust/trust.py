@@ -12,7 +12,7 @@ from zsim.report.trust.grounds import Ground, fraction_by_grade, grounds
 from zsim.report.trust.measure import WantedNumbers, measurements
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
-from zsim.report.views.meanings import EVIDENCE, TOTAL
+from zsim.report.views.meanings import CAPACITY, EVIDENCE, TOTAL
 from zsim.report.views.shown import Figures, Shown
 from zsim.report.views.text.plain import Column, paragraph, shell, table
 from zsim.report.views.text.sentences import headline
@@ -267,7 +267,10 @@ def _smaller(nodes: int, sequence_length: float | None) -> tuple[str, list[str]]
 def errors_figure(found: Trust) -> Figure:
     """Measured over predicted: the nearest runs as marks, the stages of the interval as lines."""
     figure = Figure(layout(120 + 28 * (len(found.near) + len(found.stages)), hovermode="closest"))
-    names = [f"interval {number}" for number, _ in enumerate(found.stages, 1)]
+    names = [
+        "80 % interval" if len(found.stages) == 1 else f"interval {number}"
+        for number, _ in enumerate(found.stages, 1)
+    ]
     for name, stage in zip(names, found.stages, strict=True):
         figure.add_scatter(
             x=[stage.low, stage.high], y=[name, name], mode="lines+markers", showlegend=False,
@@ -280,6 +283,10 @@ def errors_figure(found: Trust) -> Figure:
         hovertext=[f"{one.run.source}, {one.run.settings.model}: {one.error:+.1%}" for one in found.near],
         hoverinfo="text",
     )  # fmt: skip
-    figure.update_xaxes(title_text="measured step over predicted", rangemode="tozero")
+    ends = [1.0, *(1 / (1 + one.error) for one in found.near)]
+    ends += [end for stage in found.stages for end in (stage.low, stage.high)]
+    room = 0.08 * (max(ends) - min(ends))
+    figure.add_vline(1.0, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "as predicted")
+    figure.update_xaxes(title_text="measured step over predicted", range=[min(ends) - room, max(ends) + room])
     figure.update_yaxes(automargin=True)
     return figure
