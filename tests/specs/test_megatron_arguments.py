@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import experiment_from, load_experiment
@@ -60,6 +61,20 @@ def read(flags: str, *, network: str = NETWORK, batch: str = BATCH, **overrides:
     return experiment_from(
         {"cluster": "dgx-h100", "nodes": 2}, {"strategy.config": config, **changes}, origin="test"
     )
+
+
+def test_python_takes_the_arguments_as_a_file_does() -> None:
+    """`zsim.Experiment(strategy={"kind": "megatron", "config": [...]})`, with tables beside it."""
+    config = f"{NETWORK} {BATCH} --use-distributed-optimizer".split()
+    training = zsim.Training(device_max_connections=4)
+    found = zsim.Experiment(
+        cluster="dgx-h100", nodes=2, training=training, strategy={"kind": "megatron", "config": config}
+    )
+    assert of_kind(found.strategy, MegatronTable).distributed_optimizer
+    assert found.model == read("--use-distributed-optimizer").model
+    assert found.training.device_max_connections == 4
+    with pytest.raises(InputError, match=r"strategy\.kind: found 'fsdp2'"):
+        zsim.Experiment(cluster="dgx-h100", strategy={"kind": "fsdp2", "config": config})
 
 
 @pytest.fixture

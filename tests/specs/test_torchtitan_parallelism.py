@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Collective
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
+from zsim.specs.formats.torchtitan.written_degrees import degrees_of
 
 FILE = """
 [model]
@@ -171,9 +174,29 @@ def test_what_torchtitan_refuses_is_refused(tmp_path: Path, options: list[str], 
         read(tmp_path, *options)
 
 
-def test_logits_that_are_gathered_are_not_simulated(tmp_path: Path) -> None:
-    with pytest.raises(NotSimulatedError, match="disable_loss_parallel"):
-        read(tmp_path, "tensor_parallel_degree=8", "disable_loss_parallel")
+def test_logits_may_be_gathered(tmp_path: Path) -> None:
+    """Read, and written back; Megatron has no such option."""
+    found = read(tmp_path, "tensor_parallel_degree=8", "disable_loss_parallel")
+    assert not found.parallelism.loss_parallel
+    assert degrees_of(found)["disable_loss_parallel"] is True
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1}
+    data |= {"strategy": {"kind": "megatron"}, "parallelism": {"tensor": 2, "loss_parallel": False}}
+    with pytest.raises(InputError, match="which torchtitan alone has"):
+        resolve(experiment_from(data, {}, origin="test"))
+
+
+def test_gathered_logits_are_whole_on_every_tensor_rank(tmp_path: Path) -> None:
+    """8 sequences of 8192 tokens: behind the gather of the head's input (4096 features in bf16), 128,256
+    logits in bf16, in place of three numbers per token in fp32."""
+    tokens = 8 * 8192
+    sent = []
+    for option in ("tensor_parallel_degree=8", "disable_loss_parallel"):
+        plan = make_plan(read(tmp_path, "tensor_parallel_degree=8", option))
+        named = ((op.name, op.work) for op in plan.ops if op.phase == "forward")
+        ends = [work.bytes for name, work in named if isinstance(work, Collective) and "blocks" not in name]
+        sent.append(ends[-4:])
+    assert sent[0] == [2 * tokens * 4096, *(4 * tokens,) * 3]
+    assert sent[1][-2:] == [2 * tokens * 4096, 2 * tokens * 128_256]
 
 
 def test_keys_of_a_parallelism_that_is_off_are_named(tmp_path: Path) -> None:

@@ -118,6 +118,11 @@ class _Cutter:
     def cuts_vocabulary(self) -> bool:
         return self.parallelism.style != "autotp"
 
+    @property
+    def cuts_loss(self) -> bool:
+        """Whether the loss sees a part of the vocabulary; else logits are gathered."""
+        return self.cuts_vocabulary and self.parallelism.loss_parallel
+
     # -- blocks -----------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> Block:
@@ -336,20 +341,22 @@ class _Cutter:
 
     def after(self, modules: Sequence[Module]) -> list[Module]:
         """Final norm, head and loss: the head is a column, the loss sees a part of the vocabulary after three
-        sums of a number per token: the maximum, the label's logit, the sum of exponentials."""
+        sums of a number per token: the maximum, the label's logit, the sum of exponentials. Where logits are
+        gathered, every rank has all of them and their loss (torchtitan's `disable_loss_parallel`: the head's
+        output is replicated; its gradient is cut without a call)."""
         found: list[Module] = []
         for module in modules:
             work = module.work
             if isinstance(work, Linear) and work.out_features == self.vocab_size:
                 found += self._column(module, work, is_first=True, is_head=True)
-                if not self.cuts_vocabulary:
+                if not self.cuts_loss:
                     found.append(self._exchange(module.name, "all_gather", None, work.out_features))
             elif isinstance(work, Loss):
-                if self.cuts_vocabulary:
+                if self.cuts_loss:
                     found += [_statistic(name, self.ranks) for name in ("maximum", "label", "sum")]
                     work = replace(work, vocab_size=work.vocab_size // self.ranks)
                 found.append(replace(module, work=work))
-            elif isinstance(work, Activation) and work.width == self.vocab_size and self.cuts_vocabulary:
+            elif isinstance(work, Activation) and work.width == self.vocab_size and self.cuts_loss:
                 found.append(replace(module, work=replace(work, width=work.width // self.ranks)))
             elif isinstance(work, Linear):
                 found.append(module)

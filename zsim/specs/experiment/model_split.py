@@ -15,6 +15,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks, and
     for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
     checkpoints of which it recomputes a block once per parameter."""
+    _check_loss(parallelism)
     _check_halves(model, parallelism)
     if parallelism.style == "torch":
         _check_async(training, parallelism)
@@ -54,6 +55,14 @@ def _check_halves(model: ModelSpec, parallelism: Parallelism) -> None:
         raise NotSimulatedError(
             f"parallelism.{found}: found {degrees[found]}, but '{model.name}' is an encoder with a decoder, "
             "of which zsim simulates data parallelism only; expected 1"
+        )
+
+
+def _check_loss(parallelism: Parallelism) -> None:
+    if not parallelism.loss_parallel and (parallelism.style != "torch" or parallelism.tensor == 1):
+        raise InputError(
+            "parallelism.loss_parallel: found false, which torchtitan alone has, for tensor ranks; expected "
+            "true, or strategy 'fsdp2' with tensor above 1"
         )
 
 

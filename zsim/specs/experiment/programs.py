@@ -75,6 +75,7 @@ def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
     keys = {
         "tensor": "tensor_parallel_degree",
         "async_tensor": "enable_async_tensor_parallel, with compile.enable",
+        "loss_parallel": "disable_loss_parallel",
         "pipeline": "pipeline_parallel_degree",
         "schedule": "pipeline_parallel_schedule",
         "schedule_csv": "pipeline_parallel_schedule_csv",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     Field,
     InstanceOf,
     PlainSerializer,
@@ -31,6 +32,7 @@ from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.formats.detect import is_training_file, with_training_file
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
@@ -224,7 +226,8 @@ class ExperimentFile(TableOfFile):
 
 
 class Experiment(ExperimentFile):
-    """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
+    """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`. As in
+    a file `strategy.config` may be another program's training file or command line, which fills in the rest.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
     """
@@ -234,7 +237,7 @@ class Experiment(ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        data, problems = _with_strategy_kind(data)
+        data, problems = _with_strategy_kind(_with_its_file(origin, data))
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
@@ -249,6 +252,18 @@ class Experiment(ExperimentFile):
         if problems:
             raise InputError(listed(origin, [*unreadable(data), *problems])) from None
         _check_tokens(origin, self.run, self.cost)
+
+
+def _with_its_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The data with another program's training file, or command line, in place of `strategy.config`."""
+    strategy = data.get("strategy")
+    if not (isinstance(strategy, Mapping) and is_training_file(strategy.get("config"))):
+        return data
+    tables = {
+        key: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+        for key, value in data.items()
+    }
+    return with_training_file(tables, {}, origin=origin)[0]
 
 
 def _check_tokens(origin: str, run: TrainingRunTable | None, cost: CostTable | None) -> None:

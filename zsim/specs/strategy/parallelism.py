@@ -85,6 +85,7 @@ class ParallelismTable(BaseModel):
     overlap_tensor_reduce: StrictBool | None = Field(
         default=None, description="sum inputs' gradients beneath weights' products; left out: by the release"
     )
+    loss_parallel: StrictBool = Field(default=True, description="the loss sees a part of the vocabulary each")
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
     schedule: ScheduleName | None = Field(
         default=None, description="order of a pipeline's work; left out: the framework's"
@@ -139,6 +140,7 @@ class Parallelism:
     sequence_parallel: bool = False
     async_tensor: bool = False
     overlap_tensor_reduce: bool = True
+    loss_parallel: bool = True
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
     schedule_csv: str = ""
@@ -243,6 +245,7 @@ def resolve_parallelism(
         tensor=table.tensor,
         sequence_parallel=_sequence_parallel(table, style),
         async_tensor=table.async_tensor,
+        loss_parallel=table.loss_parallel,
         pipeline=table.pipeline,
         passes=table.passes,
         context=table.context,

@@ -89,14 +89,9 @@ _OWN: Mapping[str, str] = {
 
 
 def _read_tensor(read: TitanSettings) -> None:
-    name = read.file.name
-    if read.get("parallelism.disable_loss_parallel", False) or not read.get(
-        "parallelism.enable_loss_parallel", True
-    ):
-        raise NotSimulatedError(
-            f"{name}: parallelism.disable_loss_parallel: zsim does not simulate logits that tensor "
-            "parallelism gathers yet, only a loss over the split vocabulary; expected false"
-        )
+    keys = ("parallelism.disable_loss_parallel", "parallelism.enable_loss_parallel")
+    if read.get(keys[0], False) or not read.get(keys[1], True):
+        read.put("parallelism.loss_parallel", False, *keys)
     key = "parallelism.enable_sequence_parallel"
     read.put("parallelism.sequence_parallel", read.get(key, True), key)
     keys = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
@@ -105,6 +100,7 @@ def _read_tensor(read: TitanSettings) -> None:
     components = read.get("compile.components", ["model", "loss"])
     if not (read.get("compile.enable", False) and "model" in components):
         key = next(key for key in keys if read.get(key, False))
+        name = read.file.name
         raise InputError(
             f"{name}: {key}: torchtitan refuses asynchronous tensor parallelism without torch.compile; "
             'expected compile.enable = true and "model" in compile.components'

@@ -46,6 +46,8 @@ def degrees_of(job: Job) -> dict[str, Any]:
         keys["tensor_parallel_degree"] = parallelism.tensor
         if parallelism.async_tensor:
             keys[ASYNC] = True
+        if not parallelism.loss_parallel:
+            keys["disable_loss_parallel"] = True
     if parallelism.pipeline > 1:
         keys |= {"pipeline_parallel_degree": parallelism.pipeline, **_pipeline(job)}
     if parallelism.context > 1:
