@@ -11,9 +11,10 @@ import pytest
 import zsim
 from tests.study.tune.conftest import tiny
 from zsim.errors import InputError
+from zsim.study.tune.axes import DETAILS
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.candidates import Candidate, candidates
-from zsim.study.tune.degrees import replicas_of
+from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
 from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.explain import TuningStep, explain
 from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
@@ -119,3 +120,37 @@ def test_the_files_of_a_result_have_its_degrees(tuned: Tuned) -> None:
     files = tuned_files(tuned)
     tensor = value_of(tuned.base, tuned.best[0].candidate.overrides, "parallelism.tensor")
     assert f"--tensor-model-parallel-size {tensor}" in files["best/megatron.sh"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "virtual", "expected"),
+    [
+        ("megatron", 1, ["1f1b"]),
+        ("megatron", 2, ["interleaved-1f1b"]),
+        ("fsdp2", 1, ["1f1b", "gpipe"]),
+        ("fsdp2", 4, ["interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"]),
+    ],
+)
+def test_schedules_are_all_of_the_framework(kind: str, virtual: int, expected: list[str]) -> None:
+    """For two stages on a rank torch has those in the shape of a V as well."""
+    assert schedules_of(kind, virtual) == expected
+    assert set(schedules_of("fsdp2", 2)) - set(schedules_of("fsdp2", 4)) == {"zbv-zero-bubble", "dualpipe-v"}
+
+
+def test_labels_name_schedules_that_are_not_the_usual(make_tiny: Tiny) -> None:
+    """4 layers on 8 GPUs; one pass is 8 micro-batches."""
+    made = make_tiny({"kind": "fsdp2"}, nodes=1, num_layers=4, gradient_accumulation_steps=8)
+    labels = {label for label, _ in degrees(base_of(with_degrees(made, tensor=2)))}
+    assert {"PP 2", "PP 2 gpipe", "PP 2 x 2 stages", "PP 2 x 2 stages looped-bfs"} <= labels
+    assert {"PP 2 x 2 stages zbv-zero-bubble", "TP 2 PP 4 gpipe"} <= labels
+
+
+def test_the_order_of_the_mesh_is_a_detail_of_pipelines(make_tiny: Tiny) -> None:
+    """4 pipeline ranks are neighbours, or the 2 data-parallel ranks."""
+    made = make_tiny(MEGATRON, nodes=1, num_layers=4, gradient_accumulation_steps=8)
+    order = next(axis for axis in DETAILS if axis.name == "order")
+    base = base_of(with_degrees(made, pipeline=4))
+    assert [choice.overrides for choice in order.of(base, {})] == [{ORDER: None}, {ORDER: "tp-cp-pp-dp"}]
+    assert order.of(base, {PIPELINE: 1}) == []
+    assert order.of(base_of(with_degrees(made, pipeline=4, tensor=2)), {}) == []
+    assert order.of(base_of(made), {PIPELINE: 4}) == []

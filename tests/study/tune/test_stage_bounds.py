@@ -31,6 +31,8 @@ def grid() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
         {"distributed_optimizer": True},
         {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
         {"overlap_grad_reduce": True},
+        {"distributed_optimizer": True, "fsdp_sharding": "optim_grads_params", "overlap_grad_reduce": True},
+        {"distributed_optimizer": True, "precision_aware_optimizer": True, "exp_avg_dtype": "bf16"},
     ]
     trainings = [
         {},

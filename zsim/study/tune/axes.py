@@ -15,7 +15,7 @@ from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import telling
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.study.tune.base import Base, value_of
-from zsim.study.tune.degrees import data_ranks, degrees, replicas_of
+from zsim.study.tune.degrees import ORDER, PIPELINE, data_ranks, degrees, replicas_of
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"
@@ -333,7 +333,17 @@ def _zero_detail(name: str, bare: str, *values: Any) -> TunedAxis:
     return TunedAxis(name, _at_stages(ZERO_KEYS[bare].stages, choices), ("deepspeed",))
 
 
+def _orders(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Which ranks are neighbours, data-parallel or pipeline ranks: who shares a node, and its links."""
+    split = base.job.parallelism
+    pipeline = chosen.get(PIPELINE, split.pipeline)
+    if "parallelism" not in base.data or pipeline == 1 or replicas_of(base, chosen) == 1:
+        return []
+    return [AxisChoice("", {ORDER: None}), AxisChoice("order tp-cp-pp-dp", {ORDER: "tp-cp-pp-dp"})]
+
+
 DETAILS: tuple[TunedAxis, ...] = (
+    TunedAxis("order", _orders, ("megatron",)),
     _zero_detail("overlap_comm", "overlap_comm", True, False),
     _zero_detail("bucket", "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000),
     _zero_detail("prefetch", "prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000),

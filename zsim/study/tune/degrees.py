@@ -3,7 +3,8 @@
 Degrees are powers of two (frameworks refuse others for nearly all models): tensor parallelism inside a node,
 pipeline and context parallelism up to the number of nodes. A split of the layers that the framework refuses
 is refused like any other contradiction; Megatron's stages may count the embedding and the loss as a layer
-each.
+each. Schedules are all that the framework has for so many stages on a rank; the order of the mesh is a detail
+(`zsim.study.tune.axes`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from zsim.plan.pipeline.pipeline_checks import OFFERED
+from zsim.specs.strategy.parallelism import SINGLE_STAGE, V_SHAPED
 from zsim.study.tune.base import Base
 
 TENSOR, PIPELINE, CONTEXT = "parallelism.tensor", "parallelism.pipeline", "parallelism.context"
 VIRTUAL, SCHEDULE = "parallelism.virtual_stages", "parallelism.schedule"
-SPLIT = "parallelism.sequence_parallel"
+SPLIT, ORDER = "parallelism.sequence_parallel", "parallelism.order"
 FIRST, LAST = "parallelism.first_stage_less_layers", "parallelism.last_stage_less_layers"
 _LONG = 32_768  # tokens of a sequence from which on it is shared
 _MAX_VIRTUAL = 8
@@ -68,15 +71,24 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
         stages = pipeline * virtual
         for ends in (0, 1):
             if (layers + 2 * ends) % stages == 0 and (layers + 2 * ends) // stages > ends:
-                schedule = "1f1b" if virtual == 1 else "interleaved-1f1b"
-                yield {
-                    PIPELINE: pipeline,
-                    VIRTUAL: virtual,
-                    SCHEDULE: schedule,
-                    FIRST: ends,
-                    LAST: ends,
-                }
+                for schedule in schedules_of(base.kind, virtual):
+                    yield {
+                        PIPELINE: pipeline,
+                        VIRTUAL: virtual,
+                        SCHEDULE: schedule,
+                        FIRST: ends,
+                        LAST: ends,
+                    }
                 break
+
+
+def schedules_of(kind: str, virtual: int) -> list[str]:
+    """The schedules of a strategy's framework for so many stages on a rank; the first is its usual one."""
+    offered = OFFERED["megatron" if kind == "megatron" else "torch"]
+    found = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
+    found = [name for name in found if virtual == 2 or name not in V_SHAPED]
+    usual = "1f1b" if virtual == 1 else "interleaved-1f1b"
+    return sorted(found, key=lambda name: name != usual)
 
 
 def _choice(tensor: int, context: int, layers: Overrides) -> tuple[str, Overrides]:
@@ -84,6 +96,7 @@ def _choice(tensor: int, context: int, layers: Overrides) -> tuple[str, Override
     parts = [f"TP {tensor}"] if tensor > 1 else []
     parts += [f"CP {context}"] if context > 1 else []
     if layers[PIPELINE] > 1:
-        virtual = layers[VIRTUAL]
+        virtual, schedule = layers[VIRTUAL], layers[SCHEDULE]
         parts.append(f"PP {layers[PIPELINE]}" + (f" x {virtual} stages" if virtual > 1 else ""))
+        parts += [] if schedule in ("1f1b", "interleaved-1f1b") else [schedule]
     return " ".join(parts) or "data parallel", found
