@@ -47,17 +47,13 @@ V_SHAPED: tuple[ScheduleName, ...] = ("zbv-zero-bubble", "dualpipe-v")
 _OFFERED: Mapping[Style, tuple[ScheduleName, ...]] = {
     "torch": get_args(ScheduleName),
     "megatron": ("1f1b", "interleaved-1f1b"),
-    "nanotron": ("gpipe", "1f1b"),
-    "deepspeed": ("1f1b",),
-    "autotp": ("1f1b",),
-}
+    "nanotron": ("gpipe", "1f1b"), "deepspeed": ("1f1b",), "autotp": ("1f1b",),
+}  # fmt: skip
 _CONTEXT_METHODS: Mapping[Style, tuple[ContextMethod, ...]] = {
     "torch": ("all-gather", "p2p"),
     "megatron": ("p2p", "all-gather", "all-to-all", "a2a+p2p"),
-    "nanotron": ("p2p",),
-    "deepspeed": ("all-to-all",),
-    "autotp": ("all-to-all",),
-}
+    "nanotron": ("p2p",), "deepspeed": ("all-to-all",), "autotp": ("all-to-all",),
+}  # fmt: skip
 FRAMEWORK_NAMES: Mapping[Style, str] = {
     "torch": "torchtitan", "megatron": "Megatron", "nanotron": "nanotron", "deepspeed": "DeepSpeed",
     "autotp": "DeepSpeed's AutoTP",

@@ -55,12 +55,41 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
         by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
     for words, clusters in by_words.items():
         yield from paragraph(f"{', '.join(clusters)}: {words}", indent=2)
+    yield from order_lines(rows)
     for row in rows:
         if row.report.validation is not None:
             words = validation_words(row.report.validation, row.report.step_seconds)
             yield from paragraph(f"{row.cluster}: {words}", indent=2)
     for sentence in undecided(rows):
         yield from paragraph(sentence, indent=2)
+
+
+def order_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
+    """Which groups of ranks stay within a node under each order of the mesh, and what it costs."""
+    axes = list(dict.fromkeys(axis for row in rows for order in row.orders for axis in order.nodes))
+    if not axes:
+        return
+    yield from paragraph("order of ranks, neighbours first, and the nodes that a group is on", indent=2)
+    cells = [
+        [
+            row.cluster,
+            f"{order.order}{' (given)' if order.is_given else ''}",
+            *(_over(order.nodes.get(axis)) for axis in axes),
+            format_seconds(order.step_seconds),
+            _against(order.step_seconds, row.orders[0].step_seconds),
+        ]
+        for row in rows
+        for order in sorted(row.orders, key=lambda one: one.step_seconds)
+    ]
+    yield from tables(named_columns("cluster", "order", *axes, "step", ""), cells)
+
+
+def _over(nodes: int | None) -> str:
+    return "-" if nodes is None else "in a node" if nodes == 1 else f"{nodes:,} nodes"
+
+
+def _against(seconds: float, given: float) -> str:
+    return "" if seconds == given else f"{(seconds / given - 1) * 100:+.1f} %"
 
 
 def undecided(rows: Sequence[TopologyComparison]) -> list[str]:

@@ -14,6 +14,7 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.given import Given, experiment_of
+from zsim.study.topologies.orders import MeshOrder, compare_orders
 from zsim.study.topologies.routings import Routing, compare_routings
 
 _MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
@@ -33,7 +34,8 @@ class TierUse:
 @dataclass(frozen=True)
 class TopologyComparison:
     """One cluster's column of a comparison. `file`: the preset or path as given. `scaling`: seconds of a step
-    by number of GPUs at constant batch per GPU, without the counts that the experiment does not allow."""
+    by number of GPUs at constant batch per GPU, without the counts that the experiment does not allow.
+    `orders`: of the mesh of model parallelism, the given one first."""
 
     cluster: str
     file: str
@@ -44,6 +46,7 @@ class TopologyComparison:
     tiers: tuple[TierUse, ...]
     routing: Routing
     scaling: dict[int, float]
+    orders: tuple[MeshOrder, ...] = ()
 
     @property
     def exposed_seconds(self) -> float:
@@ -70,6 +73,7 @@ class TopologyComparison:
                 for tier in self.tiers
             ],
             "routing": self.routing.to_dict(),
+            "orders": [order.to_dict() for order in self.orders],
             "fabric": self.facts,
             "scaling_seconds": {str(gpus): seconds for gpus, seconds in self.scaling.items()},
         }
@@ -147,8 +151,9 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
     facts = describe_topology(name, topology_nodes)
     tiers = _tiers(name, topology_nodes, result.report)
     routing = compare_routings(result.job, result.report.step_seconds)
+    orders = compare_orders(_at(base, name, gpus), result.job, result.report.step_seconds)
     return TopologyComparison(
-        cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, routing, scaling
+        cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, routing, scaling, orders
     )
 
 
