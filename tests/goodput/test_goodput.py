@@ -175,3 +175,17 @@ def test_zero_goes_on_with_other_ranks_only_after_a_conversion() -> None:
     with pytest.raises(InputError, match="loads a checkpoint of ZeRO on as many ranks as saved it"):
         recovery(None)
     assert recovery("universal") == "shrink"
+
+
+def test_a_stated_interval_without_hope_is_refused_before_any_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A failure a minute and saves two days apart."""
+    monkeypatch.setattr("zsim.goodput.goodput.best_interval", None)
+    experiment = zsim.Experiment(
+        model="llama-3-8b", cluster="dgx-h100", nodes=16, strategy={"kind": "fsdp2"},
+        run={"steps": 1_000_000, "checkpoint": {"every": "2 d", "mode": "async"},
+             "failures": {"per_1000_node_days": 90_000}},
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"run: can never finish: .* saves 2.0 days"):
+        simulate_run(experiment, jobs=1)

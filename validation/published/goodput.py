@@ -8,16 +8,17 @@ choose a number.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import best_work_seconds
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile, run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
-from zsim.specs.experiment.load import load_experiment
+from zsim.specs.experiment.load import changed, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "goodput.md"
@@ -56,9 +57,15 @@ class PublishedRun:
 
 
 RSC, FORMULA = "Meta RSC", "exact formula"
-SECOND_DIGIT = "Meta's formula gives 0.94; printed to one digit"
-CONTRADICTS = "0.5 does not follow from the row's own inputs by Meta's formula either (0.68)"
+SECOND_DIGIT = "Meta's formula gives 0.94 too; printed to one digit"
+CONTRADICTS = "0.5 does not follow from the row's own inputs: Meta's formula gives 0.68"
 FIRST_ORDER = "Meta's first-order formula gives 0.52; the exact law for the same inputs is 0.613"
+# RESILIENCE.md, sections 4 and 1.1: rows that their own inputs do not give, by the law they are from.
+EXCUSED = {
+    "rs-0036": "by Meta's own formula its inputs give 0.68, not 0.5",
+    "rs-0061, 100 s of stall": "the paper's 0.80 is of its 3, 7 and 18 minutes and 12 replicas without the "
+    "stall of one that is back; with it the same law gives 0.71",
+}
 RUNS = (
     PublishedRun("rs-0033", f"{RSC}-1, 16,000 GPUs, saves 60 min apart", 0.70, 2_000, 6.5,
                  restart=300, work=3600),
@@ -104,6 +111,14 @@ LEFT_OUT = (
     ("MegaScale", "", "times of detection and catching up are published as bounds, a rate of "
      "failures is not"),
 )  # fmt: skip
+
+MISSED = """\
+These do, by Meta's formula or to its one digit, and are missed: rs-0035 and rs-0037. The formula is of
+first order, and with a failure every 18 minutes (rs-0035) the exact law is 0.1 above it; rs-0037's 0.9
+has one digit, and formula and exact law both give 0.94."""
+PUBLISHED = """\
+Published: 419 unexpected interruptions (their rate is an input), effective training time above 0.90,
+checkpoints of 1 MB to 4 GB per GPU."""
 
 
 def scenario_of(run: PublishedRun) -> Scenario:
@@ -152,6 +167,11 @@ def lines() -> Iterator[str]:
         met += is_met
     yield ""
     yield f"Within {_CLOSE} of the published ratio, bounds as bounds: **{met} of {len(rows)}**."
+    yield "Of the others, these do not follow from their own inputs (facts on resilience, sections 3 and 4):"
+    yield ""
+    yield from (f"- {row}: {why}." for row, why in EXCUSED.items())
+    yield ""
+    yield from MISSED.splitlines()
     yield ""
     yield "| row | run | published | zsim | 90 % of runs | error | met |"
     yield "|---|---|---:|---:|---:|---:|---|"
@@ -178,29 +198,43 @@ def _row(row: str, title: str, published: float, found: Runs, is_met: bool, *, i
     )
 
 
+# Whose checkpoints: the paper has FSDP of its own, and says that saves aim at a short pause, not how.
+_FSDP2 = {"strategy": {"kind": "fsdp2", "reshard_after_forward": False},
+          "run.checkpoint.staging": "pinned", "run.checkpoint.writer": "process"}  # fmt: skip
+WAYS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("FSDP2, as the paper has FSDP; DCP from a process", _FSDP2),
+    ("Megatron-Core", {}),
+    ("Megatron-Core, `--ckpt-assume-constant-structure`", {"run.checkpoint.plan_caching": True}),
+)
+
+
 def _llama() -> Iterator[str]:
-    run = simulate_run(load_experiment(LLAMA), compares=False, jobs=2)
-    low, high = run.failures_range
-    good = run.goodput_range
-    ettr = run.definitions["effective_training_time_llama_3"]
-    place = run.checkpoint
-    assert place is not None
+    experiment = load_experiment(LLAMA)
     yield (
         "`validation/published/runs/llama-3-405b.toml`: model, degrees, batch, storage and rates of "
         "interruptions are the paper's; the step, the checkpoint's bytes and seconds, the interval "
-        "between saves, detection and restart are zsim's own."
+        "between saves, detection and restart are zsim's own. Whose code saves decides: at 16,384 ranks "
+        "Megatron-Core's planner on rank 0 goes through 0.8 million shards, and training waits for it."
     )
-    yield from ("", "| | published | zsim | 90 % of runs |", "|---|---:|---:|---:|")
-    mean = run.runs.mean_of(lambda one: one.num_failures)
-    yield f"| unexpected interruptions (the rate is an input) | 419 | {mean:.0f} | {low:.0f} to {high:.0f} |"
-    yield f"| effective training time | above 0.90 | {ettr:.3f} | {good[0]:.3f} to {good[1]:.3f} |"
-    yield f"| checkpoint | 1 MB to 4 GB per GPU | {place.bytes / 16_384 / 1e9:.2f} GB per GPU | |"
     yield ""
-    yield (
-        f"Saves {run.work_seconds / 60:.1f} min apart that hold training for {place.blocking_seconds:.2f} s "
-        f"and are durable after {place.durable_seconds:.0f} s; "
-        f"{place.load_seconds + run.prepared.startup_seconds:.0f} s to start and load."
-    )
+    yield from PUBLISHED.splitlines()
+    yield ""
+    yield ("| saved by | effective training time | 90 % of runs | above 0.90 | interruptions, 90 % of runs | "
+           "save: GB per GPU | holds training | durable | apart | start and load |")  # fmt: skip
+    yield "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|"
+    for title, changes in WAYS:
+        run = simulate_run(changed(experiment, changes) if changes else experiment, compares=False, jobs=2)
+        low, high = run.failures_range
+        good, place = run.goodput_range, run.checkpoint
+        ettr = run.definitions["effective_training_time_llama_3"]
+        assert place is not None
+        assert ettr is not None
+        yield (
+            f"| {title} | {ettr:.3f} | {good[0]:.3f} to {good[1]:.3f} | {'yes' if ettr > 0.90 else 'no'} | "
+            f"{low:.0f} to {high:.0f} | {place.bytes / 16_384 / 1e9:.2f} | {place.blocking_seconds:.2f} s | "
+            f"{place.durable_seconds:.0f} s | {run.work_seconds / 60:.1f} min | "
+            f"{place.load_seconds + run.prepared.startup_seconds:.0f} s |"
+        )
 
 
 HEAD = """# Published goodput of runs

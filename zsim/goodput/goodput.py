@@ -23,6 +23,7 @@ from zsim.units import format_duration
 
 _HOPELESS = 1e-3  # goodput below which a run is not simulated
 _PATIENCE = 20.0  # times the expected time, after which a run is given up
+_CURVE_PATIENCE = 20.0  # times the steps' time, after which one that intervals are compared on is
 
 
 OnDone = Callable[[str, int], None]
@@ -62,10 +63,13 @@ def simulate_prepared(
 
     def interval(work: float, most: int | None) -> Scenario:
         tell("intervals", next(tried))
-        return prepared.scenario(work, max_steps=most)
+        scenario = prepared.scenario(work, max_steps=most)
+        return replace(scenario, limit_seconds=_CURVE_PATIENCE * scenario.ideal_seconds)
 
     is_auto = table.checkpoint.every == "auto"
     curve = None
+    if not is_auto and cost is not None:
+        _check_hope(prepared, prepared.scenario(_work_seconds(prepared, None)))
     if cost is not None and (compares or is_auto):
         _check_hope(prepared, prepared.scenario(_hopeful_work(prepared, cost)))
         curve = best_interval(interval, cost, table.seed, jobs=workers)
