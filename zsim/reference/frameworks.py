@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_DENSE = ("fsdp2", "deepspeed", "megatron")
+_MODEL_PARALLEL = ("fsdp2", "deepspeed", "megatron")
 _PIPELINES = ("ddp", "fsdp2", "deepspeed", "megatron")
-_EXPERTS = ("fsdp2", "megatron")
 _TRAINERS = ("ddp", "fsdp1", "fsdp2", "deepspeed", "megatron")
 
 # Path of a key, or of a table for all keys in it -> kinds of `[strategy]`.
@@ -19,9 +18,9 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "training.frozen_dtype": _TRAINERS,
     "training.autocast": ("fsdp1",),
     "training.stored_dtype": ("ddp", "fsdp1"),
-    "parallelism.tensor": _DENSE,
-    "parallelism.sequence_parallel": _DENSE,
-    "parallelism.async_tensor": _EXPERTS,
+    "parallelism.tensor": _MODEL_PARALLEL,
+    "parallelism.sequence_parallel": _MODEL_PARALLEL,
+    "parallelism.async_tensor": ("fsdp2", "megatron"),
     "parallelism.pipeline": _PIPELINES,
     "parallelism.schedule": _PIPELINES,
     "parallelism.virtual_stages": ("ddp", "fsdp2", "megatron"),
@@ -29,13 +28,13 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "parallelism.last_stage_less_layers": ("ddp", "fsdp2", "deepspeed"),
     "parallelism.layers_per_stage": _PIPELINES,
     "parallelism.passes": _PIPELINES,
-    "parallelism.context": _DENSE,
-    "parallelism.order": _DENSE,
-    "parallelism.expert": _EXPERTS,
-    "parallelism.expert_tensor": _EXPERTS,
-    "parallelism.dispatcher": _EXPERTS,
-    "parallelism.capacity_factor": ("megatron",),
-    "parallelism.expert_imbalance": _EXPERTS,
+    "parallelism.context": _MODEL_PARALLEL,
+    "parallelism.order": _MODEL_PARALLEL,
+    "parallelism.expert": _MODEL_PARALLEL,
+    "parallelism.expert_tensor": _MODEL_PARALLEL,
+    "parallelism.dispatcher": _MODEL_PARALLEL,
+    "parallelism.capacity_factor": ("deepspeed", "megatron"),
+    "parallelism.expert_imbalance": _MODEL_PARALLEL,
 }
 
 
