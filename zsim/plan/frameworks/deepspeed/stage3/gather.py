@@ -36,7 +36,8 @@ class Gatherer:
         return parts
 
     def _by_ranks(self, fetch: Fetch) -> list[Fetch]:
-        parameters, found = self.trace.parameters, {}
+        parameters = self.trace.parameters
+        found: dict[str, list[int]] = {}
         for number in fetch.parameters:
             found.setdefault(parameters[number].belongs_to or fetch.group, []).append(number)
         groups = self.builder.groups
