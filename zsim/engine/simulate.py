@@ -56,8 +56,8 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocation`: of torch's allocator of the fullest rank, if there is one; `settled`:
-    of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank), the index
+    """One simulated step. `allocation`: of torch's allocator of the fullest rank, if it was simulated;
+    `settled`: of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank), the index
     of the communicator in which the rank waits for others; `peers`: by (simulated rank, op) of a call with
     messages, the calls that it exchanged messages with; `jittered`: the drawn steps; `sent`: bytes per GPU
     inside its node and between nodes, by phase, kind of collective and group; `together`: all co-located
@@ -221,7 +221,11 @@ def _has_room(job: Job, plan: Plan) -> bool:
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
-    return plan.changes_memory and job.cluster.gpu.has_caching_allocator
+    """Whether torch's allocator is simulated: not for tensors that do not fit, which no allocator could hold,
+    unless the job is known to have run."""
+    if not (plan.changes_memory and job.cluster.gpu.has_caching_allocator):
+        return False
+    return job.simulation.known_to_fit or _has_room(job, plan)
 
 
 def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
