@@ -7,16 +7,18 @@ are checked and not ranks: if a rank of one program waits for a rank of another,
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
-from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.plan.ops import Collective, Op, Plan, PointToPoint, Program
 
 
 class PlanError(AssertionError):
@@ -71,9 +73,9 @@ def _check_parts(program: Program, plan: Plan) -> None:
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
     held: dict[tuple[str, str, str], int] = {}
-    for change in program.memory:
-        key = change.device, change.category, change.owner
-        held[key] = held.get(key, 0) + change.bytes
+    for _, category, count, device, _, _, owner, *_ in program.memory:
+        key = device, category, owner
+        held[key] = held.get(key, 0) + count
     for (device, category, owner), left in held.items():
         if left:
             raise PlanError(
@@ -114,7 +116,7 @@ def _calls_by_group(program: Program, plan: Plan) -> _Calls:
 
 def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
     for name in plan.groups:
-        for programs in _programs_together(plan, name):
+        for programs in plan.once(_programs_together, name):
             first, *others = programs
             for other in others:
                 _check_pair(plan, name, first, other, calls)
@@ -139,23 +141,28 @@ def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_
 
 def _programs_together(plan: Plan, name: str) -> list[tuple[int, ...]]:
     """The distinct sets of programs whose ranks share a communicator of group `name`."""
-    rows = np.unique(np.sort(plan.program_of[plan.groups[name].members], axis=1), axis=0)
-    return list(dict.fromkeys(tuple(dict.fromkeys(row)) for row in rows.tolist()))
+    rows = np.sort(plan.program_of[plan.groups[name].members], axis=1)
+    distinct = {row.tobytes(): row for row in rows}
+    return sorted({tuple(dict.fromkeys(row.tolist())) for row in distinct.values()})
 
 
 def _peers(plan: Plan, name: str, shift: int) -> list[tuple[int, int]]:
     """The distinct pairs (program of a rank, program of the rank `shift` places further)."""
     programs = plan.program_of[plan.groups[name].members]
-    both = np.stack([programs, np.roll(programs, -shift, axis=1)], axis=2).reshape(-1, 2)
-    return [(int(one), int(other)) for one, other in np.unique(both, axis=0)]
+    pairs = np.unique(programs * len(plan.programs) + np.roll(programs, -shift, axis=1))
+    return [divmod(pair, len(plan.programs)) for pair in pairs.tolist()]
+
+
+def _shifts(plan: Plan, calls: Sequence[_Calls], name: str) -> list[int]:
+    """How many places further in a group messages go, each once."""
+    size, used = plan.groups[name].size, [own.messages[name] for own in calls if name in own.messages]
+    received = {-shift % size for own in used for shift in own.received}
+    return sorted({shift for own in used for shift in own.sent} | received)
 
 
 def _check_messages(plan: Plan, calls: Sequence[_Calls]) -> None:
-    for name, group in plan.groups.items():
-        used = [own.messages[name] for own in calls if name in own.messages]
-        shifts = {shift for own in used for shift in own.sent}
-        shifts |= {-shift % group.size for own in used for shift in own.received}
-        for shift in sorted(shifts):
+    for name in plan.groups:
+        for shift in _shifts(plan, calls, name):
             _check_shift(plan, calls, name, shift)
 
 
@@ -163,7 +170,7 @@ def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> 
     back, none = -shift % plan.groups[name].size, _Messages({}, {})
     if not shift:
         raise PlanError(f"'{name}': a rank sends to itself")
-    for sender, receiver in _peers(plan, name, shift):
+    for sender, receiver in plan.once(_peers, name, shift):
         sent = calls[sender].messages.get(name, none).sent.get(shift, [])
         received = calls[receiver].messages.get(name, none).received.get(back, [])
         a, b = plan.programs[sender], plan.programs[receiver]
@@ -185,11 +192,10 @@ class _Run:
 
     def __init__(self, plan: Plan, calls: Sequence[_Calls]) -> None:
         self.plan = plan
-        self.first = list(np.cumsum([0, *(len(program.ops) for program in plan.programs)]))
+        self.first = list(accumulate((len(program.ops) for program in plan.programs), initial=0))
         self.count = self.first.pop()
-        self.names = [(program, op) for program in plan.programs for op in program.ops]
-        self.needs: list[list[int]] = [[] for _ in range(self.count)]  # ops that must end before it starts
-        self.issued_after: list[list[int]] = [[] for _ in range(self.count)]  # must end before it is issued
+        self.needs: list[Sequence[int]] = [()] * self.count  # ops that must end before it starts
+        self.issued_after: list[Sequence[int]] = [()] * self.count  # must end before it is issued
         self.partners: list[list[int]] = [[] for _ in range(self.count)]  # ops that must start before it ends
         for first, program in zip(self.first, plan.programs, strict=True):
             self._add_waits(first, program)
@@ -198,27 +204,29 @@ class _Run:
 
     def _add_waits(self, first: int, program: Program) -> None:
         last: dict[str, int] = {}
-        for number, op in enumerate(program.ops):
-            self.issued_after[first + number] = [first + other for other in op.host_waits]
-            self.needs[first + number] = [first + other for other in op.after]
+        for number, op in enumerate(program.ops, first):
+            if op.host_waits:
+                self.issued_after[number] = [first + other for other in op.host_waits]
+            needs = [first + other for other in op.after]
             if op.work is not None:
                 if op.stream in last:
-                    self.needs[first + number].append(last[op.stream])
-                last[op.stream] = first + number
+                    needs.append(last[op.stream])
+                last[op.stream] = number
+            self.needs[number] = needs
 
     def _add_collectives(self, calls: Sequence[_Calls]) -> None:
         for name in self.plan.groups:
-            for programs in _programs_together(self.plan, name):
+            for programs in self.plan.once(_programs_together, name):
                 own = [calls[program].collectives.get(name, []) for program in programs]
                 for members in zip(*own, strict=True):
                     ops = [self.first[p] + op for p, op in zip(programs, members, strict=True)]
-                    for op in ops:
+                    for op in ops if len(ops) > 1 else ():
                         self.partners[op] += [other for other in ops if other != op]
 
     def _add_messages(self, calls: Sequence[_Calls]) -> None:
         for name, group in self.plan.groups.items():
-            for shift in range(1, group.size) if any(name in own.messages for own in calls) else ():
-                for sender, receiver in _peers(self.plan, name, shift):
+            for shift in _shifts(self.plan, calls, name):
+                for sender, receiver in self.plan.once(_peers, name, shift):
                     none = _Messages({}, {})
                     sent = calls[sender].messages.get(name, none).sent.get(shift, [])
                     taken = calls[receiver].messages.get(name, none).received.get(-shift % group.size, [])
@@ -229,38 +237,27 @@ class _Run:
 
     def check(self) -> None:
         """Raise StuckError, which names the circle of waits, if an op never ends."""
-        started, ended = [False] * self.count, [False] * self.count
+        started, ended, issued = ([False] * self.count for _ in range(3))
+        needs, issued_after, partners = self.needs, self.issued_after, self.partners
         hosts = list(self.first)
         ends = [*self.first[1:], self.count]
         wakes: dict[int, list[int]] = {}  # by op: what to retry once it started or ended
-        issued = [False] * self.count
         todo = deque(range(len(hosts)))
         look: deque[int] = deque()
-
-        def waits_for(op: int) -> int:
-            """The op whose end or start keeps an issued op from ending; -1 if none. Marks the op started."""
-            for need in self.needs[op]:
-                if not ended[need]:
-                    return need
-            if not started[op]:
-                started[op] = True
-                look.extend(wakes.pop(op, ()))
-            return next((other for other in self.partners[op] if not started[other]), -1)
-
         blocked_host: dict[int, int] = {}
         while todo or look:
             if todo:
                 place = todo.popleft()
-                while hosts[place] < ends[place]:
-                    op = hosts[place]
-                    awaited = next((other for other in self.issued_after[op] if not ended[other]), -1)
-                    if awaited >= 0:
-                        blocked_host[place] = awaited
-                        wakes.setdefault(awaited, []).append(-1 - place)
-                        break
-                    blocked_host.pop(place, None)
+                for op in range(hosts[place], ends[place]):
+                    if issued_after[op]:
+                        awaited = next((other for other in issued_after[op] if not ended[other]), -1)
+                        if awaited >= 0:
+                            blocked_host[place] = awaited
+                            wakes.setdefault(awaited, []).append(-1 - place)
+                            break
+                        blocked_host.pop(place, None)
                     issued[op] = True
-                    hosts[place] += 1
+                    hosts[place] = op + 1
                     look.append(op)
                 continue
             op = look.popleft()
@@ -269,7 +266,19 @@ class _Run:
                 continue
             if ended[op]:
                 continue
-            awaited = waits_for(op)
+            awaited = -1  # the op whose end or start keeps this one from ending
+            for need in needs[op]:
+                if not ended[need]:
+                    awaited = need
+                    break
+            else:
+                if not started[op]:
+                    started[op] = True
+                    look.extend(wakes.pop(op, ()))
+                for other in partners[op]:
+                    if not started[other]:
+                        awaited = other
+                        break
             if awaited >= 0:
                 wakes.setdefault(awaited, []).append(op)
             else:
@@ -291,7 +300,7 @@ class _Run:
         while at not in chain:
             chain.append(at)
             if not issued[at]:
-                place = int(np.searchsorted(self.first, at, side="right")) - 1
+                place = bisect_right(self.first, at) - 1
                 at = blocked_host[place]
             elif not started[at]:
                 at = next(need for need in self.needs[at] if not ended[need])
@@ -302,8 +311,13 @@ class _Run:
             self._waits(one, other) for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
         )
 
+    def _op(self, number: int) -> tuple[Program, Op]:
+        place = bisect_right(self.first, number) - 1
+        program = self.plan.programs[place]
+        return program, program.ops[number - self.first[place]]
+
     def _waits(self, one: int, other: int) -> str:
-        (program, op), (peer, awaited) = self.names[one], self.names[other]
+        (program, op), (peer, awaited) = self._op(one), self._op(other)
         where = "" if program is peer else f"{_of(peer)}"
         return f"{_of(program)}'{op.name}' on stream {op.stream} waits for {where}'{awaited.name}'"
 
