@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.rounds import Rounds
 from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
@@ -64,6 +64,28 @@ class AlgorithmChoice:
     beside: Profile  # while kernels run on at least one of its GPUs
     limits: Limits  # of all its groups at once, on otherwise idle links
     own_limits: Limits  # of a single group, without the others of its kind
+
+
+class UsedLinks(NamedTuple):
+    """The links that a usage puts bytes on: their bytes per second, their bytes per bus byte, and whether
+    they leave the node."""
+
+    capacities: Floats
+    usage: Floats
+    leaves_node: Bools
+
+    @staticmethod
+    def of(usage: Floats, capacities: Floats, leaves_node: Bools) -> UsedLinks:
+        """The used ones of all links, or of those that represent all."""
+        used = np.flatnonzero(usage)
+        return UsedLinks(capacities[used], usage[used], leaves_node[used])
+
+    def limits(self, costs: ProtocolCosts, method_fraction: float) -> Limits:
+        """Bus bytes per second that they allow, inside nodes and between them."""
+        rates = self.capacities * method_fraction / self.usage
+        inside = float(rates[~self.leaves_node].min(initial=float("inf"))) * costs.intra_fraction
+        across = float(rates[self.leaves_node].min(initial=float("inf"))) * costs.inter_fraction
+        return Limits(inside, across)
 
 
 @dataclass(slots=True)

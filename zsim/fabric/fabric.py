@@ -25,6 +25,7 @@ from zsim.fabric.communicators import (
     Limits,
     LinkLoad,
     Transfer,
+    UsedLinks,
     ramp_seconds,
     ring_latency,
 )
@@ -143,51 +144,47 @@ class Fabric:
         """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.
         A protocol that reaches a fraction of a link's bandwidth divides the weight on the link by it."""
         self.pool, self._links = pool, links
-        leaves_node = self.topology.leaves_node()[links]
+        every = self.topology.capacities(), self.topology.leaves_node()
+        lumped = every[0][links], every[1][links]
         for communicator in self._communicators.values():
+            usage = {shape: whole[links] for shape, whole in communicator.usage.items()}
+            alone = {shape: UsedLinks.of(own, *lumped) for shape, own in usage.items()}
+            single = {shape: UsedLinks.of(own, *every) for shape, own in communicator.own_usage.items()}
             profiles: dict[tuple[Shape, float, float], Profile] = {}
             for kind, found in communicator.methods.items():
                 communicator.choices[kind] = [
-                    self._choice(communicator, method, protocol, costs, profiles, links, leaves_node)
+                    AlgorithmChoice(
+                        method,
+                        protocol,
+                        costs,
+                        *self._profiles(usage[method.shape], method, costs, profiles, lumped[1]),
+                        alone[method.shape].limits(costs, method.fraction),
+                        single.get(method.shape, alone[method.shape]).limits(costs, method.fraction),
+                    )
                     for method in found
                     for protocol, costs in method.protocols.items()
                 ]
             communicator.keep_used_links()
 
-    def _choice(
+    def _profiles(
         self,
-        communicator: Communicator,
+        usage: Floats,
         method: Method,
-        protocol: str,
         costs: ProtocolCosts,
-        profiles: dict[tuple[Shape, float, float], Profile],
-        links: Ints,
+        known: dict[tuple[Shape, float, float], Profile],
         leaves_node: Bools,
-    ) -> AlgorithmChoice:
+    ) -> tuple[Profile, Profile]:
+        """The profiles of a usage of lumped links on idle GPUs, and beside kernels."""
         found = []
-        for slowdown in (1.0, self.slowdown):  # on idle GPUs, and overlapping kernels
+        for slowdown in (1.0, self.slowdown):
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
-            if key not in profiles:
-                fraction = np.where(leaves_node, key[2], key[1])
-                weights = communicator.usage[method.shape][links] / fraction
+            if key not in known:
+                weights = usage / np.where(leaves_node, key[2], key[1])
                 used = np.nonzero(weights)[0]
                 pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
-                profiles[key] = self.pool.profile(list(pairs))
-            found.append(profiles[key])
-        alone = self._limits(communicator.usage[method.shape], costs, method.fraction)
-        own = alone
-        if method.shape in communicator.own_usage:
-            own = self._limits(communicator.own_usage[method.shape], costs, method.fraction)
-        return AlgorithmChoice(method, protocol, costs, found[0], found[1], alone, own)
-
-    def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
-        """Bus bytes per second that the links of a usage allow, inside nodes and between them."""
-        used = np.flatnonzero(usage)
-        leaves_node = self.topology.leaves_node()[used]
-        rates = self.topology.capacities()[used] * method_fraction / usage[used]
-        inside = float(rates[~leaves_node].min(initial=float("inf"))) * costs.intra_fraction
-        across = float(rates[leaves_node].min(initial=float("inf"))) * costs.inter_fraction
-        return Limits(inside, across)
+                known[key] = self.pool.profile(list(pairs))
+            found.append(known[key])
+        return found[0], found[1]
 
     # -- running ------------------------------------------------------------------------------------
 
