@@ -275,13 +275,15 @@ class _Changes(NamedTuple):
 
 
 def _changes(program: Program) -> _Changes:
-    changes, last = program.memory, len(program.ops) - 1
+    ops, categories, deltas, devices, *_ = zip(*program.memory, strict=True) if program.memory else ((),) * 4
+    names = [op.name for op in program.ops]
+    names.append(names[-1] if names else "")  # of changes after the last op
     return _Changes(
-        np.array([change.op for change in changes], dtype=np.int64),
-        tuple(change.device for change in changes),
-        tuple(change.category for change in changes),
-        np.array([change.bytes for change in changes], dtype=np.int64),
-        tuple(program.ops[min(change.op, last)].name for change in changes),
+        np.array(ops, dtype=np.int64),
+        devices,
+        categories,
+        np.array(deltas, dtype=np.int64),
+        tuple([names[op] for op in ops]),
     )
 
 
