@@ -57,11 +57,11 @@ class JobTimes:
 @dataclass(frozen=True)
 class Outcome:
     """One simulated step. `allocation`: of torch's allocator of the fullest rank, if it was simulated;
-    `settled`: of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank), the index
-    of the communicator in which the rank waits for others; `peers`: by (simulated rank, op) of a call with
-    messages, the calls that it exchanged messages with; `jittered`: the drawn steps; `sent`: bytes per GPU
-    inside its node and between nodes, by phase, kind of collective and group; `together`: all co-located
-    jobs, this job first."""
+    `settled`: of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank),
+    the index of the communicator in which the rank waits for others; `peers`: by (simulated rank, op) of a
+    call with messages, the calls that it exchanged messages with; `jittered`: the drawn steps; `sent`: bytes
+    per GPU inside its node and between nodes, by phase, kind of collective and group; `together`: all
+    co-located jobs, this job first."""
 
     job: Job
     plan: Plan
