@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
@@ -126,10 +127,16 @@ class _Outstanding:
     """Callable: for an op, the last op issued before it to each of the GPU's streams."""
 
     def __init__(self, program: Program) -> None:
-        self._of_stream: dict[str, list[int]] = {}
-        for number, op in enumerate(program.ops):
+        self._ops = program.ops
+
+    @cached_property
+    def _of_stream(self) -> dict[str, list[int]]:
+        """The ops of each stream; needed only where the allocator runs short."""
+        found: dict[str, list[int]] = {}
+        for number, op in enumerate(self._ops):
             if op.work is not None and not isinstance(op.work, OffloadWork):
-                self._of_stream.setdefault(op.stream, []).append(number)
+                found.setdefault(op.stream, []).append(number)
+        return found
 
     def __call__(self, op: int) -> Sequence[int]:
         places = ((numbers, bisect_left(numbers, op)) for numbers in self._of_stream.values())
