@@ -41,15 +41,15 @@ def step(**sizes: int) -> float:
 
 
 def test_a_step_of_405b_on_16384_gpus(benchmark: Any) -> None:
-    """16 pipeline ranks are 16 classes. The aim is 4 million raw timeouts; the bar follows what it takes
-    now."""
+    """16 pipeline ranks are 16 classes: 2.9 to 3.7 million raw timeouts. Without checkpointing its tensors do
+    not fit, so that torch's allocators are not simulated."""
     stats = simulate_job(resolve(of_405b())).stats
     assert stats.rank_classes == 16
     ratio = in_timeouts(benchmark, step, rounds=3)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"\n{peak_bytes / 1e9:.2f} GB")
     assert peak_bytes < 1.5e9
-    assert ratio < 6.5e6
+    assert ratio < 4e6
 
 
 def test_cost_is_linear_in_micro_batches_and_independent_of_the_replicas() -> None:

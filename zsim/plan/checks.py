@@ -18,7 +18,7 @@ import numpy as np
 
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
-from zsim.plan.ops import Collective, Op, Plan, PointToPoint, Program
+from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
 
 
 class PlanError(AssertionError):
@@ -72,7 +72,7 @@ def _check_parts(program: Program, plan: Plan) -> None:
 
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
-    held: dict[tuple[str, str, str], int] = {}
+    held: dict[tuple[Device, Category, str], int] = {}
     for _, category, count, device, _, _, owner, *_ in program.memory:
         key = device, category, owner
         held[key] = held.get(key, 0) + count
