@@ -42,7 +42,7 @@ def job_of(
 
 def calls(job: Job, phase: str, module: str) -> list[tuple[str, int]]:
     """(kind, bytes) of the second block's calls in a phase around one product, in order."""
-    found = []
+    found: list[tuple[str, int]] = []
     for op in make_plan(job).programs[0].ops:
         is_here = op.phase == phase and f"layers.1.{module}" in f"{op.name} {op.module}"
         if is_here and isinstance(op.work, Collective):

@@ -129,9 +129,10 @@ def model_of(layer: str, ep_size: int) -> nn.Module:
     for block in model.model.layers:
         is_own = layer.startswith("moe")
         block.mlp = OwnLayer(ep_size, drops=layer == "moe") if is_own else SparseBlock()
-    model.config = SimpleNamespace(
+    config = SimpleNamespace(
         model_type="mixtral", num_local_experts=EXPERTS, num_experts_per_tok=TOP_K, hidden_act="silu"
     )
+    setattr(model, "config", config)  # noqa: B010 - torch types what is assigned to a module
     return model
 
 

@@ -23,7 +23,7 @@ from zsim.goodput.checkpoints.startup import communicator_seconds, startup_of
 from zsim.goodput.checkpoints.store import StoreLimits, transfer_seconds
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
 from zsim.specs.experiment.run.storage import StorageTable
 
 REPOSITORY = Path(__file__).parents[3]
@@ -390,7 +390,7 @@ def test_files_on_drives_are_copied_while_training_waits_at_the_slower_rate(mode
 
 
 @pytest.mark.parametrize("mode", ["in-memory", "local-then-remote"])
-def test_states_on_drives_have_no_second_tier(mode: str) -> None:
+def test_states_on_drives_have_no_second_tier(mode: CheckpointMode) -> None:
     job = swapped_job()
     with pytest.raises(NotSimulatedError, match="DeepSpeed copies to the store file by file"):
         checkpoint_of(job, zsim.simulate(job.experiment), mode=mode)

@@ -21,6 +21,7 @@ from zsim.goodput.checkpoints.saved import COLUMNS, Saved
 from zsim.goodput.checkpoints.tensors import held_states
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 RECORDED = json.loads((Path(__file__).parents[3] / "traces" / "checkpoints" / "files.json").read_text())
 OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
@@ -301,6 +302,7 @@ def test_a_sub_group_below_the_swap_floor_stays_in_the_partition() -> None:
     """1 MiB of masters is the least that DeepSpeed swaps: sub-groups of 100,000 elements are not."""
     job = swapped()
     config = job.strategy
+    assert isinstance(config, DeepSpeedConfig)
     small = replace(config, zero=config.zero.model_copy(update={"sub_group_size": 100_000}))
     saved = saved_files(replace(job, strategy=small))
     large = [file for file in saved.files if file.name.startswith("offloaded_tensors/")]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Step
+from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Overlap, Step
 
 Way = tuple[Any, int, int]  # communicator, sender, receiver
 
@@ -88,6 +88,7 @@ class Playing:
         if rank.position == len(rank.steps):
             return False
         step = rank.steps[rank.position]
+        assert not isinstance(step, Overlap), "torch's runtime has none"
         rank.position += 1
         if isinstance(step, Action):
             received = step._replace(kind="RECV_F" if step.kind == "F" else "RECV_B")

@@ -11,7 +11,7 @@ import pytest
 
 from zsim.plan.pipeline.lowering import steps_of
 from zsim.plan.pipeline.megatron import MegatronPipeline
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Step
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
 
 RECORDED = Path(__file__).parent / "recorded"
 Log = list[str]
@@ -44,6 +44,7 @@ def written(rank: int, steps: list[Step]) -> Log:
     log: Log = []
     posted: dict[Action, str] = {}
     for step in steps:
+        assert not isinstance(step, Overlap)
         if isinstance(step, Action):
             received = step._replace(kind="RECV_F" if step.kind == "F" else "RECV_B")
             if step.kind in ("F", "B") and received in posted:

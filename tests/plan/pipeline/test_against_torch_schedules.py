@@ -10,7 +10,7 @@ from tests.plan.pipeline.torch_schedules import CLASSES, Log, torch_log, torch_s
 from zsim.errors import InputError
 from zsim.plan.pipeline.lowering import orders_of, steps_of
 from zsim.plan.pipeline.placement import ranks_of_stages
-from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Step
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Overlap, Step
 
 SINGLE = ("gpipe", "1f1b")
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
@@ -63,6 +63,7 @@ def told(steps: list[Step]) -> Log:
     log: Log = []
     waiting: dict[Action, None] = {}
     for step in steps:
+        assert not isinstance(step, Overlap)
         if isinstance(step, Action):
             received = step._replace(kind="RECV_F" if step.kind == "F" else "RECV_B")
             if step.kind in ("F", "B", "I") and received in waiting:

@@ -70,7 +70,7 @@ def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[
         return preset
     network = network_of(run)
     over = f", over {network}" if network else ""
-    tables = {}
+    tables: dict[str, Any] = {}
     for key, value in table.items():
         if key == "gpu":  # whose tables have a source each, of the rules
             tables[key] = {name: {**own, "evidence": "calibrated"} for name, own in value.items()}
