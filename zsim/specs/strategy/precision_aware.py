@@ -1,7 +1,7 @@
 """Megatron's precision-aware optimizer: Transformer Engine's FusedAdam with states of fewer bits.
 
 Read in Megatron-Core 0.16.1 (core/optimizer/optimizer_config.py, core/optimizer/__init__.py,
-core/optimizer/distrib_optimizer.py, training/arguments.py) and Transformer Engine 2.17
+core/optimizer/distrib_optimizer.py, training/arguments.py) and Transformer Engine 2.20.0.dev0
 (pytorch/optimizers/fused_adam.py).
 
 # [Note: who has the masters]

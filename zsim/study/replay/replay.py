@@ -153,7 +153,7 @@ def replay(
     if not is_whole:
         chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
         if len(ranks) > 1:
-            notes.append(f"rank {chosen}, the one that computes longest, stands for all")
+            notes.append(f"rank {chosen}, the one that computes longest, represents all ranks")
         ranks = {chosen: replace(ranks[chosen], **_alone(ranks[chosen]))}
     slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
     ranks = {
@@ -166,7 +166,7 @@ def replay(
     topology = Topology(what_if.cluster, what_if.num_nodes, what_if.gpus_per_node)
     place = Place(topology, what_if.groups, not is_whole, what_if.cluster.gpu.interference.compute_slowdown)
     if place.is_uneven():
-        notes.append("groups are at unequal places of the network; the slowest stands for all")
+        notes.append("groups lie at unequal places of the network; the slowest represents them all")
     notes += dict.fromkeys(what_if.notes)
     return _result(one, ranks, *run_replay(one, ranks, place, num_steps), notes, what_if)
 

@@ -1,7 +1,7 @@
 """Megatron's precision-aware optimizer: bytes of its states and the traffic of its update.
 
-Transcribed from Transformer Engine 2.17 pytorch/optimizers/fused_adam.py (`step`, `get_unscaled_state`,
-`_apply_scale`); what it keeps is in zsim/specs/strategy/precision_aware.py.
+Transcribed from Transformer Engine 2.20.0.dev0 pytorch/optimizers/fused_adam.py (`step`,
+`get_unscaled_state`, `_apply_scale`); what it keeps is in zsim/specs/strategy/precision_aware.py.
 """
 
 from __future__ import annotations
