@@ -119,7 +119,7 @@ def hardware_point(
     ("strategy", "is_large", "least"),
     [
         ({"kind": "fsdp2"}, False, 4.5),
-        ({"kind": "ddp"}, False, 4.0),
+        ({"kind": "ddp"}, False, 2.4),
         ({"stage": 3}, False, 2.7),
         ({"stage": 3}, True, 2.5),
     ],
@@ -129,7 +129,9 @@ def test_a_point_with_other_network_cards_costs_a_part_of_the_first(
     strategy: dict[str, Any], is_large: bool, least: float
 ) -> None:
     """Medians of processor time. What is left is the run itself and its report; under ZeRO-3 also the pools
-    of torch's allocator with blocks that other streams still use, which depend on the order of the run."""
+    of torch's allocator with blocks that other streams still use, which depend on the order of the run. DDP's
+    tensors do not fit: without an allocator to settle its first point costs half, and a later one as much as
+    before."""
     turns = [[cards(20 + 7 * number + turn) for number in range(4)] for turn in range(7)]
     assert first_over_later(strategy, turns, is_large=is_large) > least
 
