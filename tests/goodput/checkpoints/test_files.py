@@ -46,7 +46,7 @@ def test_every_file_has_the_tensors_that_the_framework_wrote(name: str) -> None:
     """The same files, and in each the same bytes of tensors; what is beside them within 2 % of the file, or
     15 % of a file without tensors (pickles, whose lengths depend on names)."""
     saved, files = recorded(name)
-    made = saved.converted or saved.files
+    made = saved.loaded_files
     assert {file.name: file.tensors for file in made} == {key: size for key, (_, size) in files.items()}
     for file in made:
         tolerance = 0.02 if file.tensors > 100_000 else 0.15

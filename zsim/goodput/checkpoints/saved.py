@@ -67,6 +67,11 @@ class Saved:
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
 
+    @property
+    def loaded_files(self) -> tuple[SavedFile, ...]:
+        """The files that a load reads: those that the save is converted to, where it is."""
+        return self.converted or self.files
+
     @cached_property
     def categories(self) -> dict[str, int]:
         """Bytes by category."""
