@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import exp
 
 import pytest
@@ -89,13 +90,15 @@ def test_every_job_has_an_interval_about_its_prediction(
 
 @pytest.mark.parametrize("framework", ["FSDP", "DeepSpeed"])
 def test_more_gpus_than_any_run_widen_the_shipped_interval_with_every_doubling(framework: str) -> None:
+    """No run of either framework has more than 2,048 GPUs. The shipped estimate is 2.3 % per doubling."""
     jobs = [
         replace(FEATURES, framework=framework, strategy="FSDP1", gpus=2**power, nodes=2**power // 8)
         for power in range(9, 15)
     ]
     widths = [found.high - found.low for found in map(validation_of, jobs)]
     assert widths == sorted(widths)
-    assert widths[-1] > 1.15 * widths[0]
+    assert all(wider > width for width, wider in pairwise(widths[2:]))
+    assert widths[-1] > 1.04 * widths[0]
 
 
 def test_a_gpu_without_a_run_is_trusted_no_more_than_any_with_one() -> None:
