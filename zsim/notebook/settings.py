@@ -31,7 +31,13 @@ from zsim.specs.strategy.tables import (
 
 
 class _Typed(TableOfFile):
-    """A table whose mistakes are `InputError`s of one paragraph; a strategy's kind counts as given."""
+    """A table whose mistakes are `InputError`s of one paragraph; a strategy's kind counts as given. It is
+    built at once, so that a notebook shows the keys of its signature before it is first called."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.model_rebuild(force=True)
 
     @model_validator(mode="wrap")
     @classmethod
