@@ -11,6 +11,7 @@ from zsim.cost.kernels.modules import total_flops
 from zsim.plan.make import make_plan
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -97,10 +98,9 @@ def test_a_dense_mlp_runs_once_more() -> None:
     assert flops(plan, "recompute", "mlp") == flops(plan_of(mlp_only_layers=[0]), "forward", "layers.0.mlp")
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(False, 0), (True, 3 * LAYERS)])
-def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected: int) -> None:
-    strategy = {"kind": "megatron", "moe_grouped_gemm": True, "deterministic_mode": mode}
-    job = resolve(
+def spread_experts(strategy: dict[str, Any]) -> Job:
+    """All experts on 8 GPUs, exchanged all to all."""
+    return resolve(
         Experiment(
             model=MODEL,
             cluster="dgx-h100",
@@ -110,6 +110,12 @@ def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected
             parallelism={"expert": 8, "dispatcher": "all-to-all"},
         )
     )
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(False, 0), (True, 3 * LAYERS)])
+def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected: int) -> None:
+    strategy = {"kind": "megatron", "moe_grouped_gemm": True, "deterministic_mode": mode}
+    job = spread_experts(strategy)
     names = [op.name for op in make_plan(job).programs[0].ops if op.name.startswith("enter ")]
     assert sum("mlp" in name for name in names) == expected
 
@@ -133,16 +139,7 @@ def test_experts_one_after_the_other_take_the_host_each(
 ) -> None:
     """EXPERTS of 4 ranks: so many local experts, whose two products are entered in every layer; together they
     take as long in deterministic mode alone, at the router and at either product."""
-    job = resolve(
-        Experiment(
-            model=MODEL,
-            cluster="dgx-h100",
-            gpus=8,
-            training={"sequence_length": TOKENS},
-            strategy={"kind": "megatron", **keys},
-            parallelism={"expert": 8, "dispatcher": "all-to-all"},
-        )
-    )
+    job = spread_experts({"kind": "megatron", **keys})
     found: Counter[str] = Counter()
     for op in make_plan(job).programs[0].ops:
         if op.overhead is not None and "expert" in op.overhead:

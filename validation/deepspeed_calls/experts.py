@@ -8,13 +8,10 @@ the same; where DeepSpeed's layer drops no token, its first two experts get all 
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import os
 import sys
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from validation.collective_log import CollectiveLog
+from validation.deepspeed_calls.recording import options_of, write_cases
 from validation.examples import make_batch
 from validation.launch import run
 from validation.llama import MLP, Llama, LlamaShape
-from validation.provenance import provenance, write_checksums
 
 SHAPE = LlamaShape(64, 96, 2, 4, 2, 256)
 EXPERTS, TOP_K, LENGTH, WARM_UP_STEPS = 8, 2, 16, 3
@@ -181,25 +178,8 @@ def with_sorted_gathers(calls: list[Any]) -> list[Any]:
     return found
 
 
-def write(found: dict[str, Any], folder: Path) -> None:
-    """experts.json, and the checksums of `traces`."""
-    command = "python -m validation.deepspeed_calls.experts"
-    origin = {"format": 1, "provenance": provenance(command, backend="gloo", seed=0)}
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(calls)}" for name, calls in found.items())
-    text = f'{json.dumps(origin)[:-1]},\n "cases": {{\n{rows}\n}}}}\n'
-    (folder / "experts.json").write_text(text)
-    if folder.parent.name == "traces":
-        write_checksums(folder.parent)
-
-
 def main(words: list[str]) -> int:
-    arguments = argparse.ArgumentParser(prog="python -m validation.deepspeed_calls.experts")
-    arguments.add_argument("--out", type=Path, metavar="DIR", help="write experts.json here")
-    arguments.add_argument("--only", metavar="TEXT", help="cases with this in their names")
-    options = arguments.parse_args(words)
-    if importlib.util.find_spec("deepspeed") is None:
-        print("SKIPPED: DeepSpeed is not installed (see validation/README.md)", file=sys.stderr)
-        return 3
+    options = options_of(words, "experts")
     found = {}
     for name in CASES:
         if (options.only or "") in name:
@@ -208,7 +188,7 @@ def main(words: list[str]) -> int:
                 raise RuntimeError(f"{name}: ranks made different calls")
             found[name] = ranks[0]
             if options.out is not None:
-                write(found, options.out)
+                write_cases(found, options.out, "experts")
             print(name, len(ranks[0]), file=sys.stderr, flush=True)
     if options.out is None:
         print(json.dumps(found, indent=1))

@@ -7,13 +7,10 @@ its messages all the same.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from validation.collective_log import CollectiveLog
+from validation.deepspeed_calls.recording import options_of, write_cases
 from validation.examples import make_batch
 from validation.launch import run
 from validation.llama import DecoderLayer, LlamaShape, RMSNorm, RotaryEmbedding
-from validation.provenance import provenance, write_checksums
 
 SHAPE = LlamaShape(64, 128, 6, 4, 4, 256)
 LENGTH, MICRO_BATCHES = 16, 4
@@ -118,13 +115,7 @@ def calls_of(rank: int, ranks: int, name: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    arguments = argparse.ArgumentParser(prog="python -m validation.deepspeed_calls.pipeline")
-    arguments.add_argument("--out", type=Path, metavar="DIR", help="write pipeline.json here")
-    arguments.add_argument("--only", metavar="TEXT", help="cases with this in their names")
-    options = arguments.parse_args(words)
-    if importlib.util.find_spec("deepspeed") is None:
-        print("SKIPPED: DeepSpeed is not installed (see validation/README.md)", file=sys.stderr)
-        return 3
+    options = options_of(words, "pipeline")
     found = {}
     for name, (stages, sharing, _, _) in CASES.items():
         if (options.only or "") in name:
@@ -133,14 +124,8 @@ def main(words: list[str]) -> int:
             print(name, [len(rank["calls"]) for rank in found[name]], file=sys.stderr, flush=True)
     if options.out is None:
         print(json.dumps(found, indent=1))
-        return 0
-    command = "python -m validation.deepspeed_calls.pipeline"
-    origin = {"format": 1, "provenance": provenance(command, backend="gloo", seed=0)}
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(ranks)}" for name, ranks in found.items())
-    text = f'{json.dumps(origin)[:-1]},\n "cases": {{\n{rows}\n}}}}\n'
-    (options.out / "pipeline.json").write_text(text)
-    if options.out.parent.name == "traces":
-        write_checksums(options.out.parent)
+    else:
+        write_cases(found, options.out, "pipeline")
     return 0
 
 

@@ -75,7 +75,7 @@ class MegatronSchedule(Hooks):
         named = list(workload.model.named_parameters())
         self._numels = {name: one.numel for name, one in named if one.trainable and not one.belongs_to}
         self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
-        self._weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
+        self.fp8_weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
         bucket_size = strategy.bucket_size if is_bucketed else None
         sharded = strategy.distributed_optimizer and not strategy.is_nanotron
@@ -145,7 +145,7 @@ class MegatronSchedule(Hooks):
         if states is not None:
             lazy = state_sizes(states, owned)
             master = 0 if states.has_masters else master
-        quantized = self._weights
+        quantized = self.fp8_weights
         return [
             Memory("parameters", parameters * self.param_bytes + self._frozen_bytes - quantized.saved_bytes),
             Memory("gradients", self._numel * self.grad_bytes if strategy.is_contiguous else 0),
@@ -196,10 +196,10 @@ class MegatronSchedule(Hooks):
 
     def gather(self, bucket: Bucket, stream: str) -> int:
         """Issue the all-gather of a bucket's parameters; returns its event."""
-        size = bucket.numel * self.param_bytes - self._weights.ungathered_bytes(bucket.names)
+        size = bucket.numel * self.param_bytes - self.fp8_weights.ungathered_bytes(bucket.names)
         size = -(-size // self.ranks) * self.ranks
         name = f"all_gather parameters {bucket.number}"
-        dtype = self._weights.gathered_dtype(self.strategy.param_dtype)
+        dtype = self.fp8_weights.gathered_dtype(self.strategy.param_dtype)
         group = self._part_of[bucket.number].shard.name
         return self.builder.collective("all_gather", size, dtype, group, stream=stream, name=name)
 
@@ -365,7 +365,7 @@ class MegatronSchedule(Hooks):
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
         if strategy.fp8_param_gather:
-            weights = [chunk._weights for chunk in self.chunks]
+            weights = [chunk.fp8_weights for chunk in self.chunks]
             quantize_masters(self.builder, self.training, weights, self.ranks, self.shard.name)
         for chunk in self.chunks:
             chunk.finish_update()

@@ -56,7 +56,9 @@ class MegatronFsdpSchedule(Hooks):
         self.strategy, self.fsdp, self.training = strategy, strategy.fsdp, stage.training
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        self._weights = Fp8Weights(stage.workload.model, self.training, is_primary=strategy.fp8_param_gather)
+        self.fp8_weights = Fp8Weights(
+            stage.workload.model, self.training, is_primary=strategy.fp8_param_gather
+        )
         dense = _ranks(stage, strategy, is_expert=False)
         self.whole = dense.shard.name
         self.groups = parameter_groups(
@@ -99,7 +101,7 @@ class MegatronFsdpSchedule(Hooks):
         sizes = tuple(
             size for numel in self.own_numels for size in partition_states(self.training, numel, "fp32")
         )
-        buffers = self._pool_bytes + (0 if self._weights.is_primary else self._weights.copy_bytes)
+        buffers = self._pool_bytes + (0 if self.fp8_weights.is_primary else self.fp8_weights.copy_bytes)
         if fsdp.keeps_transposes:
             buffers += sum(group.numel for group in self.groups if self.gathers.has_transposes(group))
         return [
@@ -171,7 +173,7 @@ class MegatronFsdpSchedule(Hooks):
         if self.strategy.skips_update:
             return
         if self.strategy.fp8_param_gather:
-            weights = [chunk._weights for chunk in self.chunks]
+            weights = [chunk.fp8_weights for chunk in self.chunks]
             quantize_masters(self.builder, self.training, weights, self.whole_ranks, self.whole)
         if self.strategy.param_dtype != "fp32" or self.fsdp.shards_states:
             numel = sum(numels)
