@@ -60,4 +60,5 @@ def test_layers_have_the_kernels_of_their_megatron() -> None:
     assert [of("megatron"), of("megatron", version="2.4"), of("deepspeed", stage=1)] == [
         "megatron", "megatron-2", "megatron-2"
     ]  # fmt: skip
+    assert of("megatron", engine="nanotron") == "nanotron"
     assert [of("ddp"), of("ddp", {"layer_kernels": "megatron"})] == ["torch", "megatron"]

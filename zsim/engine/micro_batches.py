@@ -6,6 +6,13 @@ repeat. So a step of n micro-batches takes the time of a step of three, plus n -
 between steps of three and of two; a smaller last micro-batch adds the difference for its size. The memory
 peak is the peak of three. If torch's allocator runs short, micro-batches differ from each other.
 
+# [Note: host and GPU take turns]
+A GPU that waits at the beginning of a step may have micro-batches to catch up with, so that one more costs
+what it costs the GPU, though many cost what they cost the slower host; and a host may be ahead of a slower
+GPU, but not yet far enough to hide its work at the step's end. So each further micro-batch takes as long as
+lies between the beginnings of the last two, on the host or on the GPU, where that is longer than steps of
+three and of two differ; where it is longer by a hundredth, six are simulated.
+
 # [Note: a full pipeline repeats]
 A pipeline of p ranks under 1F1B is full after p micro-batches; interleaved, with v stages a rank, after
 at most 2 p (the first rank begins with 2 (p - 1) + (v - 1) p of its v p forwards). From then on one more
@@ -22,17 +29,22 @@ from dataclasses import replace
 from functools import partial
 from math import floor
 
+import numpy as np
+
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, seconds_alone, simulate_job
 from zsim.errors import NotSimulatedError
+from zsim.plan.builder import COMPUTE
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
+from zsim.trace.trace import Trace
 
 FEW = 3  # micro-batches; each further one adds the difference of the last two
 _FEW_SHORT = 8  # micro-batches to average if the allocator runs short
 _SAME = 1e-6  # fraction of a micro-batch
+_SETTLED = 1e-2  # how much further apart micro-batches may begin than steps differ, as a fraction
 
 
 @dataclass(frozen=True)
@@ -143,12 +155,20 @@ def few_of(job: Job) -> tuple[int, int]:
     return (ranks + 2, ranks) if split.schedule == "1f1b" else (FEW * ranks, (FEW - 1) * ranks)
 
 
-def _of(job: Job, steps: int, run: Simulate, *, seconds_only: bool = False) -> SimulatedStep:
+def _of(
+    job: Job,
+    steps: int,
+    run: Simulate,
+    *,
+    seconds_only: bool = False,
+    enough: tuple[int, int] | None = None,
+) -> SimulatedStep:
     """A step of `steps` whole micro-batches. If the allocator runs short micro-batches differ, and the step
-    is `steps` times the mean of the first `_FEW_SHORT`. `seconds_only` as in `simulate_step`."""
+    is `steps` times the mean of the first `_FEW_SHORT`. `seconds_only` as in `simulate_step`; `enough`: how
+    many are simulated, twice, other than `few_of` says."""
     if job.simulation.every_micro_batch:
         return _simulated(job, steps, run)
-    most, fewer = few_of(job)
+    (most, fewer), ranks = enough or few_of(job), job.parallelism.pipeline
     few = _simulated(job, min(steps, most), run)
     if steps <= most:
         return few
@@ -157,12 +177,29 @@ def _of(job: Job, steps: int, run: Simulate, *, seconds_only: bool = False) -> S
         some = _simulated(job, count, run)
         seconds = some.seconds * steps / count
         return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
+    less = None if seconds_only else _simulated(job, fewer, run)
+    short = seconds_alone(_with_steps(job, fewer)) if less is None else less.seconds
     more = (steps - most) / (most - fewer)
-    if seconds_only:
-        return replace(few, seconds=longer(few.seconds, seconds_alone(_with_steps(job, fewer)), more))
-    less = _simulated(job, fewer, run)
-    seconds = longer(few.seconds, less.seconds, more)
-    return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-more, less.outcome)))
+    if ranks == 1:
+        apart = _seconds_apart(few.outcome.trace) / (few.seconds - short)
+        if apart > 1 + _SETTLED and most == FEW:
+            return _of(job, steps, run, seconds_only=seconds_only, enough=(2 * FEW, 2 * FEW - 1))
+        more *= max(apart, 1.0)
+    terms = few.terms if less is None else ((1.0 + more, few.outcome), (-more, less.outcome))
+    return replace(few, seconds=longer(few.seconds, short, more), terms=terms)
+
+
+def _seconds_apart(trace: Trace) -> float:
+    """Seconds between the beginnings of the last two micro-batches on the host or, if later, on the GPU; 0
+    where forwards are not between backwards. See [Note: host and GPU take turns]."""
+    is_compute = np.array([info.stream == COMPUTE for info in trace.infos])
+    is_forward = np.array([info.phase == "forward" for info in trace.infos])
+    own = (trace.ranks == trace.ranks[0]) & is_compute[trace.info_indices]
+    forward = is_forward[trace.info_indices[own]]
+    begins = np.flatnonzero(forward[1:] & ~forward[:-1])[-2:] + 1
+    if len(begins) < 2:
+        return 0.0
+    return max(float(np.diff(when[own][begins])[0]) for when in (trace.start_seconds, trace.issue_seconds))
 
 
 def _simulated(job: Job, steps: int, run: Simulate) -> SimulatedStep:

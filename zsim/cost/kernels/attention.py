@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from zsim.cost.kernels import elementwise
 from zsim.cost.kernels.elementwise import LATENT_HEADS, PARTLY_ROTATED, ROTARY_EAGER, ROTARY_FUSED
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -57,6 +58,7 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     assert work.context is None, "zsim.plan.workload.context issues it in parts"
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
+        *elementwise.arranging_kernels(work, shape, options, 0),
         *_rotary(work, shape, options, 0),
         *_making_bias(work, shape, options, 0),
         *core(work, shape, options),
@@ -85,6 +87,7 @@ def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) 
         *core(work, shape, options),
         *_making_bias(work, shape, options, 1),
         *_rotary(work, shape, options, 1),
+        *elementwise.arranging_kernels(work, shape, options, 1),
     )
 
 
@@ -280,8 +283,7 @@ def _fused_backward(
 
 
 def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
-    """One batched product of which one matrix is the b a s x s scores; `inner` names the dimension summed
-    over.
+    """One batched product of the b a s x s scores; `inner` names the dimension summed over.
 
     Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores
     are read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no
@@ -394,5 +396,5 @@ def _repeat_kv(work: Attention, shape: BatchShape, options: WorkOptions) -> tupl
 
 def _transpose(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
     """Transpose the heads back into each token's row: one copy of the output."""
-    num_bytes = 2 * shape.tokens * output_elements(work) * options.activation_bytes
-    return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype)
+    elements = 2 * shape.tokens * output_elements(work)
+    return Kernel("elementwise", 0.0, float(elements * options.activation_bytes), options.kernel_dtype)

@@ -28,8 +28,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.cost.kernels.shapes import WorkOptions
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
+from zsim.specs.model.spec import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,41 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     )
 
 
+def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> ActivationCost:
+    """The cost of the activation `name` under `options`. nanotron's gated one is eager (9055c664
+    models/llama.py `GLUActivation`): it splits the merged projection, so that backward concatenates the
+    gradients of both halves, four tensors more."""
+    if options.layers == "nanotron" and is_gated:
+        eager = activation_cost(name, is_gated=True, is_fused=False)
+        backward = Passes(eager.backward.tensors + 4, eager.backward.launches + 1)
+        return ActivationCost(eager.forward, backward, eager.saved)
+    return activation_cost(name, is_gated=is_gated, is_fused=options.fuses_kernels)
+
+
+def arranging_kernels(
+    work: Attention, shape: BatchShape, options: WorkOptions, direction: int
+) -> tuple[Kernel, ...]:
+    """nanotron's copies around attention in one direction (0: forward, 1: backward); () of others.
+
+    In elements per token, with i of q, k and v, g of k and v, o of the output: forward makes q, k and v
+    contiguous (2 i), concatenates k and v (2 g) and turns them (2 g), and six small kernels count the lengths
+    of sequences in q's and k's masks; backward joins the gradients of k and v (2 g), then those of q, k and v
+    (2 i). With several sequences the output, sequence first, is copied by its product forward (2 o), and
+    backward for the weight's gradient and on the way back (4 o). Source: nanotron 9055c664,
+    models/llama.py, `CausalSelfAttention.forward` and `CoreAttention.forward`.
+    """
+    if options.layers != "nanotron":
+        return ()
+    outputs = work.num_heads * work.v_head_dim
+    joined = work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
+    inputs = work.num_heads * work.qk_head_dim + joined
+    moved, launches = (2 * inputs + 4 * joined, 11) if direction == 0 else (2 * inputs + 2 * joined, 2)
+    if shape.sequences > 1:
+        moved, launches = moved + (2, 4)[direction] * outputs, launches + 1 + direction
+    num_bytes = shape.tokens * moved * options.activation_bytes
+    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
 @dataclass(frozen=True, slots=True)
 class NormCost:
     """Bytes moved per normalised element, launches, and bytes kept per element."""
@@ -209,7 +246,19 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
 def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
     """The cost of a norm under `options`. Megatron's are fused and without the residual add; before its
     persistent kernel LayerNorm was Apex's, whose passes over a row are torch's (Megatron-LM 8aa4619f
-    megatron/fused_kernels/layer_norm_cuda_kernel.cu: the moments, then the result; backward two kernels)."""
+    megatron/fused_kernels/layer_norm_cuda_kernel.cu: the moments, then the result; backward two kernels).
+
+    # [Note: InternEvo's norms]
+    InternEvo casts the stream to fp32 for Apex's norm and runs both again before backward (v0.2.1dev20231121
+    model/modeling_internlm.py: `norm1(_residual.float())` in a checkpoint of its own, as
+    `dropout_selective_checkpoint` is true by default). With e = 2: the cast e + 4, the norm 2 x 4 + e, so 16
+    forward; backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
+    back 4 + e, 44. What is kept is the stream.
+    """
+    if options.layers == "internevo" and options.liger:
+        e = options.stream_bytes
+        forward = (e + 4) + (8 + e)
+        return NormCost(forward, 2, forward + (2 * (4 + e) + 4) + 2 * (4 + e), 6, e)
     if options.compile and options.layers == "megatron-2" and kind == "layer":
         return norm_cost(kind, options.stream_bytes, is_fused=False)
     return norm_cost(kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.joins_norms)

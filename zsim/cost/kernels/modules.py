@@ -19,7 +19,7 @@ from zsim.cost.kernels.adapters import (
     sum_forward,
 )
 from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
-from zsim.cost.kernels.elementwise import activation_cost, norm_cost_of, without_weight_gradient
+from zsim.cost.kernels.elementwise import activation_cost_of, norm_cost_of, without_weight_gradient
 from zsim.cost.kernels.experts import (
     grouped_backward,
     grouped_forward,
@@ -224,7 +224,7 @@ def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
 def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     work = module.work
     assert isinstance(work, Activation)
-    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).forward
+    passes = activation_cost_of(work.name, is_gated=work.gated, options=options).forward
     if not passes.launches:
         return ()
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
@@ -234,7 +234,7 @@ def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions)
 def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     work = module.work
     assert isinstance(work, Activation)
-    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).backward
+    passes = activation_cost_of(work.name, is_gated=work.gated, options=options).backward
     if not passes.launches:
         return ()
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes

@@ -53,7 +53,8 @@ class WorkOptions:
     activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
     separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
-    cast once a step. `layers`: whose fused kernels `compile` stands for.
+    cast once a step. `layers`: whose fused kernels `compile` stands for, or `liger` with "nanotron" and
+    "internevo", which have it but for what they do otherwise.
     """
 
     dtype: Precision = "bf16"

@@ -272,6 +272,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
+        if options.layers == "nanotron" and work.gated:  # both halves' gradients, and the two joined
+            return tokens * work.width * e * 4
         in_place = options.liger and work.gated
         return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
     if isinstance(work, Loss):

@@ -14,7 +14,7 @@ from zsim.cost.kernels.attention import (
     query_elements,
     unpads,
 )
-from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.elementwise import activation_cost_of, norm_cost
 from zsim.cost.kernels.losses import kept_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.adapters import adapter_saved
@@ -97,7 +97,7 @@ def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
 
 
 def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
-    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels)
+    cost = activation_cost_of(work.name, is_gated=work.gated, options=options)
     return int(shape.tokens * work.width * cost.saved * options.activation_bytes)
 
 

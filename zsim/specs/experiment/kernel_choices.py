@@ -61,12 +61,14 @@ def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> Trai
 
 
 def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism: Parallelism) -> LayerKernels:
-    """Whose fused kernels compiled blocks have; by default Megatron's under Megatron, and those of
-    Megatron-LM 2, from which it was forked, with Megatron-DeepSpeed's layers."""
+    """Whose kernels blocks have; by default Megatron's under Megatron, nanotron's and InternEvo's under their
+    engines, and those of Megatron-LM 2, from which it was forked, with Megatron-DeepSpeed's layers."""
     if table.layer_kernels is not None:
         return table.layer_kernels
     if isinstance(strategy, MegatronTable) and strategy.engine == "megatron":
         return "megatron-2" if is_before_3(strategy.version) else "megatron"
+    if isinstance(strategy, MegatronTable):
+        return strategy.engine
     is_theirs = parallelism.style == "deepspeed" and parallelism.has_megatron_layers
     return "megatron-2" if is_theirs else "torch"
 

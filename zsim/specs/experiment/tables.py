@@ -117,7 +117,7 @@ class TrainingTable(TableOfFile):
     layer_kernels: LayerKernels | None = Field(
         default=None,
         description="whose fused kernels compiled blocks have: torch.compile's, Megatron-LM's, or those of "
-        "its releases before 3.0; left out: the framework's",
+        "its releases before 3.0; with `liger`, nanotron's or InternEvo's; left out: the framework's",
     )
     liger: bool = Field(
         default=False, description="Liger's fused kernels, as transformers' `use_liger_kernel`"

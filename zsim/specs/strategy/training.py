@@ -24,8 +24,9 @@ CrossEntropy = Literal[
 ]
 
 # "torch": torch.compile's; "megatron": Megatron-LM's, from its persistent norm of October 2021 on, which 3.0
-# is the first release to have; "megatron-2": those before, with Apex's norm.
-LayerKernels = Literal["torch", "megatron", "megatron-2"]
+# is the first release to have; "megatron-2": those before, with Apex's norm. Beside Liger's: "nanotron",
+# which copies q, k and v and gates in eager kernels; "internevo", whose norms are in fp32.
+LayerKernels = Literal["torch", "megatron", "megatron-2", "nanotron", "internevo"]
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
@@ -50,7 +51,7 @@ class Training:
     `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps.
     `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
-    "fp8". `layer_kernels`: whose fused kernels the blocks have where they are `compile`d.
+    "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
     """
 
     sequence_length: int

@@ -1,0 +1,52 @@
+"""What nanotron and InternEvo do beside fused kernels, by hand: 200 tokens in bf16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import backward_extra_bytes, saved_bytes
+from zsim.specs.model.spec import Activation, Attention, Module, Norm
+
+ONE, TWO = (BatchShape(sequences=count, sequence_length=200 // count) for count in (1, 2))
+LIGER, NANOTRON, INTERNEVO = (
+    WorkOptions("bf16", "flash", liger=True, layers=layers) for layers in ("torch", "nanotron", "internevo")
+)
+
+
+def costs(module: Module, options: WorkOptions, shape: BatchShape = ONE) -> tuple[Any, Any]:
+    """(bytes, launches) of elementwise kernels, forward and backward."""
+    found = []
+    for kernels in (forward_kernels(module, shape, options), backward_kernels(module, shape, options)):
+        plain = [kernel for kernel in kernels if kernel.kind == "elementwise"]
+        found.append((sum(one.hbm_bytes for one in plain), sum(one.launches for one in plain)))
+    return found[0], found[1]
+
+
+def test_nanotrons_gated_activation_is_eager_and_joins_the_halves_gradients() -> None:
+    """2,000 elements of 2 bytes: silu 2 and product 3 tensors; backward product 6, silu 3, and 4 to join.
+    Kept are the gate, its silu and the other half; backward has both gradients, and the two joined."""
+    module = Module("act", Activation(10, True, "silu"))
+    assert costs(module, NANOTRON) == ((5 * 4_000, 2), (13 * 4_000, 4))
+    assert costs(module, LIGER) == ((3 * 4_000, 1), (5 * 4_000, 1))
+    assert [saved_bytes(module, ONE, options) for options in (NANOTRON, LIGER)] == [3 * 4_000, 2 * 4_000]
+    assert backward_extra_bytes(module, ONE, NANOTRON) == 4 * 4_000
+
+
+def test_nanotron_copies_queries_keys_and_values() -> None:
+    """4 heads of 8 and 2 of keys and values: i = 64, g = 32, o = 32 elements a token, 200 tokens of 2 bytes.
+    Forward 2 i + 4 g = 256, backward 2 i + 2 g = 192; with two sequences 2 o and 4 o more."""
+    module = Module("core", Attention(4, 2, 8, 8, rotary=False))
+    assert costs(module, LIGER) == ((0, 0), (0, 0))
+    assert costs(module, NANOTRON) == ((256 * 400, 11), (192 * 400, 2))
+    assert costs(module, NANOTRON, TWO) == (((256 + 64) * 400, 12), ((192 + 128) * 400, 4))
+
+
+def test_internevos_norms_are_in_fp32_and_run_twice() -> None:
+    """2,000 elements: cast 6 and norm 10 bytes; backward these again, 16, gradients of the input 16 and of
+    the weight 6, and the cast 6. Liger's move 4 and 6. Both keep the stream."""
+    module = Module("norm", Norm(10, "rms"))
+    assert [part[0] / 2_000 for part in costs(module, INTERNEVO)] == [16, 44]
+    assert [part[0] / 2_000 for part in costs(module, LIGER)] == [4, 6]
+    assert [saved_bytes(module, ONE, options) for options in (INTERNEVO, LIGER)] == [4_000, 4_000]
