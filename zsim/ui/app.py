@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.answer import answer
+from zsim.ui.answers import Answers
 from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE, TOKENS
 from zsim.ui.film import show_film
@@ -41,7 +41,9 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     )
     app.layout = lambda: layout(form)
     outcomes = Predictions()
-    _answer(app, form, outcomes)
+    answers = Answers(form)
+    answers.begin()
+    _answer(app, answers, outcomes)
     keep_state(app, form)
     set_side_by_side(app, form, outcomes)
     mend(app, form)
@@ -69,9 +71,10 @@ def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
     return dict(zip(form.fields, values, strict=True))
 
 
-def _answer(app: Any, form: Form, outcomes: Predictions) -> None:
+def _answer(app: Any, answers: Answers, outcomes: Predictions) -> None:
     from dash import Input, Output, State, no_update
 
+    form = answers.form
     keys = list(form.fields)
     numbers = [key for key in keys if form.fields[key].choices is None]
 
@@ -95,7 +98,7 @@ def _answer(app: Any, form: Form, outcomes: Predictions) -> None:
     def update(*arguments: Any) -> dict[str, Any]:
         *values, _, more, last = arguments
         shown = _shown(form, values)
-        found, error = said(lambda: answer(form.experiment(shown, more or "")))
+        found, error = said(lambda: answers.of(shown, more or ""))
         if found is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}

@@ -89,8 +89,9 @@ class Predictions:
 
 
 def token_of(shown: Mapping[str, Any], more: str) -> str:
-    """A setting as one text, to tell it from others."""
-    return json.dumps([dict(shown), more], sort_keys=True, default=str)
+    """A setting as one text, to tell it from others; numbers as a browser writes them, 2.0 as 2."""
+    numbers = {key: int(value) for key, value in shown.items() if isinstance(value, float) and value % 1 == 0}
+    return json.dumps([{**shown, **numbers}, more], sort_keys=True, default=str)
 
 
 def differences(

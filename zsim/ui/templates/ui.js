@@ -17,10 +17,17 @@
     return { data: thinned(figure.data), layout: assign(structuredClone(figure.layout), painted(figure.layout, colours())) };
   }
 
-  // Figures into their places; a place without a figure is hidden.
-  function draw(figures) {
+  // The next picture on the screen; a page in the background draws none, and waits no longer for it.
+  const painting = () => new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, 200);
+  });
+
+  // Figures into their places, once the answer's words stand there; a place without a figure is hidden.
+  async function draw(figures) {
     const outputs = window.dash_clientside.callback_context.outputs_list;
     if (!figures) return outputs.map(nothing);
+    await painting();
     return outputs.map((output) => {
       const figure = figures[nameOf(output)];
       if (output.property === "hidden") return !figure;
@@ -34,9 +41,12 @@
     return outputs.map((output) => !(figures && figures["waterfall-" + nameOf(output)]));
   }
 
-  // Which point of the scaling curve to ask for: one more than there are, once, while nothing else runs.
+  // Which point of the scaling curve to ask for: one more than there are, once, while nothing else runs and
+  // nobody has just turned a setting.
+  let quietSince = 0;
   function next(tick, asked, mode, curve, wanted) {
-    if (!asked || document.getElementById("shell").className === "busy") return nothing();
+    if (!asked || document.getElementById("shell").className === "busy") quietSince = performance.now();
+    if (performance.now() - quietSince < 1000) return nothing();
     const isOf = (what) => what && what.token === asked.token && what.mode === mode;
     const done = curve && isOf(curve.done) ? curve.done.number : 0;
     if (done >= asked.counts.length || (isOf(wanted) && wanted.number > done)) return nothing();

@@ -1,0 +1,51 @@
+"""The last answers, by setting: a setting that is shown again is not simulated again, and the first is simulated
+while the browser still starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import field
+from typing import Any
+
+from zsim.dataclass import dataclass
+from zsim.ui.answer import Answer, answer
+from zsim.ui.form import Form
+from zsim.ui.prediction import token_of
+from zsim.ui.words import said
+
+_MAX_KEPT = 3  # each with its trace
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers under way and the last ones done; who asks for one that is under way waits for it."""
+
+    form: Form
+    kept: dict[str, Future[Answer]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, shown: Mapping[str, Any], more: str) -> Answer:
+        """The answer of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
+        token = token_of(shown, more)
+        with self.lock:
+            found = self.kept.get(token)
+            own: Future[Answer] | None = None
+            if found is None:
+                found = own = self.kept[token] = Future()
+            while len(self.kept) > _MAX_KEPT:
+                self.kept.pop(next(iter(self.kept)))
+        if own is not None:
+            try:
+                own.set_result(answer(self.form.experiment(shown, more)))
+            except BaseException as error:
+                own.set_exception(error)
+                with self.lock:
+                    self.kept.pop(token, None)
+        return found.result()
+
+    def begin(self) -> None:
+        """Simulate what the page starts with, beside whatever else is done."""
+        work = threading.Thread(target=said, args=(lambda: self.of(self.form.initial, ""),), daemon=True)
+        work.start()
