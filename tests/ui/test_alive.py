@@ -186,6 +186,7 @@ def test_files_of_what_is_shown_can_be_taken_along(page: Any) -> None:
     assert tomllib.loads(taken(page, "experiment.toml"))["nodes"] == 2
     assert "machine_rank: 0" in taken(page, "accelerate.yaml")
     assert "ZeRO-2" in taken(page, "report.html")
+    assert "ZeRO-2" in taken(page, "film.html")
     choose(page, "strategy-stage", "3: parameters too")
     title_with(page, "ZeRO-3")
 

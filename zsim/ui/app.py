@@ -52,7 +52,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     _curve(app, form, Curves(folder))
     show_film(app, form, outcomes)
     show_run(app, form)
-    offer_files(app, form)
+    offer_files(app, form, outcomes)
     return app
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.study.topologies.film import NUM_FRAMES, cluster_figure, film_of, loads_figure
+from zsim.study.topologies.film import NUM_FRAMES, cluster_figure, film_of_step, loads_figure
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
 from zsim.ui.words import said
@@ -14,7 +14,7 @@ from zsim.ui.words import said
 def show_film(app: Any, form: Form, outcomes: Predictions) -> None:
     """Behind each answer the film is made of the step that was simulated for it; the browser shows its
     frames."""
-    from dash import ClientsideFunction, Input, Output, State
+    from dash import ClientsideFunction, Input, Output
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("film", "data"),
@@ -34,7 +34,6 @@ def show_film(app: Any, form: Form, outcomes: Predictions) -> None:
         Output("film-words", "children", allow_duplicate=True),
         Input("frame", "value"),
         Input("film", "data"),
-        State("shown-frame", "data"),
         prevent_initial_call="initial_duplicate",
     )
 
@@ -42,8 +41,7 @@ def show_film(app: Any, form: Form, outcomes: Predictions) -> None:
 def film_data(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> dict[str, Any]:
     """The two figures of the film, by name, and its frames as `Film.to_dict` has them."""
     step = outcomes.step_of(token_of(shown, more), form, shown, more)
-    outcome = step.outcome
-    film = film_of(outcome, int(outcome.classes.representatives[0]))
+    film = film_of_step(step.outcome)
     return {
         "cluster": cluster_figure(film).to_plotly_json(),
         "loads": loads_figure(film).to_plotly_json(),

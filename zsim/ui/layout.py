@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
-from zsim.study.topologies.film import NUM_FRAMES, SHADES
+from zsim.study.topologies.film import CLUSTER_CAPTION, LOADS_CAPTION, NUM_FRAMES, SHADES
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
 from zsim.ui.recorded import MAX_TRACE
@@ -23,13 +23,6 @@ _GROUPS = {
 _TICK_MILLISECONDS = 200
 _PAUSE = 0.6  # seconds after the last key press until a number counts
 _LIST_PIXELS = 360
-FILM_CAPTION = (
-    "Boxes are nodes, circles switches. A line's colour and width: the busiest of its links in this part of "
-    "the step; a node's: the busiest link inside."
-)
-LOADS_CAPTION = (
-    "The busiest link of each kind over the step, as part of its usable bandwidth; hover for values."
-)
 MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
 _MANY = 12  # choices from which on a field has a search box
 
@@ -209,7 +202,7 @@ def _film() -> list[Any]:
             className="views film",
         ),
         html.P(id="film-words", className="hint"),
-        _plot("cluster", FILM_CAPTION),
+        _plot("cluster", CLUSTER_CAPTION),
         html.Div(
             [
                 html.Span("idle"),

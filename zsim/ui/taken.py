@@ -14,10 +14,11 @@ from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form
-from zsim.ui.words import CSV_FILE, JSON_FILE, REPORT_FILE, TRACE_FILE, said
+from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.words import CSV_FILE, FILM_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
 
 
-def offer_files(app: Any, form: Form) -> None:
+def offer_files(app: Any, form: Form, outcomes: Predictions) -> None:
     """A click on a file's name downloads it."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -30,16 +31,33 @@ def offer_files(app: Any, form: Form) -> None:
     def take(clicks: list[int | None], asked: Mapping[str, Any]) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
-        name = str(ctx.triggered_id["name"])
-        content, _ = said(lambda: file_content(form.experiment(asked["shown"], asked["more"]), name))
+        name, shown, more = str(ctx.triggered_id["name"]), asked["shown"], asked["more"]
+
+        def work() -> bytes:
+            if name == FILM_FILE:
+                return film_content(form, outcomes, shown, more)
+            return file_content(form.experiment(shown, more), name)
+
+        content, _ = said(work)
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}
 
 
+def film_content(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> bytes:
+    """The film of the step as a page of its own."""
+    from zsim.study.topologies.film import film_of_step
+    from zsim.study.topologies.film_page import film_page
+
+    token = token_of(shown, more)
+    step = outcomes.step_of(token, form, shown, more)
+    title = outcomes.outcome_of(token, form, shown, more).title
+    return film_page(film_of_step(step.outcome), title).encode()
+
+
 def file_content(experiment: Experiment, name: str) -> bytes:
-    """The content of one of the files that the page offers."""
-    if name in (REPORT_FILE, JSON_FILE, CSV_FILE, TRACE_FILE):
+    """The content of one of the files that the page offers, other than the film."""
+    if name in OF_STEP:
         return _of_step(experiment, name)
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
@@ -70,3 +88,4 @@ def _of_step(experiment: Experiment, name: str) -> bytes:
     from zsim.report.views.html.report import html_report
 
     return html_report(result.report, result.trace).encode()
+

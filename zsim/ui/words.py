@@ -14,7 +14,9 @@ from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
+FILM_FILE = "film.html"
 JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.gz"
+OF_STEP = (REPORT_FILE, FILM_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
 
 
 def answer_words(found: Answer, before: float | None = None) -> list[Any]:
@@ -92,7 +94,7 @@ def files_and_notes(found: Answer) -> Iterator[Any]:
     """A button for each file, the settings that no file can express, and how far to trust the numbers."""
     from dash import html
 
-    names = (*sorted(found.exported.files), REPORT_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
+    names = (*sorted(found.exported.files), *OF_STEP)
     buttons = [html.Button(name, id={"type": "file", "name": name}, type="button") for name in names]
     yield html.Div(buttons, className="views")
     missing = [f"No {name}: {reason}." for name, reason in found.exported.missing.items()]

@@ -24,6 +24,13 @@ LEVELS = 10  # shades of a line, from idle to full
 SHADES = ("#B4BAC2", *(heat(level / (LEVELS - 1)) for level in range(1, LEVELS)))
 _TIERS = {"nvlink": "#2F7FBF", "network": "#D55E00", "leaf-spine": "#12946C", "spine-core": "#B8568F"}
 _OTHER = "#6A5ACD"
+CLUSTER_CAPTION = (
+    "Boxes are nodes, circles switches. A line's colour and width: the busiest of its links in this part of "
+    "the step; a node's: the busiest link inside."
+)
+LOADS_CAPTION = (
+    "The busiest link of each kind over the step, as part of its usable bandwidth; hover for values."
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class Film:
             "words": list(self.words),
             "shades": list(SHADES),
         }
+
+
+def film_of_step(outcome: Outcome) -> Film:
+    """The film of a step, with the words of the first of its GPUs that were simulated."""
+    return film_of(outcome, int(outcome.classes.representatives[0]))
 
 
 def film_of(outcome: Outcome, rank: int) -> Film:

@@ -9,6 +9,10 @@
 
   {% include "film.js" %}
 
+  function frame(value, film) {
+    return film && film.frames ? showFrame(film.frames, value) : [nothing(), nothing()];
+  }
+
   // On a phone names would stand on each other: every fourth box keeps its own.
   const thinned = (data) => innerWidth > 640 ? data : data.map((trace) => !Array.isArray(trace.text) || trace.mode !== "markers+text"
     ? trace : { ...trace, text: trace.text.map((text, number) => (number % 4 ? "" : text)) });
@@ -67,7 +71,7 @@
     setTimeout(() => { event.target.textContent = "Copy link"; }, 2000);
   });
   document.addEventListener("click", (event) => {
-    if (event.target.id === "play") play(event.target);
+    if (event.target.id === "play") play(event.target, (value) => window.dash_clientside.set_props("frame", { value }));
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-start]");

@@ -84,10 +84,7 @@ class Figure:
 
     def to_json(self) -> str:
         """The same as text that a script of a page may hold, whatever the names in it."""
-        text = json.dumps(self.to_plotly_json(), separators=(",", ":"), allow_nan=False)
-        for letter, escape in _ESCAPES.items():
-            text = text.replace(letter, escape)
-        return text
+        return script_json(self.to_plotly_json())
 
 
 def _nested(attributes: Attributes) -> Attributes:
@@ -120,3 +117,11 @@ def _encoded(value: Any) -> Any:
         kept = np.ascontiguousarray(value, "<f8")
         return {"dtype": "f8", "bdata": b64encode(kept.tobytes()).decode()}
     return value
+
+
+def script_json(value: Any) -> str:
+    """JSON as text that a script of a page may hold, whatever the names in it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for letter, escape in _ESCAPES.items():
+        text = text.replace(letter, escape)
+    return text

@@ -1,10 +1,11 @@
   // The film: one trace for each shade of lines, then the boxes. A frame moves lines between the shades.
-  function frame(value, film, before) {
-    if (!film || !film.frames) return [nothing(), nothing()];
-    const { lines, levels, shades, seconds, words } = film.frames;
+  const plotOf = (name) => document.querySelector(`#plot-${name}.js-plotly-plot, #plot-${name} .js-plotly-plot`);
+
+  // Show the frame that a slider's value names; returns its number and its words.
+  function showFrame(frames, value) {
+    const { lines, levels, shades, seconds, words } = frames;
     const at = Math.max(0, Math.min(Number(value) || 0, levels.length - 1));
-    const cluster = document.querySelector("#plot-cluster .js-plotly-plot");
-    const loads = document.querySelector("#plot-loads .js-plotly-plot");
+    const cluster = plotOf("cluster"), loads = plotOf("loads");
     if (cluster && cluster.data && cluster.data.length === shades.length + 1) {
       const x = shades.map(() => []), y = shades.map(() => []);
       lines.forEach(([x0, y0, x1, y1], number) => {
@@ -32,14 +33,16 @@
     const button = document.getElementById("play");
     if (button) button.textContent = "Play";
   }
-  function play(button) {
+
+  // `go` turns the slider to a frame.
+  function play(button, go) {
     if (playing) return stop();
     button.textContent = "Stop";
     playing = setInterval(() => {
       const place = document.getElementById("frame");
       if (!place) return stop();
       const last = Number(place.max), now = Number(place.value);
-      window.dash_clientside.set_props("frame", { value: now >= last ? 0 : now + 1 });
+      go(now >= last ? 0 : now + 1);
       if (now + 1 >= last) stop();
     }, 120);
   }
