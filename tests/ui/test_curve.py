@@ -21,7 +21,8 @@ posix = pytest.mark.skipif(os.name != "posix", reason="kills a process")
 def test_another_process_computes_the_same_curve_and_says_the_same_mistakes(tmp_path: Path) -> None:
     """gpt2 has 1,024 positions."""
     curves, experiment = Curves(tmp_path / "there"), changed(made(), {"model.n_layer": 2})
-    there, here = curves.upto(experiment, COUNTS, "weak"), curve(experiment, COUNTS, "weak", tmp_path / "here")
+    there = curves.upto(experiment, COUNTS, "weak")
+    here = curve(experiment, COUNTS, "weak", tmp_path / "here")
     assert there.words == here.words
     assert there.figures["throughput"].to_plotly_json() == here.figures["throughput"].to_plotly_json()
     wrong = changed(made(), {"training.sequence_length": 8192})

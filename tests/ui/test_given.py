@@ -9,6 +9,7 @@ import pytest
 
 from tests.expect import of_kind
 from tests.ui.test_form import made, turned
+from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError
 from zsim.resources import PRESETS
 from zsim.specs.experiment.resolve import resolve
@@ -18,8 +19,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.ui.form import form_of
 from zsim.ui.given import content_of, setting_of, taken, text_of, with_line
 from zsim.ui.layout import MAX_UPLOAD
-from zsim.ui.prediction import Predictions
-from zsim.ui.recorded import is_recorded, recorded_beside
+from zsim.ui.recorded import Recordings, is_recorded
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,16 +168,19 @@ def test_a_recorded_trace_stands_beside_the_simulated_step() -> None:
     content = trace.read_bytes()
     assert is_recorded(content, trace.name)
     assert not is_recorded(DEEPSPEED.encode(), "ds_config.json")
-    form = form_of(made())
-    beside = recorded_beside(content, trace.name, form, Predictions(), form.initial, "")
+    recordings = Recordings()
+    key = recordings.take(content, trace.name)
+    beside = recordings.beside(key, trace.name, simulate_step(resolve(made())))
     assert "on 2 ranks" in beside["words"]
     assert "The page's job has 16 ranks" in beside["words"]
-    form = form_of(made(nodes=None, gpus=2, strategy={"kind": "ddp"}))
-    compared = recorded_beside(content, trace.name, form, Predictions(), form.initial, "")
+    two = simulate_step(resolve(made(nodes=None, gpus=2, strategy={"kind": "ddp"})))
+    compared = recordings.beside(key, trace.name, two)
     assert "differ" in compared["words"]
     assert compared["twins"]["data"]
     with pytest.raises(InputError, match=r"broken\.gz"):
-        recorded_beside(b"\x1f\x8bnot gzip", "broken.gz", form, Predictions(), form.initial, "")
+        recordings.take(b"\x1f\x8bnot gzip", "broken.gz")
+    with pytest.raises(InputError, match=r"rank0.* stood here; .* choose the file again"):
+        Recordings().beside(key, trace.name, two)
 
 
 def test_experts_have_fields() -> None:

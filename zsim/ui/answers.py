@@ -1,5 +1,5 @@
-"""The last answers, by setting: a setting that is shown again is not simulated again, and the first is simulated
-while the browser still starts."""
+"""The last answers, by setting: what is shown again is not simulated again, and the first is simulated while
+the browser still starts."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.given import take_given
 from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.recorded import Recordings, show_recorded
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
 from zsim.ui.whole_run import show_run
@@ -47,7 +48,9 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     keep_state(app, form)
     set_side_by_side(app, form, outcomes)
     mend(app, form)
-    take_given(app, form, outcomes)
+    recordings = Recordings()
+    take_given(app, form, recordings)
+    show_recorded(app, form, outcomes, recordings)
     _draw(app)
     _curve(app, form, Curves(folder))
     show_film(app, form, outcomes)

@@ -22,8 +22,7 @@ from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
-from zsim.ui.prediction import Predictions
-from zsim.ui.recorded import is_recorded, recorded_beside
+from zsim.ui.recorded import Recordings, is_recorded
 from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import said
 
@@ -38,7 +37,7 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def take_given(app: Any, form: Form, outcomes: Predictions) -> None:
+def take_given(app: Any, form: Form, recordings: Recordings) -> None:
     """A click or a file makes what is given a part of the page; what is wrong is said beside it."""
     from dash import Input, Output, State, ctx, no_update
 
@@ -50,7 +49,7 @@ def take_given(app: Any, form: Form, outcomes: Predictions) -> None:
             "more": Output("more", "value", allow_duplicate=True),
             "applied": Output("apply", "n_clicks", allow_duplicate=True),
             "said": Output("given-words", "children"),
-            "recorded": Output("recorded", "data"),
+            "recording": Output("recording", "data", allow_duplicate=True),
         },
         Input("use", "n_clicks"),
         Input("upload", "contents"),
@@ -65,7 +64,7 @@ def take_given(app: Any, form: Form, outcomes: Predictions) -> None:
         *values, more, applied = rest
         shown = dict(zip(keys, values, strict=True))
         nothing = {"fields": [no_update] * len(keys), "more": no_update, "applied": no_update,
-                   "recorded": no_update}  # fmt: skip
+                   "recording": no_update}  # fmt: skip
         if not clicks and not contents:
             return {**nothing, "said": no_update}
 
@@ -73,10 +72,11 @@ def take_given(app: Any, form: Form, outcomes: Predictions) -> None:
             is_file = ctx.triggered_id == "upload"
             content = content_of(contents or "") if is_file else b""
             if is_recorded(content, name or ""):
-                beside = recorded_beside(content, name or "trace", form, outcomes, shown, more or "")
+                own = name or "trace"
                 return {
-                    "recorded": beside,
-                    "said": "The recorded step stands beside the simulated one, below.",
+                    "recording": {"key": recordings.take(content, own), "name": own},
+                    "said": "The recorded step stands beside the simulated one, below. The page's address "
+                    "names it for as long as this zsim ui runs.",
                 }
             if is_file:
                 given, called = text_of(content), name or "file"

@@ -53,6 +53,7 @@ def layout(form: Form) -> Any:
             dcc.Store(id="film"),
             dcc.Store(id="shown-frame"),
             dcc.Store(id="run"),
+            dcc.Store(id="recording"),
             dcc.Store(id="recorded"),
             dcc.Interval(id="tick", interval=_TICK_MILLISECONDS),
             dcc.Download(id="download"),
@@ -167,7 +168,11 @@ def _results() -> list[Any]:
         ),
         _card(
             "Recorded and simulated",
-            [html.Pre(id="recorded-words", tabIndex=0), _plot("twins", "Both steps on one time axis.")],
+            [
+                html.Div([html.Button("Remove it", id="forget", type="button")], className="views"),
+                html.Pre(id="recorded-words", tabIndex=0),
+                _plot("twins", "Both steps on one time axis."),
+            ],
             id="card-recorded",
             hidden=True,
         ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from zsim.comparison.compare import compare
 from zsim.comparison.views.figures import twin_timeline
+from zsim.dataclass import dataclass
+from zsim.engine.micro_batches import SimulatedStep
 from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown
 from zsim.report.views.html.figure import Figure
@@ -18,9 +23,12 @@ from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.words import said
 from zsim.units import format_seconds
 
 MAX_TRACE = 30_000_000  # bytes; zsim compare and zsim replay read larger ones
+_MAX_KEPT = 3
+_KEY_DIGITS = 16
 _HEAD = 65_536
 _PACKED = (b"\x1f\x8b", b"SQLite format 3\x00")  # gzip, nsys export
 _KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"pg_config"')  # Kineto's, and Flight Recorder's
@@ -33,32 +41,81 @@ def is_recorded(content: bytes, name: str) -> bool:
     return is_archive or name.endswith(".jsonl") or any(key in head for key in _KEYS)
 
 
-def recorded_beside(
-    content: bytes, name: str, form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str
-) -> dict[str, Any]:
-    """The figure and the sentences of the recorded step beside the setting's: compared call by call where
-    both are of as many ranks, else the recording alone.
+@dataclass(frozen=True)
+class Recordings:
+    """The last recordings that were taken, by their content; the page's address names one."""
 
-    Raises InputError for a file that is no trace of a whole step, and for one that is too large.
-    """
-    if len(content) > MAX_TRACE:
-        raise InputError(
-            f"{name}: found {len(content):,} bytes, expected at most {MAX_TRACE:,}; zsim compare reads more"
-        )
-    with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
-        path = Path(folder) / Path(name).name
-        path.write_bytes(content)
-        try:
-            recorded = read_trace(path)
-        except InputError as error:
-            raise InputError(str(error).replace(str(path), name)) from None
-    step = outcomes.step_of(token_of(shown, more), form, shown, more)
-    if step.outcome.trace.world_size != recorded.world_size or not step.is_whole:
-        figure, lines = _alone(recorded.typical_step(), name, step.outcome.trace.world_size)
-    else:
-        compared = compare(step.outcome.trace, recorded, names=("simulated", name))
-        figure, lines = twin_timeline(compared), str(compared).splitlines()
-    return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
+    kept: dict[str, Trace] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def take(self, content: bytes, name: str) -> str:
+        """The key of a recording, which is kept from now on.
+
+        Raises InputError for a file that is no trace of a whole step, and for one that is too large.
+        """
+        if len(content) > MAX_TRACE:
+            raise InputError(
+                f"{name}: found {len(content):,} bytes, expected at most {MAX_TRACE:,}; zsim compare reads "
+                "more"
+            )
+        key = hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
+        with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
+            path = Path(folder) / Path(name).name
+            path.write_bytes(content)
+            try:
+                recorded = read_trace(path)
+            except InputError as error:
+                raise InputError(str(error).replace(str(path), name)) from None
+        with self.lock:
+            self.kept[key] = recorded
+            while len(self.kept) > _MAX_KEPT:
+                self.kept.pop(next(iter(self.kept)))
+        return key
+
+    def beside(self, key: str, name: str, step: SimulatedStep) -> dict[str, Any]:
+        """The figure and the sentences of a recorded step beside a simulated one: compared call by call where
+        both are of as many ranks, else the recording alone.
+
+        Raises InputError where the recording is not here, as after another start of the page.
+        """
+        recorded = self.kept.get(key)
+        if recorded is None:
+            raise InputError(
+                f"{name} stood here; an address names a recording and cannot hold it: choose the file again"
+            )
+        if step.outcome.trace.world_size != recorded.world_size or not step.is_whole:
+            figure, lines = _alone(recorded.typical_step(), name, step.outcome.trace.world_size)
+        else:
+            compared = compare(step.outcome.trace, recorded, names=("simulated", name))
+            figure, lines = twin_timeline(compared), str(compared).splitlines()
+        return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
+
+
+def show_recorded(app: Any, form: Form, outcomes: Predictions, recordings: Recordings) -> None:
+    """The recording that the page names stands beside each answer."""
+    from dash import Input, Output
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("recorded", "data"), Input("recording", "data"), Input("asked", "data")
+    )
+    def beside(recording: Mapping[str, str] | None, asked: Mapping[str, Any] | None) -> Any:
+        if not recording or not asked:
+            return None
+        shown, more = asked["shown"], asked["more"]
+
+        def work() -> dict[str, Any]:
+            step = outcomes.step_of(token_of(shown, more), form, shown, more)
+            return recordings.beside(recording["key"], recording["name"], step)
+
+        found, error = said(work)
+        return {"words": error} if found is None else found
+
+    app.clientside_callback(
+        "(clicks) => clicks ? null : window.dash_clientside.no_update",
+        Output("recording", "data", allow_duplicate=True),
+        Input("forget", "n_clicks"),
+        prevent_initial_call=True,
+    )
 
 
 def _alone(recorded: Trace, name: str, world_size: int) -> tuple[Figure, list[str]]:

@@ -34,6 +34,7 @@ def keep_state(app: Any, form: Form) -> None:
             *(Output(field_id(key), "value") for key in form.fields),
             Output("more", "value"),
             Output("pins", "data"),
+            Output("recording", "data"),
         ],
         Input("place", "hash"),
         State("initial", "data"),
@@ -43,6 +44,7 @@ def keep_state(app: Any, form: Form) -> None:
         Output("remembered", "data"),
         Input("asked", "data"),
         Input("pins", "data"),
+        Input("recording", "data"),
         State("initial", "data"),
     )
 

@@ -88,4 +88,3 @@ def _of_step(experiment: Experiment, name: str) -> bytes:
     from zsim.report.views.html.report import html_report
 
     return html_report(result.report, result.trace).encode()
-

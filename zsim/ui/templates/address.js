@@ -1,5 +1,5 @@
   // The page's state is the part of its address after "#": each setting that is not as at the start, by its key,
-  // and each pinned setting, written the same way, as "pin". A server never sees it.
+  // and each pinned setting, written the same way, as "pin", and the key and name of a recording. A server never sees it.
   const words = (setting, initial) => {
     const found = new URLSearchParams();
     for (const [key, value] of Object.entries(setting.shown)) {
@@ -24,14 +24,17 @@
     const { shown, more } = settingOf(found, initial);
     const byId = Object.fromEntries(Object.entries(shown).map(([key, v]) => ["field-" + key.replaceAll(".", "-"), v]));
     const pins = found.getAll("pin").map((pin) => settingOf(new URLSearchParams(pin), initial));
-    const places = { ...byId, more, pins };
+    const [key, ...name] = (found.get("recording") ?? "").split("/");
+    const recording = key ? { key, name: name.join("/") } : null;
+    const places = { ...byId, more, pins, recording };
     return window.dash_clientside.callback_context.outputs_list.map((output) => places[output.id] ?? null);
   }
 
-  function remember(asked, pins, initial) {
+  function remember(asked, pins, recording, initial) {
     if (!asked) return nothing();
     const found = words(asked, initial);
     for (const pin of pins ?? []) found.append("pin", words(pin, initial).toString());
+    if (recording) found.append("recording", recording.key + "/" + recording.name);
     const text = found.toString();
     history.replaceState(history.state, "", text ? "#" + text : location.pathname);
     return text;
