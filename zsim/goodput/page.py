@@ -19,13 +19,13 @@ _HOUR = 3600.0
 COLORS = {
     "steps": BREAKDOWN["compute"].color,
     "checkpoints": BREAKDOWN["optimizer"].color,
-    "evaluation": "#56B4E9",
-    "detection": "#C9A400",
-    "restart": "#E69F00",
+    "evaluation": "#A1D9FD",
+    "detection": "#F5CE25",
+    "restart": "#F0841F",
     "recomputation": "#D55E00",
-    "waiting": "#C7362B",
+    "waiting": "#9F2802",
     "planned": "#8A8F98",
-    "degraded": "#B8568F",
+    "degraded": "#7B3F6F",
 }
 _MAX_SPANS = 6_000
 

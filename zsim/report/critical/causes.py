@@ -18,19 +18,19 @@ from zsim.specs.cluster.gpu import Gpu
 # In the order in which they are shown; other tiers of links (of a fabric) come after the network cards.
 CAUSES: dict[str, Meaning] = {
     "compute": Meaning("compute", "#2F7FBF", "blue"),
-    "hbm": Meaning("HBM", "#4FB3BF", "cyan"),
-    "launch": Meaning("gaps between kernels", "#8DBFE6", "cyan"),
-    "interference": Meaning("slowed by each other", "#12946C", "green"),
-    "latency": Meaning("collectives' latency", "#E69F00", "yellow"),
-    "nvlink": Meaning("NVLink", "#F2A65A", "yellow"),
-    "pcie": Meaning("PCIe", "#D58BB8", "magenta"),
+    "hbm": Meaning("HBM", "#35E8D5", "cyan"),
+    "launch": Meaning("gaps between kernels", "#7BC8FE", "cyan"),
+    "interference": Meaning("slowed by each other", "#5DBA70", "green"),
+    "latency": Meaning("collectives' latency", "#F88805", "yellow"),
+    "nvlink": Meaning("NVLink", "#F8C59E", "yellow"),
+    "pcie": Meaning("PCIe", "#D8A1B7", "magenta"),
     "network": Meaning("network cards", "#D55E00", "red"),
     "allocator": BREAKDOWN["allocator"],
     "host": Meaning("host", "#8A8F98", "bright_black"),
-    "host memory": Meaning("host memory", "#B8568F", "magenta"),
-    "cpu": Meaning("CPU", "#7B3F73", "magenta"),
-    "drives": Meaning("drives", "#5E548E", "magenta"),
-    "others": Meaning("other ranks", "#C7362B", "red"),
+    "host memory": Meaning("host memory", "#985D7A", "magenta"),
+    "cpu": Meaning("CPU", "#922862", "magenta"),
+    "drives": Meaning("drives", "#524C97", "magenta"),
+    "others": Meaning("other ranks", "#C22336", "red"),
 }
 
 

@@ -1,7 +1,7 @@
 """Words and colours of everything that is shown: the same colour for the same meaning everywhere.
 
-The colours are apart for colour-blind readers too (after Okabe and Ito, "Color Universal Design", 2008) and
-readable on white and on near-black.
+The colours are apart for colour-blind readers too, and readable on white and on near-black:
+tests/report/test_colours.py measures both.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Meaning:
 BREAKDOWN: dict[str, Meaning] = {
     "compute": Meaning("compute", "#2F7FBF", "blue"),
     "exposed_communication": Meaning("exposed communication", "#D55E00", "red"),
-    "bubble": Meaning("pipeline bubble", "#C3CCD9", "bright_white"),
-    "offload_stall": Meaning("offload stall", "#B8568F", "magenta"),
-    "optimizer": Meaning("optimizer", "#12946C", "green"),
-    "allocator": Meaning("torch's allocator", "#C9A400", "yellow"),
+    "bubble": Meaning("pipeline bubble", "#ABBFCD", "bright_white"),
+    "offload_stall": Meaning("offload stall", "#914E67", "magenta"),
+    "optimizer": Meaning("optimizer", "#3FB669", "green"),
+    "allocator": Meaning("torch's allocator", "#D0CF13", "yellow"),
     "host_bound": Meaning("host-bound", "#8A8F98", "bright_black"),
 }
 
 DATA_LOADING = "data_loading"
 # The causes that a trace shows, and the wait for samples, which begins before it.
-WHOLE_STEP: dict[str, Meaning] = {**BREAKDOWN, DATA_LOADING: Meaning("data loading", "#7A5C3E", "yellow")}
+WHOLE_STEP: dict[str, Meaning] = {**BREAKDOWN, DATA_LOADING: Meaning("data loading", "#7B3F0A", "yellow")}
 
 MEMORY: dict[str, Meaning] = {
-    "parameters": Meaning("parameters", "#6A5ACD", "blue"),
-    "gradients": Meaning("gradients", "#E69F00", "yellow"),
-    "optimizer_states": Meaning("optimizer states", "#12946C", "green"),
-    "activations": Meaning("activations", "#56B4E9", "cyan"),
-    "buffers": Meaning("buffers", "#B9A3E3", "magenta"),
+    "parameters": Meaning("parameters", "#3C46B9", "blue"),
+    "gradients": Meaning("gradients", "#EEC901", "yellow"),
+    "optimizer_states": Meaning("optimizer states", "#3FB669", "green"),
+    "activations": Meaning("activations", "#A4CEF2", "cyan"),
+    "buffers": Meaning("buffers", "#9B96FA", "magenta"),
     "framework": Meaning("framework", "#8A8F98", "bright_black"),
 }
 
@@ -70,14 +70,17 @@ CAPACITY = Meaning("capacity", "#C7362B", "red")
 TOTAL = Meaning("total", "#5C6B7A", "white")
 
 EVIDENCE: dict[str, Meaning] = {
-    "measured": Meaning("measured", "#12946C", "green"),
+    "measured": Meaning("measured", "#3FB669", "green"),
     "calibrated": Meaning("calibrated", "#2F7FBF", "blue"),
-    "data sheet": Meaning("data sheet", "#B7791F", "yellow"),
-    "assumed": Meaning("assumed", "#C7362B", "red"),
+    "data sheet": Meaning("data sheet", "#D07F01", "yellow"),
+    "assumed": Meaning("assumed", "#A32E3E", "red"),
 }
 
 OFFLOAD_KINDS = frozenset({"h2d", "d2h", "cpu", "nvme_read", "nvme_write"})
 COMPUTE_KINDS = frozenset({"compute", "optimizer", "copy"})
+
+_INK = "#14181F"
+_MIDDLE = 0.19  # of luminance, where both are read as well
 
 _UNKNOWN = Meaning("", "#8A8F98", "white")
 
@@ -85,6 +88,13 @@ _UNKNOWN = Meaning("", "#8A8F98", "white")
 def span_meaning(kind: str) -> Meaning:
     """The meaning of a span's kind; an unknown kind is grey and shown by its name."""
     return SPANS.get(kind) or Meaning(kind, _UNKNOWN.color, _UNKNOWN.terminal)
+
+
+def text_on(color: str) -> str:
+    """Near-black or white, whichever is read better on a colour."""
+    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    luminance = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    return _INK if luminance > _MIDDLE else "#FFFFFF"
 
 
 def waiting_cause(kind: str) -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from zsim.study.topologies.bench import CurvePoint
     from zsim.study.topologies.topologies import TopologyComparison
 
-_PALETTE = ("#2F7FBF", "#D55E00", "#12946C", "#B8568F", "#E69F00", "#6A5ACD", "#8A8F98")
-_SCALE = ((0.0, "#4FB3BF"), (0.5, "#E69F00"), (1.0, "#B3261E"))
+PALETTE = ("#2F7FBF", "#D55E00", "#62D0AC", "#992641", "#FCBA18", "#3148D4", "#8A8F98")
+_SCALE = ((0.0, "#F9DC84"), (0.5, "#EE8A2B"), (1.0, "#B3261E"))  # ever darker
 
 
 def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) -> Figure:
@@ -49,7 +49,7 @@ def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) 
 
 def add_boxes(figure: Figure, drawn: Picture, words: str) -> None:
     """The boxes of a picture, as the figure's last trace; `words` say what one node holds."""
-    nodes, switches = _PALETTE[0], _PALETTE[2]
+    nodes, switches = PALETTE[0], PALETTE[2]
     figure.add_scatter(
         x=[box.place[0] for box in drawn.boxes],
         y=[box.place[1] for box in drawn.boxes],
@@ -127,7 +127,7 @@ def traffic(rows: Sequence[TopologyComparison]) -> Figure:
             name=row.cluster,
             x=[use.tier for use in row.tiers],
             y=[use.bytes_per_gpu / 1e9 for use in row.tiers],
-            marker_color=_PALETTE[number % len(_PALETTE)],
+            marker_color=PALETTE[number % len(PALETTE)],
             hovertemplate="%{x}: %{y:.2f} GB per GPU<extra>" + row.cluster + "</extra>",
         )
     figure.update_yaxes(title_text="GB per GPU and step", automargin=True)
@@ -145,7 +145,7 @@ def price(rows: Sequence[TopologyComparison]) -> Figure:
             x=[row.cluster for row in rows],
             y=[row.facts[key] for row in rows],
             text=[f"{row.facts[key]:,}" for row in rows],
-            marker_color=_PALETTE[number],
+            marker_color=PALETTE[number],
         )
     figure.update_yaxes(title_text="count", type="log", automargin=True)
     return figure
@@ -161,7 +161,7 @@ def scaling(rows: Sequence[TopologyComparison]) -> Figure:
             x=gpus,
             y=[row.report.work.tokens_per_gpu / row.scaling[count] for count in gpus],
             mode="lines+markers",
-            line={"color": _PALETTE[number % len(_PALETTE)]},
+            line={"color": PALETTE[number % len(PALETTE)]},
             hovertemplate="%{x} GPUs: %{y:,.0f} tokens/s/GPU<extra>" + row.cluster + "</extra>",
         )
     figure.update_xaxes(title_text="GPUs", type="log", dtick=math.log10(2))
@@ -174,7 +174,7 @@ def curves(points: Sequence[CurvePoint]) -> Figure:
     figure = Figure(layout(440))
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
         own = [point for point in points if point.curve == name]
-        style: dict[str, Any] = {"color": _PALETTE[number % len(_PALETTE)]}
+        style: dict[str, Any] = {"color": PALETTE[number % len(PALETTE)]}
         sizes = [point.size_bytes for point in own]
         simulated = [point.simulated_bus_bytes_per_second / 1e9 for point in own]
         measured = [point.measured_bus_bytes_per_second / 1e9 for point in own]

@@ -14,7 +14,7 @@ from zsim.engine.simulate import Outcome
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMPUTE_KINDS
-from zsim.study.topologies.figures import add_boxes, heat
+from zsim.study.topologies.figures import PALETTE, add_boxes, heat
 from zsim.study.topologies.picture import Picture, picture
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
@@ -22,8 +22,8 @@ from zsim.units import format_seconds
 NUM_FRAMES = 120
 LEVELS = 10  # shades of a line, from idle to full
 SHADES = ("#B4BAC2", *(heat(level / (LEVELS - 1)) for level in range(1, LEVELS)))
-_TIERS = {"nvlink": "#2F7FBF", "network": "#D55E00", "leaf-spine": "#12946C", "spine-core": "#B8568F"}
-_OTHER = "#6A5ACD"
+_TIERS = dict(zip(("nvlink", "network", "leaf-spine", "spine-core"), PALETTE, strict=False))
+_OTHER = PALETTE[len(_TIERS)]
 CLUSTER_CAPTION = (
     "Boxes are nodes, circles switches. A line's colour and width: the busiest of its links in this part of "
     "the step; a node's: the busiest link inside."

@@ -23,6 +23,7 @@ from zsim.report.views.meanings import (
     WHOLE_STEP,
     Meaning,
     span_meaning,
+    text_on,
 )
 from zsim.units import format_bytes, format_rate, format_seconds
 
@@ -120,13 +121,14 @@ def memory_waterfall(report: Report, device: str) -> Figure:
         hoverinfo="text",
     )
     # A label is to the right of its bar; without room there, inside a long bar or to the left of a short one.
-    for name, count, base, end in zip(names, held.values(), bases / 1e9, ends / 1e9, strict=True):
+    for (category, count), base, end in zip(held.items(), bases / 1e9, ends / 1e9, strict=True):
         has_room, is_long = end < 0.72 * top, end - base > 0.3 * top
-        _label(
-            figure, name, end if has_room or is_long else base, count, is_behind=has_room, is_inside=is_long
-        )
+        meaning, x = _category(category), end if has_room or is_long else base
+        inside = meaning.color if is_long and not has_room else None
+        _label(figure, meaning.label, x, count, is_behind=has_room, inside=inside)
     is_long = peak.total / 1e9 > 0.3 * top
-    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=not is_long, is_inside=is_long)
+    inside = _peak_color(peak.total, capacity) if is_long else None
+    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=not is_long, inside=inside)
     figure.update_xaxes(title_text="GB", range=[0, top * 1.06], fixedrange=True)
     figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
     if capacity:
@@ -258,10 +260,9 @@ def _translucent(color: str) -> str:
     return f"rgba({red},{green},{blue},0.82)"
 
 
-def _label(figure: Figure, row: str, x: float, count: int, *, is_behind: bool, is_inside: bool) -> None:
-    colour = (
-        {} if is_behind or not is_inside else {"font": {"color": "#14181F" if row != "peak" else "#FFFFFF"}}
-    )
+def _label(figure: Figure, row: str, x: float, count: int, *, is_behind: bool, inside: str | None) -> None:
+    """The bytes of a bar: behind it, before it, or `inside` a bar of that colour."""
+    colour = {} if inside is None else {"font": {"color": text_on(inside)}}
     figure.add_annotation(
         text=format_bytes(count),
         x=x,
