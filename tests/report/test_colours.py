@@ -1,8 +1,9 @@
 """Colours that stand beside each other are apart for colour-blind readers, and from both papers.
 
 Colour blindness as Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color
-Vision Deficiency" (IEEE TVCG 2009), table for severity 1.0, on linear RGB. Distances in OKLab (Björn Ottosson,
-"A perceptual color space for image processing", 2020), times 100; about 2 is the least that is seen.
+Vision Deficiency" (IEEE TVCG 2009), table for severity 1.0, on linear RGB. Distances in OKLab (Björn
+Ottosson, "A perceptual color space for image processing", 2020), times 100; about 2 is the least that is
+seen.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def colours(meanings: Mapping[str, Meaning]) -> dict[str, str]:
     return {name: meaning.color for name, meaning in meanings.items()}
 
 
-# the least distance of two colours of a palette; those of a path's causes stand in a table with their names too
+# The least distance of two colours of each palette; a path's causes have their names in a table as well.
 PALETTES: Mapping[str, tuple[float, Mapping[str, str]]] = {
     "parts of a step": (7.5, colours(WHOLE_STEP)),
     "memory": (7.5, colours(MEMORY)),

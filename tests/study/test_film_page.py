@@ -12,7 +12,7 @@ from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.topologies.film import NUM_FRAMES, film_of_step
-from zsim.study.topologies.film_page import film_page
+from zsim.study.topologies.page import film_page
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def offer_files(app: Any, form: Form, outcomes: Predictions) -> None:
 def film_content(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> bytes:
     """The film of the step as a page of its own."""
     from zsim.study.topologies.film import film_of_step
-    from zsim.study.topologies.film_page import film_page
+    from zsim.study.topologies.page import film_page
 
     token = token_of(shown, more)
     step = outcomes.step_of(token, form, shown, more)

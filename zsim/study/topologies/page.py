@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zsim.report.views.html.page import Section, page
+from zsim.report.views.html.figure import script_json
+from zsim.report.views.html.page import Section, page, plot, render
 from zsim.study.topologies import figures
+from zsim.study.topologies.film import (
+    CLUSTER_CAPTION,
+    LOADS_CAPTION,
+    SHADES,
+    Film,
+    cluster_figure,
+    loads_figure,
+)
 from zsim.study.topologies.picture import MAX_NODES
 from zsim.units import format_rate, format_seconds
 
@@ -34,6 +43,20 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
         drawn = [(f"d{number}", _drawn(facts), figures.drawing(name, nodes))]
         sections.append(Section(facts["description"], drawn, ["", "count", "each"], rows))
     return page(title, _KICKER, sections)
+
+
+def film_page(film: Film, title: str) -> str:
+    """The page as text: the drawing, a slider and Play along the step, and the links' use."""
+    return render(
+        "film.html.j2",
+        title=title,
+        cluster=plot("cluster", CLUSTER_CAPTION, cluster_figure(film)),
+        loads=plot("loads", LOADS_CAPTION, loads_figure(film)),
+        shades=SHADES,
+        frames=script_json(film.to_dict()),
+        num_frames=len(film.words),
+        words=film.words[0],
+    )
 
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
