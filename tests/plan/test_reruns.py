@@ -69,6 +69,20 @@ def test_a_dropped_output_is_made_again_where_it_is_read(module: str) -> None:
     assert 0 < peaks[0] - peaks[1] <= OUTPUT[module]
 
 
+def test_what_clamps_keep_is_made_again_with_the_activation() -> None:
+    """gpt-oss keeps gate and up before the clamps; the activation's output and both clamped, three widths of
+    each row, go."""
+    model = {
+        "model_type": "gpt_oss",
+        "intermediate_size": WIDTH,
+        "num_local_experts": 16,
+        "sliding_window": 64,
+    }
+    peaks = [plan_of(*names, **model).programs[0].once(device_peaks)["gpu"] for names in ((), ("moe_act",))]
+    one = ROWS // LAYERS * WIDTH * 2
+    assert (2 * LAYERS - 1) * one <= peaks[0] - peaks[1] <= 3 * LAYERS * one
+
+
 def test_a_whole_layer_of_experts_runs_with_its_exchanges() -> None:
     plain, plan = plan_of(), plan_of("moe")
     assert exchanges(plan, "recompute") == exchanges(plain, "forward")

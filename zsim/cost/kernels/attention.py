@@ -28,7 +28,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.cost.kernels import elementwise
-from zsim.cost.kernels.elementwise import LATENT_HEADS, PARTLY_ROTATED, ROTARY_EAGER, ROTARY_FUSED
+from zsim.cost.kernels.elementwise import (
+    LATENT_HEADS,
+    PARTLY_ROTATED,
+    ROTARY_EAGER,
+    ROTARY_FUSED,
+    ROTARY_MEGATRON,
+)
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
@@ -147,6 +153,12 @@ def attended_pairs(work: Attention, sequence_length: float) -> float:
 def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction: int) -> tuple[Kernel, ...]:
     if not work.rotary:
         return ()
+    if work.scales_rotary and options.layers in ("megatron", "megatron-2"):
+        rotated = (work.num_heads, work.num_kv_heads)
+        each = [
+            ROTARY_MEGATRON[direction].kernels(shape.tokens * n * work.qk_head_dim, options) for n in rotated
+        ]
+        return tuple(kernel for kernels in each for kernel in kernels)
     passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
     elements = (work.num_heads + work.num_kv_heads) * work.qk_head_dim
     launches = passes.launches if options.fuses_kernels else 2 * passes.launches

@@ -22,6 +22,14 @@ forward on an A100 80 GB PCIe, 118, 198, 435, 834 and 1636 us with backward. A T
 row in registers takes 323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch, torch's
 kernels move 2.9, 2.6, 2.9, 3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward.
 Source: linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.csv, layer_norm.
+
+# [Note: kernels that walk strides]
+torch's elementwise kernels load whole vectors only where all operands are contiguous and of one shape; a
+slice of the last dimension or a broadcast operand makes each thread work out the place of each element
+(ATen/native/cuda/CUDALoops.cuh `launch_legacy_kernel`). Those are priced by their elements where that takes
+longer than moving the bytes: by `seconds_per_strided_element` of the GPU over two dimensions, by
+`seconds_per_indexed_element` over more. They are counted for what Megatron leaves to eager kernels; in
+transformers' eager code the bytes alone are counted.
 """
 
 from __future__ import annotations
@@ -35,11 +43,50 @@ from zsim.specs.model.spec import Attention
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """Tensors read plus written, and kernel launches, in one direction."""
+class Walked:
+    """The part of passes that walk strides: tensors read plus written, launches, and tensors of which each
+    element is worked out by itself; `is_deep`: over more than two dimensions. See [Note: kernels that walk
+    strides]."""
 
     tensors: float
     launches: int
+    elements: float
+    is_deep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Tensors read plus written, and kernel launches, in one direction; `walked`: the part that walks
+    strides."""
+
+    tensors: float
+    launches: int
+    walked: Walked | None = None
+
+    def kernels(self, elements: float, options: WorkOptions) -> tuple[Kernel, ...]:
+        """The kernels over tensors of so many elements, in the type of activations; () without launches."""
+        e, dtype = options.activation_bytes, options.kernel_dtype
+        if not self.launches:
+            return ()
+        if self.walked is None:
+            return (Kernel("elementwise", 0.0, float(self.tensors * elements * e), dtype, (), self.launches),)
+        walked = self.walked
+        whole = float((self.tensors - walked.tensors) * elements * e)
+        part, count = float(walked.tensors * elements * e), round(walked.elements * elements)
+        indexed, strided = (count, 0) if walked.is_deep else (0, count)
+        return (
+            Kernel("elementwise", 0.0, whole, dtype, (), self.launches - walked.launches),
+            Kernel(
+                "elementwise",
+                0.0,
+                part,
+                dtype,
+                (),
+                walked.launches,
+                indexed_elements=indexed,
+                strided_elements=strided,
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +135,16 @@ _FUSED_AWAY = {
 
 # Fused but for the clamps before it: Megatron's gpt-oss (`weighted_bias_quick_geglu_impl`, core 0.16.1
 # core/fusions/fused_bias_geglu.py) clamps each half (reads and writes it) and concatenates both (2 and 2), in
-# eager kernels; backward each clamp reads its gradient and its input and writes (6), and the halves'
-# gradients are concatenated (4). What was clamped is kept beside what goes into the fused kernel.
-_CLAMPED_GATED = {"clamped_quick_gelu": ActivationCost(Passes(8, 3), Passes(10, 3), saved=2)}
+# eager kernels; backward, counted with a dispatch mode: a comparison with each bound (reads a half, writes a
+# mask of one byte: 4.5 with three of them), the two masks of one half joined (1.5), each half's gradient
+# where its mask is (5, and a zero to put elsewhere), and the halves' gradients concatenated (4). All but the
+# joined masks and the concatenation read a slice. What was clamped is kept beside what goes into the fused
+# kernel.
+_CLAMPED_GATED = {
+    "clamped_quick_gelu": ActivationCost(
+        Passes(8, 3, Walked(4, 2, 2)), Passes(15, 9, Walked(9.5, 5, 5)), saved=2
+    )
+}
 
 # `act(gate) * up`: eager multiplies in a separate kernel and keeps both factors; fused keeps gate and up.
 GATED_PRODUCT = ActivationCost(Passes(3, 1), Passes(6, 2), saved=2)
@@ -98,6 +152,15 @@ FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
 
 ROTARY_EAGER = (Passes(10, 5), Passes(15, 9))
 ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
+
+# Megatron's own, where Transformer Engine's kernel does not take the factor by which YaRN multiplies cosines
+# (core 0.16.1 core/models/common/embeddings/rope_utils.py `apply_rotary_pos_emb`, `mscale`). Per tensor,
+# counted with a dispatch mode: forward a product with cosines, half of the features negated, both halves
+# concatenated, a product with sines, their sum, concatenated with the nothing that is not rotated; backward
+# two products, a negation, a concatenation, a sum, and zeros for that nothing, which are added. Launches on
+# cosines aside.
+_ROTATED = Walked(5, 3, 2.5, is_deep=True)
+ROTARY_MEGATRON = (Passes(12, 6, _ROTATED), Passes(14, 7, _ROTATED))
 
 # Putting heads together of which a part is rotated, over whole heads, and latent attention's (all tensors).
 PARTLY_ROTATED = (Passes(2, 1), Passes(6, 3))
@@ -111,8 +174,8 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     if is_fused and is_gated and name in _CLAMPED_GATED:
         own = _CLAMPED_GATED[name]
         return ActivationCost(
-            Passes(own.forward.tensors + FUSED_GATED.forward.tensors, own.forward.launches + 1),
-            Passes(own.backward.tensors + FUSED_GATED.backward.tensors, own.backward.launches + 1),
+            _with_one_more(own.forward, FUSED_GATED.forward),
+            _with_one_more(own.backward, FUSED_GATED.backward),
             own.saved + FUSED_GATED.saved,
         )
     if is_fused:
@@ -162,6 +225,10 @@ def arranging_kernels(
         moved, launches = moved + (2, 4)[direction] * outputs, launches + 1 + direction
     num_bytes = shape.tokens * moved * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
+def _with_one_more(passes: Passes, fused: Passes) -> Passes:
+    return replace(passes, tensors=passes.tensors + fused.tensors, launches=passes.launches + fused.launches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
     bias: Kernels = ()
     if work.scored_bias_bytes:
-        bias = (_scored_bias(work, rows, options).forward,)
+        bias = _scored_bias(work, rows, options).forward
     elif has_bias:
         bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),)
     return (*casts, *products, *bias)
@@ -254,7 +254,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
         of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
     of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
     if work.scored_bias_bytes:
-        of_input = (_scored_bias(work, rows, options).backward, *of_input)
+        of_input = (*_scored_bias(work, rows, options).backward, *of_input)
     elif any(parameter.name == "bias" for parameter in module.parameters):
         of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
     return of_input, of_weight
@@ -262,10 +262,10 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
 
 @dataclass(frozen=True, slots=True)
 class _BothWays:
-    """A kernel of forward and one of backward."""
+    """Kernels of forward and of backward."""
 
-    forward: Kernel
-    backward: Kernel
+    forward: Kernels
+    backward: Kernels
 
 
 def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothWays:
@@ -276,17 +276,29 @@ def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothW
     scores (writes p) and its sum with the rows (reads e and p, writes w); the experts' rows concatenated
     (reads and writes w); cast back where w > e (reads w, writes e). Backward: the cast; the sum passes w on,
     in e to the rows (a cast where w > e), whose parts are concatenated (2 e); the product's two gradients are
-    each a product (reads w, writes p) summed up (reads p)."""
+    each a product (reads w, writes p) summed up (reads p). Every product has a broadcast factor."""
     e, p = options.activation_bytes, work.scored_bias_bytes
     w, count = max(e, p), work.num_experts
     cast, casts = (w + e, 1) if w > e else (0, 0)
     numel = rows * work.out_features
-    forward = p + (e + p + w) + 2 * w + cast
-    backward = 2 * cast + 2 * e + 2 * (w + p + p)
+    forward = (e + p + w) + 2 * w + cast
+    backward = 2 * cast + 2 * e + 2 * p
     return _BothWays(
-        _moved(numel * forward, options, 2 * count + 1 + casts),
-        _moved(numel * backward, options, (4 + casts) * count + 1 + casts),
+        (
+            _walked(numel, p, count, options),
+            _moved(numel * forward, options, count + 1 + casts),
+        ),
+        (
+            _walked(2 * numel, w + p, 2 * count, options),
+            _moved(numel * backward, options, (2 + casts) * count + 1 + casts),
+        ),
     )
+
+
+def _walked(elements: int, each_bytes: int, launches: int, options: WorkOptions) -> Kernel:
+    """Products with a broadcast factor: [Note: kernels that walk strides] of elementwise."""
+    moved = float(elements * each_bytes)
+    return Kernel("elementwise", 0.0, moved, options.kernel_dtype, (), launches, strided_elements=elements)
 
 
 def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:

@@ -26,9 +26,10 @@ class Kernel:
     `flops`: work of the arithmetic units; `hbm_bytes`: bytes read plus written; `dtype`: the type of the
     arithmetic ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: loads that wait for one another in
     sequence, because few threads read. `indexed_elements`: elements read or written through one index each,
-    one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x k,
-    k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy W),
-    "tn" for the gradient of its weight (dy^T x). `is_causal`: in fused attention the last query sees all
+    one per thread. `strided_elements`: elements of slices of rows, or with a row or a column broadcast over
+    them, one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x
+    k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy
+    W), "tn" for the gradient of its weight (dy^T x). `is_causal`: in fused attention the last query sees all
     keys, each one before it one less; else all queries see all keys.
     """
 
@@ -40,5 +41,6 @@ class Kernel:
     launches: int = 1
     dependent_loads: int = 0
     indexed_elements: int = 0
+    strided_elements: int = 0
     layout: Layout = "nt"
     is_causal: bool = True

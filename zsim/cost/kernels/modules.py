@@ -225,20 +225,14 @@ def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions)
     work = module.work
     assert isinstance(work, Activation)
     passes = activation_cost_of(work.name, is_gated=work.gated, options=options).forward
-    if not passes.launches:
-        return ()
-    num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
-    return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
+    return passes.kernels(shape.tokens * work.width, options)
 
 
 def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     work = module.work
     assert isinstance(work, Activation)
     passes = activation_cost_of(work.name, is_gated=work.gated, options=options).backward
-    if not passes.launches:
-        return ()
-    num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
-    return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
+    return passes.kernels(shape.tokens * work.width, options)
 
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

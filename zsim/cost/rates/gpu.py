@@ -14,13 +14,13 @@ _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of a `Kernel`, all its launches together.
 
-        t = max(W / (P f), Q / (B g), E x) + L c + D l
+        t = max(W / (P f), Q / (B g), E x + S y) + L c + D l
 
     W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
     kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
     (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D:
-    dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one element, on the whole GPU.
-    The roofline is Williams, Waterman and Patterson 2009.
+    dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one element, on the whole GPU;
+    S and y: the same of strided elements. The roofline is Williams, Waterman and Patterson 2009.
     """
     waiting = kernel.launches * gpu.launch.seconds_per_kernel
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
@@ -54,6 +54,7 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
     fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
+    indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element
     return max(kernel.hbm_bytes / (gpu.memory.bandwidth * fraction), indexing)
 
 

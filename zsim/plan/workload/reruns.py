@@ -45,7 +45,9 @@ def with_reruns(
             for number in mlp:
                 is_last = isinstance(modules[number].work, GroupedLinear)
                 if is_last and isinstance(modules[number - 1].work, Activation):
-                    found[number] = _making(found[number], found[number - 1])
+                    found[number - 1 : number + 1] = _activated_again(
+                        modules[number - 1], *found[number - 1 : number + 1]
+                    )
     return tuple(found), tuple(runs)
 
 
@@ -70,6 +72,19 @@ def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
         recompute=maker.forward,
         recompute_launches=launches_of(maker.forward),
         recomputed_bytes=dropped,
+    )
+
+
+def _activated_again(module: Module, maker: ModuleWork, reader: ModuleWork) -> tuple[ModuleWork, ModuleWork]:
+    """The works of an activation that keeps its input alone, and of its reader, before whose backward all
+    else is made again with the output."""
+    assert isinstance(module.work, Activation)
+    inputs = 2 if module.work.gated else 1
+    kept, made = maker.tensors.saved[:inputs], maker.tensors.saved[inputs:]
+    again = _making(reader, maker)
+    return (
+        replace(maker, tensors=replace(maker.tensors, saved=kept)),
+        replace(again, recomputed_bytes=again.recomputed_bytes + sum(made)),
     )
 
 

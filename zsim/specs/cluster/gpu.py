@@ -131,12 +131,16 @@ class KernelLaunch(Table):
     """Costs of a kernel to the GPU besides its work. `seconds_per_kernel`: ramp-up, tail and the gap to the
     next kernel. `seconds_per_load`: a load from memory whose latency nothing overlaps.
     `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
-    (0: it does not, or was not timed)."""
+    (0: it does not, or was not timed), also where threads walk the strides of three and more dimensions;
+    `seconds_per_strided_element`: the same where they walk two (a slice of rows, a broadcast row)."""
 
     seconds_per_kernel: Seconds = Field(description="ramp-up, tail, and the gap to the next kernel")
     seconds_per_load: Seconds = Field(default=0.0, description="a load whose latency nothing overlaps")
     seconds_per_indexed_element: Seconds = Field(
         default=0.0, description="a lookup by index, if it takes longer than moving the element"
+    )
+    seconds_per_strided_element: Seconds = Field(
+        default=0.0, description="an element of a slice, if it takes longer than moving the element"
     )
 
 

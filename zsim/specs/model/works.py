@@ -120,6 +120,7 @@ class Attention:
     "zeros" where none is learned but a tensor of zeros is added all the same. `rotary_width`: of a head's
     features, if not all have rotary positions; `is_latent`: queries and keys are put together from a part
     without positions and one with, and all heads share the key's (multi-head latent attention).
+    `scales_rotary`: cosines and sines are multiplied by a factor other than 1 (YaRN's).
     """
 
     num_heads: int
@@ -141,6 +142,7 @@ class Attention:
     bias: ScoreBias = "none"
     rotary_width: int | None = None
     is_latent: bool = False
+    scales_rotary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,16 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
         bias=True, is_transposed=True,
     )  # fmt: skip
     sinks = (Parameter("sinks", (shape.heads,)),)
+    scales = _has_yarn(config)
     order = ("self_attn", *order_of(("mlp.router", "mlp.experts")))
 
     def block(own: int | None) -> Block:
         core = [
-            replace(varied(one, has_sinks=True, upcasts_softmax=False), name="self_attn", parameters=sinks)
+            replace(
+                varied(one, has_sinks=True, upcasts_softmax=False, scales_rotary=scales),
+                name="self_attn",
+                parameters=sinks,
+            )
             if isinstance(one.work, Attention)
             else one
             for one in attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=own)
@@ -63,6 +68,14 @@ def gpt_oss(config: ConfigReader) -> ModelSpec:
         return pre_norm_block("GptOssDecoderLayer", shape, core, mlp, registration=order)
 
     return decoder(config, shape, one_block_per_window(windows, block), max_positions=131_072)
+
+
+def _has_yarn(config: ConfigReader) -> bool:
+    """Whether positions are YaRN's, as where the file says nothing (`configuration_gpt_oss.py`)."""
+    found = config.values.get("rope_parameters") or config.values.get("rope_scaling")
+    if not isinstance(found, dict):
+        return True
+    return bool(found.get("rope_type", found.get("type", "yarn")) == "yarn")
 
 
 def olmoe(config: ConfigReader) -> ModelSpec:
