@@ -126,12 +126,42 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
     )
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(False, 0), (True, 3 * LAYERS)])
-def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected: int) -> None:
-    strategy = {"kind": "megatron", "moe_grouped_gemm": True, "deterministic_mode": mode}
-    job = spread_experts(strategy)
-    names = [op.name for op in make_plan(job).programs[0].ops if op.name.startswith("enter ")]
-    assert sum("mlp" in name for name in names) == expected
+@pytest.mark.parametrize(
+    ("keys", "blocks", "experts", "router"),
+    [
+        ({}, "megatron_core_block", "megatron_core_routing", 2 * LAYERS),
+        (
+            {"deterministic_mode": True},
+            "megatron_core_deterministic_block",
+            "megatron_core_experts",
+            2 * LAYERS,
+        ),
+        (
+            {"cuda_graph_modules": ["attn", "moe_router"]},
+            "megatron_core_half_block",
+            "megatron_core_routing",
+            0,
+        ),
+        (
+            {"cuda_graph_modules": ["moe_router", "moe_preprocess"]},
+            "megatron_core_block",
+            "megatron_core_routing",
+            0,
+        ),
+        ({"cuda_graph": True}, "", "", 0),
+    ],
+)
+def test_layers_and_their_experts_take_the_host_forward_and_backward(
+    keys: dict[str, Any], blocks: str, experts: str, router: int
+) -> None:
+    """Every layer is entered twice, and so are its two products and, without a graph of it, its router."""
+    job = spread_experts({"kind": "megatron", "moe_grouped_gemm": True, **keys})
+    entered: Counter[str] = Counter()
+    for op in make_plan(job).programs[0].ops:
+        if op.overhead is not None and op.overhead.startswith("megatron_core"):
+            entered[op.overhead] += op.events
+    expected = {blocks: 2 * LAYERS, experts: 2 * 2 * LAYERS + router} if blocks else {}
+    assert entered == expected
 
 
 @pytest.mark.parametrize(
@@ -144,15 +174,15 @@ def test_experts_take_the_host_longer_in_deterministic_mode(mode: bool, expected
             {"megatron_own_expert": 2 * 2 * LAYERS},
         ),
         ({"moe_grouped_gemm": False, "cuda_graph": True}, {}),
-        ({"moe_grouped_gemm": True, "deterministic_mode": True}, {"megatron_core_experts": 3 * LAYERS}),
+        ({"moe_grouped_gemm": True, "deterministic_mode": True}, {"megatron_core_experts": 2 * 3 * LAYERS}),
         ({"moe_grouped_gemm": True, "transformer_impl": "local"}, {}),
     ],
 )
 def test_experts_one_after_the_other_take_the_host_each(
     keys: dict[str, Any], expected: dict[str, int]
 ) -> None:
-    """EXPERTS of 4 ranks: so many local experts, whose two products are entered in every layer; together they
-    take as long in deterministic mode alone, at the router and at either product."""
+    """EXPERTS of 4 ranks: so many local experts, whose two products are entered in every layer; of experts
+    that run together the router and either product, forward and backward, in deterministic mode."""
     job = spread_experts({"kind": "megatron", **keys})
     found: Counter[str] = Counter()
     for op in make_plan(job).programs[0].ops:

@@ -22,6 +22,7 @@ from zsim.specs.strategy.megatron import Megatron
 
 GPT = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 128}
 
+CORE = {"kind": "megatron"}
 INTERNEVO = {"kind": "megatron", "engine": "internevo", "distributed_optimizer": True}
 
 
@@ -88,6 +89,12 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
             "expected 'fp32' or 'fp16'",
         ),
         ({"strategy": {"kind": "megatron", "engine": "nanotron", "cuda_graph": True}}, "engine 'megatron'"),
+        (
+            {"strategy": {"kind": "megatron", "cuda_graph": True, "cuda_graph_modules": ["attn"]}},
+            "cuda_graph = true, one graph of the whole step",
+        ),
+        ({"strategy": {**CORE, "cuda_graph_modules": ["moe_preprocess"]}}, "without 'moe_router'"),
+        ({"strategy": {**CORE, "cuda_graph_modules": ["atn"]}}, "cuda_graph_modules"),
         ({"strategy": INTERNEVO}, "in the parameters' type; expected 'bf16'"),
         ({"strategy": {"kind": "megatron", "engine": "internevo"}}, "has no other optimizer; expected true"),
         ({"training": {"global_batch_size": 12, "micro_batch_size": 1, "gradient_accumulation_steps": 3}},

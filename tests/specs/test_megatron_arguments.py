@@ -331,6 +331,13 @@ def test_flags_of_training_are_training(flags: str, key: str, value: Any) -> Non
         ("--no-gradient-accumulation-fusion", "gradient_accumulation_fusion", False),
         ("--no-check-for-nan-in-loss-and-grad", "check_for_nan", False),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "cuda_graph", True),
+        ("--cuda-graph-impl full_iteration", "cuda_graph", True),
+        (
+            "--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router",
+            "cuda_graph_modules",
+            ("attn", "moe_router"),
+        ),
+        ("--cuda-graph-impl local --cuda-graph-modules attn", "cuda_graph_modules", ("attn",)),
         (
             "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
             "--no-overlap-p2p-communication",
@@ -377,7 +384,8 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
         ("--fp8-format hybrid --no-fp8-wgrad", "weight gradients in bf16"),
         ("--optimizer muon", "does not simulate 'muon'"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
-        ("--cuda-graph-impl transformer_engine", "CUDA graphs of layers"),
+        ("--cuda-graph-impl transformer_engine", "CUDA graphs of whole layers"),
+        ("--cuda-graph-impl local --cuda-graph-scope moe", "CUDA graphs of whole layers"),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a", "differs by layer"),
     ],
 )

@@ -88,6 +88,10 @@ def test_the_hybrid_note_says_what_overlaps(note: str, expected: tuple[bool, boo
 def test_a_cuda_graph_spares_the_host_the_layers() -> None:
     assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=False}").block_overhead is not None
     assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=full}").block_overhead is None
+    parts = megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=transformer_engine:attn+moe_router}")
+    assert parts.block_overhead == "megatron_core_half_block"
+    tests = megatron(**CORE, notes="hybrid{grad_overlap=0}", flags="deterministic-mode + NCCL_ALGO=Ring")
+    assert tests.block_overhead == "megatron_core_deterministic_block"
 
 
 def test_vtrains_single_node_skips_its_updates() -> None:

@@ -16,7 +16,7 @@ import re
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.specs.strategy.megatron_experts import expert_overhead, one_expert_overhead
+from zsim.specs.strategy.megatron_experts import block_overhead, expert_overheads, one_expert_overhead
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
 from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
@@ -38,18 +38,18 @@ class Megatron:
     Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
     `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
-    nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overhead`: that of each of a layer's
-    router and two grouped products in deterministic mode; `one_expert_overhead`: that of one local expert in
-    each of the two, where experts run one after the other. `skips_update`: the loss scale is still
-    falling, and gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
+    nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overheads`: those of a layer's
+    router and of each of its two grouped products; `one_expert_overhead`: that of one local expert in each of
+    the two, where experts run one after the other. `skips_update`: the loss scale is still falling, and
+    gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
-    of the interleaved schedule; `waits_sends`: a forward's send is waited for at once
-    (core 0.18, 260cba71); `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather
-    it behind (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the
-    weights of fp8 products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one
-    micro-batch run beside another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the
-    gradients of weights in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers;
-    `states`: types of the precision-aware optimizer's states.
+    of the interleaved schedule; `waits_sends`: a forward's send is waited for at once (core 0.18, 260cba71);
+    `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather it behind
+    (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the weights of fp8
+    products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one micro-batch run beside
+    another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the gradients of weights
+    in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers; `states`: types of the
+    precision-aware optimizer's states.
     """
 
     distributed_optimizer: bool
@@ -66,7 +66,7 @@ class Megatron:
     has_owners: bool = False
     is_nanotron: bool = False
     block_overhead: str | None = "megatron_core_block"
-    expert_overhead: str | None = None
+    expert_overheads: tuple[str | None, str | None] = (None, None)
     one_expert_overhead: str | None = None
     skips_update: bool = False
     overlap_p2p: bool = True
@@ -112,8 +112,6 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
     if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
         overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[low]
     is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
-    own = "megatron_core_block" if has_core else "megatron_block"
-    blocks = {"megatron": own, "nanotron": "nanotron_block"}
     return Megatron(
         table.distributed_optimizer,
         overlaps,
@@ -130,8 +128,8 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
         has_owners=sums_all,
         is_nanotron=is_nanotron,
-        block_overhead=None if table.cuda_graph else blocks.get(table.engine),
-        expert_overhead=expert_overhead(table, has_core),
+        block_overhead=block_overhead(table, has_core),
+        expert_overheads=expert_overheads(table, has_core),
         one_expert_overhead=one_expert_overhead(table, has_core),
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
@@ -212,6 +210,16 @@ def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
             )
 
 
+def _check_graphs(table: MegatronTable) -> None:
+    key, modules = "strategy.cuda_graph_modules", table.cuda_graph_modules
+    if table.cuda_graph and modules:
+        raise InputError(f"{key}: found {list(modules)} with cuda_graph = true, one graph of the whole step")
+    if "moe_preprocess" in modules and "moe_router" not in modules:
+        raise InputError(
+            f"{key}: found 'moe_preprocess' without 'moe_router', which Megatron refuses; expected both"
+        )
+
+
 def _check_combination(table: MegatronTable, world_size: int) -> None:
     is_apart = table.distributed_optimizer and table.overlap_grad_reduce
     if table.overlap_param_gather and not is_apart:
@@ -220,9 +228,14 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
             "overlaps it only with overlap_grad_reduce; expected both to be true"
         )
     if table.engine != "megatron":
-        for key, is_given in (("cuda_graph", table.cuda_graph), ("version", table.version != NEWEST_CORE)):
+        for key, is_given in (
+            ("cuda_graph", table.cuda_graph),
+            ("cuda_graph_modules", bool(table.cuda_graph_modules)),
+            ("version", table.version != NEWEST_CORE),
+        ):
             if is_given:
                 raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
+    _check_graphs(table)
     if table.engine == "internevo" and not table.distributed_optimizer:
         raise InputError(
             "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"

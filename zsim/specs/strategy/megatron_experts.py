@@ -1,4 +1,4 @@
-"""Megatron's routed experts: what they take the host, and what it asserts of their overlapped exchanges.
+"""What Megatron's layers and routed experts take the host, and what it asserts of overlapped exchanges.
 
 Read in Megatron-LM d98e8a64: `TransformerConfig.__post_init__` of megatron/core/transformer/
 transformer_config.py.
@@ -15,10 +15,26 @@ from zsim.specs.strategy.training import Training
 _KEY = "strategy.overlap_expert_parallel"
 
 
-def expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of presets/frameworks.toml at a layer's router and at each of its two grouped products."""
-    is_charged = has_core and table.deterministic_mode and table.moe_grouped_gemm
-    return "megatron_core_experts" if is_charged else None
+def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
+    """The event of presets/frameworks.toml at every pass through a layer; half of it where a graph has its
+    attention, or its dense MLP, and none where graphs have both."""
+    if table.cuda_graph or table.engine == "internevo":
+        return None
+    if table.engine == "nanotron":
+        return "nanotron_block"
+    count = len({"attn", "mlp"} & set(table.cuda_graph_modules))
+    if not has_core:
+        return "megatron_block"
+    whole = "megatron_core_deterministic_block" if table.deterministic_mode else "megatron_core_block"
+    return (whole, "megatron_core_half_block", None)[count]
+
+
+def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
+    """The events at a layer's router and at each of its two grouped products, forward and backward."""
+    if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:
+        return None, None
+    name = "megatron_core_experts" if table.deterministic_mode else "megatron_core_routing"
+    return (None if "moe_router" in table.cuda_graph_modules else name), name
 
 
 def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 Engine = Literal["megatron", "nanotron", "internevo"]
 FsdpSharding = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 StateDtype = Literal["fp32", "fp16", "bf16", "fp8"]
+GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess"]
 NEWEST_CORE = "0.16.1"
 CLIP_GRAD = 1.0  # --clip-grad
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
@@ -20,16 +21,16 @@ class MegatronTable(BaseModel):
     ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`). `engine`: another
     engine with nearly the same data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or
     "internevo" (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them).
-    `cuda_graph`: one graph of the whole step, which spares the host the layers' Python. `skips_update`: the
-    loss scale is still falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP
-    with this `--data-parallel-sharding-strategy`; `fsdp_outer_sharding` to `keep_fp8_transpose_cache` are its
-    own, as its flags. `main_grads_dtype` to `exp_avg_sq_dtype`: of the
-    precision-aware optimizer. `overlap_p2p`, `align_grad_reduce` and `align_param_gather`: of the interleaved
-    schedule, as are `overlap_p2p_warmup_flush` and `micro_batch_group`
-    (`--microbatch-group-size-per-virtual-pipeline-stage`). `vocabulary_multiple`:
-    `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of all experts together,
-    fused permutation, the gate's type, a loss that balances the experts, every expert's rows filled up to its
-    capacity. `fp8_param_gather`: the weights of fp8 products are kept and gathered in
+    `cuda_graph`: one graph of the whole step, which spares the host the layers' Python; `cuda_graph_modules`:
+    graphs of these parts of every layer, which spare it theirs. `skips_update`: the loss scale is still
+    falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP with this
+    `--data-parallel-sharding-strategy`; `fsdp_outer_sharding` to `keep_fp8_transpose_cache` are its own, as
+    its flags. `main_grads_dtype` to `exp_avg_sq_dtype`: of the precision-aware optimizer. `overlap_p2p`,
+    `align_grad_reduce` and `align_param_gather`: of the interleaved schedule, as are
+    `overlap_p2p_warmup_flush` and `micro_batch_group` (`--microbatch-group-size-per-virtual-pipeline-stage`).
+    `vocabulary_multiple`: `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of
+    all experts together, fused permutation, the gate's type, a loss that balances the experts, every expert's
+    rows filled up to its capacity. `fp8_param_gather`: the weights of fp8 products are kept and gathered in
     fp8; `tp_only_amax_red`: delayed scales agree among the ranks of a tensor- and context-parallel group."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -67,6 +68,10 @@ class MegatronTable(BaseModel):
     cuda_graph: StrictBool = Field(
         default=False,
         description="the whole step is one CUDA graph, which spares the host the layers' Python",
+    )
+    cuda_graph_modules: tuple[GraphModule, ...] = Field(
+        default=(),
+        description="parts of every layer that are CUDA graphs, which spare the host their Python",
     )
     skips_update: StrictBool = Field(
         default=False, description="the loss scale still falls: gradients overflow, and no update is made"
@@ -164,7 +169,7 @@ class MegatronTable(BaseModel):
         default=False, description="beside them, the gradients of weights run in places of their own"
     )
     deterministic_mode: StrictBool = Field(
-        default=False, description="experts whose products run together take the host longer"
+        default=False, description="layers and their experts take the host longer"
     )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",

@@ -194,8 +194,6 @@ def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str,
         return {}
     said = expert_settings(run)
     found: dict[str, Any] = {"moe_grouped_gemm": said.get("grouped_gemm", "1") != "0"}
-    if "deterministic-mode" in run.text("flags"):
-        found["deterministic_mode"] = True
     flags = dict(re.findall(_FLAG, run.text("notes")))
     is_overlapped = settings.get("ep_overlap", "0") == "1"
     if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":

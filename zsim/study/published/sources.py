@@ -30,7 +30,7 @@ class SourceRule(BaseModel):
     when: dict[str, str]
     unless: dict[str, str] = {}
     cells: dict[str, str] = {}
-    changes: dict[str, bool | int | float | str] = Field(default={}, alias="set")
+    changes: dict[str, bool | int | float | str | tuple[str, ...]] = Field(default={}, alias="set")
     assume: str | None = None
 
     def applies(self, run: PublishedRun, kind: str) -> bool:

@@ -4,9 +4,11 @@ source are in `presets/published_sources.toml`."""
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from zsim.errors import NotSimulatedError
+from zsim.specs.strategy.megatron_table import GraphModule
 from zsim.study.published.experts import expert_strategy
 from zsim.study.published.parallelism import command_line, is_on, launch_settings
 from zsim.study.published.table import PublishedRun
@@ -165,7 +167,8 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
         "overlap_grad_reduce": gradients,
         "overlap_param_gather": gathers and gradients and is_sharded,
         "grad_reduce_dtype": _grad_reduce_dtype(run),
-        "cuda_graph": is_on(note, "cuda_graph") and note["cuda_graph"] not in ("none", "?"),
+        "deterministic_mode": "deterministic-mode" in run.text("flags"),
+        **_graphs(note),
         **expert_strategy(run, note),
     }
     flags = command_line(run)
@@ -176,6 +179,15 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
     if "Megatron-FSDP" in text:
         table |= _megatron_fsdp(run, flags, assumptions)
     return table
+
+
+def _graphs(note: Mapping[str, str]) -> dict[str, Any]:
+    """CUDA graphs: of parts of layers where the note names them behind their implementation, else of a
+    step."""
+    if not is_on(note, "cuda_graph") or note["cuda_graph"] in ("none", "?"):
+        return {"cuda_graph": False}
+    modules = [name for name in re.split(r"[:+]", note["cuda_graph"]) if name in get_args(GraphModule)]
+    return {"cuda_graph_modules": modules} if modules else {"cuda_graph": True}
 
 
 def _megatron_fsdp(run: PublishedRun, flags: dict[str, str], assumptions: list[str]) -> dict[str, Any]:

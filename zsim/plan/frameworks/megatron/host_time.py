@@ -32,14 +32,16 @@ def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) ->
 
 
 def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) -> None:
-    """Host time of routed experts in forward. Products of all experts together, in deterministic mode:
-    routing, dispatch and return, a third each, before the router and before each of the two products. Experts
-    one after the other (core/transformer/moe/experts.py `SequentialMLP`): the modules of each, half before
-    each product. See `megatron_core_experts` and `megatron_core_expert` of presets/frameworks.toml."""
+    """Host time of routed experts. Products of all experts together: routing, dispatch and return, forward
+    and backward alike, before the router and before each of the two products. Experts one after the other
+    (core/transformer/moe/experts.py `SequentialMLP`): the modules of each, half before each product of
+    forward. See `megatron_core_experts` and `megatron_core_expert` of presets/frameworks.toml."""
     work = call.module.work
-    if builder.phase not in ("forward", "recompute") or not isinstance(work, Router | GroupedLinear):
+    if not isinstance(work, Router | GroupedLinear):
         return
-    if strategy.expert_overhead is not None:
-        builder.host(f"enter {call.name}", overhead=strategy.expert_overhead)
-    if strategy.one_expert_overhead is not None and isinstance(work, GroupedLinear):
+    overhead = strategy.expert_overheads[isinstance(work, GroupedLinear)]
+    if overhead is not None:
+        builder.host(f"enter {call.name}", overhead=overhead)
+    is_forward = builder.phase in ("forward", "recompute")
+    if is_forward and strategy.one_expert_overhead is not None and isinstance(work, GroupedLinear):
         builder.host(f"enter {call.name}", overhead=strategy.one_expert_overhead, events=work.num_experts)

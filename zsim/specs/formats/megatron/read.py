@@ -6,6 +6,7 @@ Defaults and refusals as in Megatron-Core 0.16.1 (`training/arguments.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.formats.megatron.architecture import read_architecture
@@ -16,6 +17,7 @@ from zsim.specs.formats.megatron.expert_flags import read_experts
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_gradients, read_fsdp
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
+from zsim.specs.strategy.megatron_table import GraphModule
 
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 _FP8_DETAILS = ("fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-compute-algo")
@@ -173,14 +175,25 @@ def _read_kernels(found: Arguments, file: TrainingFile) -> None:
         found.text("cross-entropy-fusion-impl", "native", ("native", "te"))
         file.says["training.cross_entropy"] = "fused"
     found.asked.add("cross-entropy-fusion-impl")
-    graphs, scope = found.text("cuda-graph-impl", "none"), found.texts("cuda-graph-scope")
+    _read_graphs(found, file)
+
+
+def _read_graphs(found: Arguments, file: TrainingFile) -> None:
+    """CUDA graphs of a step, or of parts of every layer (`--cuda-graph-scope`, `--cuda-graph-modules`)."""
+    kind = found.text("cuda-graph-impl", "none")
+    names = [*found.texts("cuda-graph-scope"), *found.texts("cuda-graph-modules")]
     found.asked.add("cuda-graph-warmup-steps")
-    if graphs == "local" and scope == ["full_iteration"]:
+    is_old = found.has("enable-cuda-graph", "external-cuda-graph")
+    if kind == "none" and not is_old:
+        return
+    if kind == "full_iteration" or (kind == "local" and names == ["full_iteration"]):
         file.says["strategy.cuda_graph"] = True
-    elif graphs != "none" or found.has("enable-cuda-graph", "external-cuda-graph"):
+    elif names and not is_old and set(names) <= set(get_args(GraphModule)):
+        file.says["strategy.cuda_graph_modules"] = names
+    else:
         raise NotSimulatedError(
-            f"{found.where}: --cuda-graph-impl: zsim does not simulate CUDA graphs of layers yet, only "
-            "'local' with --cuda-graph-scope full_iteration"
+            f"{found.where}: --cuda-graph-impl: zsim does not simulate CUDA graphs of whole layers yet, only "
+            f"'local' with --cuda-graph-scope full_iteration, and of {', '.join(get_args(GraphModule))}"
         )
 
 

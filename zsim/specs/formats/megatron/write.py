@@ -239,3 +239,5 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {table.micro_batch_group}"
     if table.cuda_graph:
         yield "--cuda-graph-impl local --cuda-graph-scope full_iteration"
+    if table.cuda_graph_modules:
+        yield f"--cuda-graph-impl transformer_engine --cuda-graph-scope {' '.join(table.cuda_graph_modules)}"
