@@ -28,14 +28,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zsim.cost.kernels import elementwise
-from zsim.cost.kernels.elementwise import (
-    LATENT_HEADS,
-    PARTLY_ROTATED,
-    ROTARY_EAGER,
-    ROTARY_FUSED,
-    ROTARY_MEGATRON,
-)
 from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
 
@@ -65,21 +59,11 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     core = _flash_forward if options.attention == "flash" else _math_forward
     return (
         *elementwise.arranging_kernels(work, shape, options, 0),
-        *_rotary(work, shape, options, 0),
+        *rotary_forward(work, shape, options),
         *_making_bias(work, shape, options, 0),
         *core(work, shape, options),
         *_unpadding(work, shape, options, 0),
     )
-
-
-def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Kernels of the rotary embedding of queries and keys only."""
-    return _rotary(work, shape, options, 0)
-
-
-def rotary_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Kernels of the gradient of the rotary embedding."""
-    return _rotary(work, shape, options, 1)
 
 
 def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -92,7 +76,7 @@ def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) 
         *_unpadding(work, shape, options, 1),
         *core(work, shape, options),
         *_making_bias(work, shape, options, 1),
-        *_rotary(work, shape, options, 1),
+        *rotary_backward(work, shape, options),
         *elementwise.arranging_kernels(work, shape, options, 1),
     )
 
@@ -148,28 +132,6 @@ def attended_pairs(work: Attention, sequence_length: float) -> float:
         return count * work.chunk**2 / 2 + rest**2 / 2
     window = min(work.window or sequence_length, sequence_length)
     return window * sequence_length - window * window / 2
-
-
-def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction: int) -> tuple[Kernel, ...]:
-    if not work.rotary:
-        return ()
-    if work.scales_rotary and options.layers in ("megatron", "megatron-2"):
-        rotated = (work.num_heads, work.num_kv_heads)
-        each = [
-            ROTARY_MEGATRON[direction].kernels(shape.tokens * n * work.qk_head_dim, options) for n in rotated
-        ]
-        return tuple(kernel for kernels in each for kernel in kernels)
-    passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
-    elements = (work.num_heads + work.num_kv_heads) * work.qk_head_dim
-    launches = passes.launches if options.fuses_kernels else 2 * passes.launches
-    moved = passes.tensors * elements
-    if work.rotary_width is not None and not options.fuses_kernels:
-        keys = 1 if work.is_latent else work.num_kv_heads
-        whole = (LATENT_HEADS if work.is_latent else PARTLY_ROTATED)[direction]
-        moved = passes.tensors * (work.num_heads + keys) * work.rotary_width + whole.tensors * elements
-        launches += whole.launches if work.is_latent else 2 * whole.launches
-    num_bytes = shape.tokens * moved * options.activation_bytes
-    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
 def _making_bias(

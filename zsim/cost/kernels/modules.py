@@ -18,7 +18,7 @@ from zsim.cost.kernels.adapters import (
     sum_backward,
     sum_forward,
 )
-from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
+from zsim.cost.kernels.attention import attention_backward, attention_forward
 from zsim.cost.kernels.elementwise import activation_cost_of, norm_cost_of, without_weight_gradient
 from zsim.cost.kernels.experts import (
     grouped_backward,
@@ -31,6 +31,7 @@ from zsim.cost.kernels.experts import (
 )
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.losses import loss_kernels
+from zsim.cost.kernels.rotary import rotary_forward
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.traced import traced_backward, traced_forward
 from zsim.cost.kernels.update import (

@@ -1,4 +1,4 @@
-"""What Megatron's layers and routed experts take the host, and what it asserts of overlapped exchanges.
+"""Megatron's layers and routed experts: what they take the host, and what it asserts of overlapped exchanges.
 
 Read in Megatron-LM d98e8a64: `TransformerConfig.__post_init__` of megatron/core/transformer/
 transformer_config.py.

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels.attention import fused_backward, fused_forward, rotary_backward, rotary_forward
+from zsim.cost.kernels.attention import fused_backward, fused_forward
 from zsim.cost.kernels.context import SharedAttention
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.workload.context.streams import CONTEXT, HEADS, RING, arrived, beside, computed, in_line
 from zsim.plan.workload.context.te_ring import steps_backward, steps_forward
 from zsim.plan.workload.work_part import WorkPart

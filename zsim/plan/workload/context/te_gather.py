@@ -11,10 +11,9 @@ from __future__ import annotations
 from zsim.cost.kernels.attention import (
     block_backward,
     block_forward,
-    rotary_backward,
-    rotary_forward,
 )
 from zsim.cost.kernels.context import SharedAttention
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.workload.context.streams import computed, in_line
 from zsim.plan.workload.work_part import WorkPart
 

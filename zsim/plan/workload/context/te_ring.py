@@ -16,11 +16,10 @@ from __future__ import annotations
 from zsim.cost.kernels.attention import (
     block_backward,
     block_forward,
-    rotary_backward,
-    rotary_forward,
 )
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Message, PointToPoint
 from zsim.plan.workload.context.streams import CONTEXT, arrived, computed

@@ -13,11 +13,10 @@ from __future__ import annotations
 from zsim.cost.kernels.attention import (
     block_backward,
     block_forward,
-    rotary_backward,
-    rotary_forward,
 )
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective
 from zsim.plan.workload.context.streams import CONTEXT, GRADIENTS, arrived, beside, computed
