@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import FrozenInstanceError, field
 from typing import Any
@@ -140,3 +141,27 @@ def test_methods_are_made_once_and_then_are_the_classs_own() -> None:
     Link("b")
     assert Link.__init__ is made
     assert made.__code__.co_varnames[:4] == ("self", "name", "rate", "users")
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_signatures_are_the_standard_librarys_before_any_object_is_made(slots: bool) -> None:
+    @dataclass(frozen=True, slots=slots)  # type: ignore[literal-required]
+    class Fresh:
+        """Never made here."""
+
+        name: str
+        users: list[int] = field(default_factory=list)
+        total: int = field(init=False, default=0)
+        note: str = field(default="x", kw_only=True)
+
+    class Named(Fresh):
+        """With a constructor of its own."""
+
+        def __init__(self, count: int) -> None:
+            super().__init__(str(count))
+
+    assert list(inspect.signature(Named).parameters) == ["count"]
+    other = standard(Fresh, frozen=True, slots=slots)
+    assert str(inspect.signature(Fresh)) == str(inspect.signature(other))
+    assert str(inspect.signature(Fresh)).startswith("(name: 'str', users: 'list[int]' = <factory>, *, note: ")
+    assert Named(3).name == "3"

@@ -33,12 +33,24 @@ else:
         return wrap if cls is None else wrap(cls)
 
 
+class _Factory:
+    """In place of a default that a factory makes."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY = _Factory()
+
+
 def _add_methods(
     cls: type, made: list[type], *, frozen: bool, eq: bool, repr: bool, slots: bool
 ) -> None:  # fmt: skip
     """Give `cls` the methods that it does not define itself, each made at its first call."""
     own = set(cls.__dict__)
     methods: dict[str, Any] = {"__init__": _made_later(made, "__init__", lambda it: _init(it, frozen))}
+    if "__init__" not in own:
+        methods["__signature__"] = _Signature(made, methods["__init__"], frozen=frozen)
     if repr:
         methods["__repr__"] = _repr
     if eq:
@@ -56,6 +68,24 @@ def _add_methods(
             setattr(cls, name, method)
 
 
+class _Signature:
+    """What `inspect.signature` asks a class for first: it makes `__init__`, and lets the question pass."""
+
+    def __init__(self, made: list[type], later: Callable[..., Any], *, frozen: bool) -> None:
+        self._made, self._later, self._frozen = made, later, frozen
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        for cls in self._made:  # none while the class is made
+            if cls.__dict__["__init__"] is self._later:
+                _set_method(cls, "__init__", _init(cls, self._frozen))
+        raise AttributeError("__signature__")
+
+
+def _set_method(cls: type, name: str, method: Callable[..., Any]) -> None:
+    method.__qualname__ = f"{cls.__qualname__}.{name}"
+    setattr(cls, name, method)
+
+
 def _made_later(
     made: list[type], name: str, make: Callable[[type], Callable[..., Any]]
 ) -> Callable[..., Any]:
@@ -63,15 +93,15 @@ def _made_later(
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         real = make(made[0])
-        real.__qualname__ = f"{made[0].__qualname__}.{name}"
-        setattr(made[0], name, real)
+        _set_method(made[0], name, real)
         return real(self, *args, **kwargs)
 
     return method
 
 
 def _init(cls: type, frozen: bool) -> Callable[..., None]:
-    names: dict[str, Any] = {"_set": object.__setattr__, "_absent": dataclasses.MISSING}
+    names: dict[str, Any] = {"_set": object.__setattr__, "_absent": _FACTORY}
+    types: dict[str, Any] = {}
     positional: list[str] = ["self"]
     named: list[str] = []
     body: list[str] = []
@@ -89,11 +119,14 @@ def _init(cls: type, frozen: bool) -> Callable[..., None]:
             continue
         if field.init:
             (named if field.kw_only else positional).append(parameter)
+            types[name] = field.type
         body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     parameters = ", ".join([*positional, *(["*", *named] if named else [])])
-    return _compiled("__init__", parameters, body or ["pass"], names)
+    function = _compiled("__init__", parameters, body or ["pass"], names)
+    function.__annotations__ = {**types, "return": None}
+    return function
 
 
 def _eq(cls: type) -> Callable[..., Any]:
