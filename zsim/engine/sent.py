@@ -27,10 +27,11 @@ def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
     of their ranks)."""
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
-        for op in program.ops:
-            if isinstance(op.work, Collective):
-                calls[number, op.phase, op.work.group, op.work] += 1
-            elif isinstance(op.work, PointToPoint):
-                for work in sends(op.work, plan.groups):
-                    calls[number, op.phase, op.work.group, work] += 1
+        works = {id(op.work): op.work for op in program.ops if isinstance(op.work, Collective | PointToPoint)}
+        # by identity: ops share works, and equal works take long to compare
+        issued = Counter((op.phase, id(op.work)) for op in program.ops if id(op.work) in works)
+        for (phase, place), count in issued.items():
+            call = works[place]
+            for work in [call] if isinstance(call, Collective) else sends(call, plan.groups):
+                calls[number, phase, call.group, work] += count
     return calls

@@ -11,13 +11,12 @@ from dataclasses import field
 from math import sqrt
 from typing import NamedTuple
 
-import numpy as np
-
-from zsim.arrays import Bools, Floats, Ints
+from zsim.arrays import Bools, Floats
 from zsim.cost.collectives.rounds import Rounds
 from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape
 from zsim.fabric.algorithms.rings import Longer
+from zsim.fabric.lumped_links import Usage
 from zsim.fluid.pool import Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
 
@@ -75,10 +74,10 @@ class UsedLinks(NamedTuple):
     leaves_node: Bools
 
     @staticmethod
-    def of(usage: Floats, capacities: Floats, leaves_node: Bools) -> UsedLinks:
+    def of(usage: Usage, capacities: Floats, leaves_node: Bools) -> UsedLinks:
         """The used ones of all links, or of those that represent all."""
-        used = np.flatnonzero(usage)
-        return UsedLinks(capacities[used], usage[used], leaves_node[used])
+        used, weights = usage
+        return UsedLinks(capacities[used], weights, leaves_node[used])
 
     def limits(self, costs: ProtocolCosts, method_fraction: float) -> Limits:
         """Bus bytes per second that they allow, inside nodes and between them."""
@@ -92,31 +91,23 @@ class UsedLinks(NamedTuple):
 class Communicator:
     """One simulated communicator: the groups of a kind that share one activity.
 
-    `methods`: algorithms by kind of collective; `usage`: bytes on every link per bus byte, by shape, of all
-    its groups; `own_usage`: of a single group, where there are several; `num_domains`: maximum of NVLink
-    domains that a group spans; `delays`: seconds that faults add to messages, per channel (inside domains,
-    across); `used`: by shape, the links with non-zero `usage`, and the usage.
+    `methods`: algorithms by kind of collective; `used`: by shape, the links that all its groups use and the
+    bytes on each per bus byte; `own_used`: of a single group, where there are several; `num_domains`: maximum
+    of NVLink domains that a group spans; `delays`: seconds that faults add to messages, per channel (inside
+    domains, across).
     """
 
     methods: dict[CallKind, list[Method]]
-    usage: dict[Shape, Floats]
-    own_usage: dict[Shape, Floats]
+    used: dict[Shape, Usage]
+    own_used: dict[Shape, Usage]
     num_domains: int
     longer: Longer
     delays: list[tuple[Floats, Floats]]
     choices: dict[CallKind, list[AlgorithmChoice]] = field(default_factory=dict)
-    used: dict[Shape, tuple[Ints, Floats]] = field(default_factory=dict)
 
     def shape_of(self, kind: CallKind, algorithm: str) -> Shape:
         """The shape of one of the algorithms of a kind of collective."""
         return next(method.shape for method in self.methods[kind] if method.algorithm == algorithm)
-
-    def keep_used_links(self) -> None:
-        """Keep only the non-zero entries of `usage`, in `used`, and drop the dense arrays."""
-        for shape, usage in self.usage.items():
-            links = np.flatnonzero(usage)
-            self.used[shape] = links, usage[links]
-        self.usage, self.own_usage = {}, {}
 
     def fault_seconds(self, kind: str, rounds: Rounds) -> float:
         """Seconds that faults add to the latency. A chain of messages passes as many edges as there are

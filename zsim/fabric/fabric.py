@@ -31,7 +31,7 @@ from zsim.fabric.communicators import (
 )
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern
-from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
+from zsim.fabric.lumped_links import NO_EXTRA, Extra, Usage, lump
 from zsim.fabric.messages import Pairs
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
@@ -40,8 +40,7 @@ from zsim.specs.topology.topology import Topology
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
-# By algorithm's shape and rows of slots, the links that are used and the bytes on each per bus byte.
-Usages = dict[Hashable, tuple[Ints, Floats]]
+Usages = dict[Hashable, Usage]  # by algorithm's shape and rows of slots
 
 
 class Fabric:
@@ -118,27 +117,25 @@ class Fabric:
             for kind in self._kinds[name]
         }
         shapes = list(dict.fromkeys(method.shape for found in kinds.values() for method in found))
-        usage, own = {}, {}
+        used, own = {}, {}
         for shape in shapes:
-            usage[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
+            used[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
             if len(members) > 1 and group.size > 1:
                 own[shape] = self._usage_of(shape, [members[:1]])
         longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
-        return Communicator(kinds, usage, own, count, longer, fault_delays(topology, members))
+        return Communicator(kinds, used, own, count, longer, fault_delays(topology, members))
 
-    def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Floats:
-        """Bytes on every link per bus byte of groups of one shape, by the rows of their slots."""
+    def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Usage:
+        """The links that groups of one shape use, by the rows of their slots."""
         key = shape, *((len(rows), rows.tobytes()) for rows in patterns)
-        usage = np.zeros(self.topology.num_links)
-        if key in self._usages:
-            links, weights = self._usages[key]
-            usage[links] = weights
-            return usage
-        for rows in patterns:
-            usage += link_usage(shape, self.topology, rows)
-        links = np.flatnonzero(usage)
-        self._usages[key] = links, usage[links]
-        return usage
+        known = self._usages.get(key)
+        if known is None:
+            usage = np.zeros(self.topology.num_links)
+            for rows in patterns:
+                usage += link_usage(shape, self.topology, rows)
+            links = np.flatnonzero(usage)
+            known = self._usages[key] = links, usage[links]
+        return known
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.
@@ -147,9 +144,9 @@ class Fabric:
         every = self.topology.capacities(), self.topology.leaves_node()
         lumped = every[0][links], every[1][links]
         for communicator in self._communicators.values():
-            usage = {shape: whole[links] for shape, whole in communicator.usage.items()}
+            usage = {shape: _at(links, used) for shape, used in communicator.used.items()}
             alone = {shape: UsedLinks.of(own, *lumped) for shape, own in usage.items()}
-            single = {shape: UsedLinks.of(own, *every) for shape, own in communicator.own_usage.items()}
+            single = {shape: UsedLinks.of(own, *every) for shape, own in communicator.own_used.items()}
             profiles: dict[tuple[Shape, float, float], Profile] = {}
             for kind, found in communicator.methods.items():
                 communicator.choices[kind] = [
@@ -164,11 +161,11 @@ class Fabric:
                     for method in found
                     for protocol, costs in method.protocols.items()
                 ]
-            communicator.keep_used_links()
+            communicator.own_used = {}
 
     def _profiles(
         self,
-        usage: Floats,
+        usage: Usage,
         method: Method,
         costs: ProtocolCosts,
         known: dict[tuple[Shape, float, float], Profile],
@@ -179,10 +176,8 @@ class Fabric:
         for slowdown in (1.0, self.slowdown):
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
             if key not in known:
-                weights = usage / np.where(leaves_node, key[2], key[1])
-                used = np.nonzero(weights)[0]
-                pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
-                known[key] = self.pool.profile(list(pairs))
+                used, weights = usage[0], usage[1] / np.where(leaves_node[usage[0]], key[2], key[1])
+                known[key] = self.pool.profile(list(zip(used.tolist(), weights.tolist(), strict=True)))
             found.append(known[key])
         return found[0], found[1]
 
@@ -374,12 +369,20 @@ def connect(fabrics: Sequence[Fabric]) -> None:
     """Join the fabrics of co-located jobs (one topology, different ranks) in one pool of links."""
     first = fabrics[0]
     usages = [
-        usage for fabric in fabrics for own in fabric._communicators.values() for usage in own.usage.values()
+        usage for fabric in fabrics for own in fabric._communicators.values() for usage in own.used.values()
     ]
     lumped = lump(first.env, first.topology, usages, [fabric.extra for fabric in fabrics])
     for fabric, profiles in zip(fabrics, lumped.extra_profiles, strict=True):
         fabric.extra_profiles = profiles
         fabric._add_choices(lumped.pool, lumped.links)
+
+
+def _at(representatives: Ints, usage: Usage) -> Usage:
+    """A usage of the links that represent all others, by their places among these."""
+    links, weights = usage
+    places = np.minimum(np.searchsorted(links, representatives), max(len(links) - 1, 0))
+    used = np.flatnonzero(links[places] == representatives) if len(links) else places[:0]
+    return used, weights[places[used]]
 
 
 def _kinds_by_group(

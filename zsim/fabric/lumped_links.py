@@ -17,6 +17,8 @@ from zsim.arrays import Floats, Ints
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.topology.topology import Topology
 
+Usage = tuple[Ints, Floats]  # the links that are used, ascending, and the bytes on each per bus byte
+
 
 class Extra(NamedTuple):
     """Resources other than links, numbered after the links, and the usages of kinds of work that are not
@@ -39,7 +41,7 @@ class Lumped(NamedTuple):
 
 
 def lump(
-    env: simpy.Environment, topology: Topology, usages: Sequence[Floats], extras: Sequence[Extra]
+    env: simpy.Environment, topology: Topology, usages: Sequence[Usage], extras: Sequence[Extra]
 ) -> Lumped:
     """A pool for activities that put `usages` on links, and for the activities of `extras`; see [Note: lumped
     links]. Extras do not share resources other than links."""
@@ -48,9 +50,9 @@ def lump(
     signature = np.stack([capacities, capacities])
     # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
     coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages) + 1))
-    columns = [topology.leaves_node().astype(np.float64), *usages]
-    for column, usage in enumerate(columns):
-        signature[:, :num_links] += coefficients[:, column : column + 1] * usage
+    signature[:, :num_links] += coefficients[:, :1] * topology.leaves_node()
+    for column, (links, weights) in enumerate(usages, 1):
+        signature[:, links] += coefficients[:, column : column + 1] * weights
     numbered = _numbered(extras, num_links)
     coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(numbered)))
     for column, (_extra, _key, indices, weights) in enumerate(numbered):
