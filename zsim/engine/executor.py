@@ -12,17 +12,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import simpy
+from simpy.events import Timeout
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.flights import landed, num_busy, took_off
 from zsim.engine.lane import Lane
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.flight import Flight
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.recorded.alone import runs_on_gpu
 
@@ -55,6 +54,7 @@ class Executor:
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
         self._agenda: dict[float, list[tuple[Lane | GpuKernels, int]]] = {}
+        self._at_fire: list[Callable[[simpy.Event], None]] = [self._fire]  # of all its timeouts
         self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
@@ -110,6 +110,7 @@ class Executor:
                 raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
             del lane.gpu  # which calls back: without it all of this goes with its last user
+        self._at_fire = []
         return last
 
     # -- the host -----------------------------------------------------------------------------------
@@ -200,12 +201,12 @@ class Executor:
     def _call_at(self, delay: float, what: Lane | GpuKernels, number: int) -> None:
         """After `delay`, start op `number` of a lane (or let its host go on), or wake a GPU with ticket
         `number`."""
-        time = self.env.now + delay
+        env = self.env
+        time = env.now + delay
         entries = self._agenda.get(time)
         if entries is None:
             self._agenda[time] = [(what, number)]
-            event = simpy.Timeout(self.env, delay)
-            event.callbacks = [self._fire]
+            Timeout(env, delay).callbacks = self._at_fire
         else:
             entries.append((what, number))
 
@@ -288,32 +289,27 @@ class Executor:
             if len(arrived) < members:
                 return
             del self._arrived[call]
-        known = self._transfers.get((id(work), communicator))
-        transfer = known or self._transfers.setdefault(
-            (id(work), communicator), self.fabric.transfer(work, communicator)
-        )
+        key = id(work), communicator
+        transfer = self._transfers.get(key)
+        if transfer is None:
+            transfer = self._transfers[key] = self.fabric.transfer(work, communicator)
         now = self.env.now
         for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
             member.gpu.collective_started(now)
-        self._fly(transfer, arrived, lambda: self._end_collective(arrived))
+        self._fly(transfer, arrived, partial(self._end_collective, arrived))
 
     def _fly(self, transfer: Transfer, members: list[tuple[Lane, int]], on_end: Callable[[], None]) -> None:
         """Run a transfer between `members`; their kernels slow it, if kernels slow collectives."""
         if not self._slows_collectives:
             self.fabric.run(transfer, on_end)
             return
-        flights = [member.flights for member, _ in members]
-        flight: Flight | None = None
-
-        def end() -> None:
-            nonlocal flight
-            assert flight is not None
-            landed(flight, flights)
-            flight = None  # which calls this
-            on_end()
-
-        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
-        took_off(flight, flights)
+        busy = 0
+        for member, _ in members:
+            busy += member.gpu.is_busy
+        flight = self.fabric.run(transfer, on_end, busy)
+        flight.under_way = [member.flights.under_way for member, _ in members]
+        for flights in flight.under_way:
+            flights.append(flight)
 
     def _end_collective(self, members: list[tuple[Lane, int]]) -> None:
         self.num_events += len(members)

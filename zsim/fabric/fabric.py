@@ -301,7 +301,7 @@ class Fabric:
             flight.begin()
             return flight
         wait = simpy.Timeout(self.env, transfer.latency_seconds)
-        wait.callbacks = [lambda _event: flight.begin()]
+        wait.callbacks = [flight.begin]
         return flight
 
     # -- accounting ---------------------------------------------------------------------------------

@@ -7,16 +7,17 @@ links it is slowed (`Transfer.beside`); its latency is not affected.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zsim.fabric.communicators import Transfer
 from zsim.fluid.pool import Activity, FluidPool
 
 
 class Flight:
-    """One run of a transfer; `busy` is the number of its GPUs on which kernels run."""
+    """One run of a transfer; `busy` is the number of its GPUs on which kernels run, `under_way` the lists of
+    its members' collectives in flight, which it leaves when it ends."""
 
-    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy")
+    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy", "under_way")
 
     def __init__(
         self, pool: FluidPool, transfer: Transfer, on_end: Callable[[], None], busy: int = 0
@@ -26,12 +27,19 @@ class Flight:
         self._on_end = on_end
         self._activity: Activity | None = None
         self.busy = busy
+        self.under_way: Sequence[list[Flight]] = ()
 
-    def begin(self) -> None:
+    def begin(self, _event: object = None) -> None:
         """Move the bytes; called when the latency is over."""
         transfer = self._transfer
         profile = transfer.beside if self.busy and transfer.beside is not None else transfer.profile
-        self._activity = self._pool.start(profile, transfer.size, self._on_end)
+        self._activity = self._pool.start(profile, transfer.size, self._land)
+
+    def _land(self) -> None:
+        self._activity = None  # which calls this
+        for flights in self.under_way:
+            flights.remove(self)
+        self._on_end()
 
     def turn(self, is_busy: bool) -> None:
         """Count one more GPU as busy, or one less, and change the profile when that changes it."""

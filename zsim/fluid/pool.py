@@ -9,6 +9,7 @@ answer depends only on which profiles are running, so it is cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import simpy
 from simpy.events import EventPriority
@@ -57,6 +58,7 @@ class FluidPool:
         self._profiles: list[Profile] = []
         self._active: list[Activity] = []
         self._rates: dict[tuple[int, ...], dict[int, float]] = {}
+        self._rates_alone: dict[int, float] = {}
         self._last_change = 0.0
         self._generation = 0
         self._is_dirty = False
@@ -78,9 +80,9 @@ class FluidPool:
         self._settle()
         active = self._active
         active.append(activity)
-        is_known = (profile.number,) in self._rates
-        if is_known and len(active) == 1 and not self._is_dirty and activity.remaining > 0:
-            self._run_alone(activity)
+        rate = self._rates_alone.get(profile.number)
+        if rate is not None and len(active) == 1 and not self._is_dirty and activity.remaining > 0:
+            self._run_alone(activity, rate)
         else:
             self._mark_dirty()
         return activity
@@ -102,9 +104,7 @@ class FluidPool:
         if elapsed > 0:
             for activity in self._active:
                 activity.remaining -= activity.rate * elapsed
-            self._last_change = now
-        elif self._last_change != now:
-            self._last_change = now
+        self._last_change = now
 
     def _mark_dirty(self) -> None:
         if self._is_dirty:
@@ -116,11 +116,11 @@ class FluidPool:
         event.callbacks = [self._solve]
         self.env.schedule(event, priority=_END_OF_INSTANT)
 
-    def _run_alone(self, activity: Activity) -> None:
+    def _run_alone(self, activity: Activity, rate: float) -> None:
         """Set the rate of the only activity, and plan its end; solved again at the end of the instant if
         another one starts until then."""
         self._generation += 1
-        rate = activity.rate = self._rates_of_active()[activity.profile.number]
+        activity.rate = rate
         if activity.remaining <= 0:
             self._wake_up(0.0, [activity])
         elif rate > 0:
@@ -134,7 +134,11 @@ class FluidPool:
         if not self._active:
             return
         if len(self._active) == 1:
-            self._run_alone(self._active[0])
+            number = self._active[0].profile.number
+            rate = self._rates_alone.get(number)
+            if rate is None:
+                rate = self._rates_alone[number] = self._rates_of_active()[number]
+            self._run_alone(self._active[0], rate)
             return
         rates = self._rates_of_active()
         soonest = float("inf")
@@ -160,14 +164,10 @@ class FluidPool:
         """End the activities `ending` in `delay` seconds, unless the rates are solved again before."""
         generation = self._generation
         wake_up = simpy.Timeout(self.env, delay)
-        wake_up.callbacks = [lambda _event: self._finish(ending, generation)]
+        wake_up.callbacks = [partial(self._finish, ending, generation)]
 
     def _rates_of_active(self) -> dict[int, float]:
-        active = self._active
-        if len(active) == 1:
-            key: tuple[int, ...] = (active[0].profile.number,)
-        else:
-            key = tuple(sorted(activity.profile.number for activity in active))
+        key = tuple(sorted(activity.profile.number for activity in self._active))
         known = self._rates.get(key)
         if known is None:
             self.num_solutions += 1
@@ -176,7 +176,7 @@ class FluidPool:
             self._rates[key] = known
         return known
 
-    def _finish(self, ending: list[Activity], generation: int) -> None:
+    def _finish(self, ending: list[Activity], generation: int, _event: simpy.Event) -> None:
         if generation != self._generation:
             return  # an activity started or changed meanwhile: the later solution planned another wake-up
         self._settle()
