@@ -9,9 +9,9 @@ most often the oldest first.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Program
 
@@ -27,13 +27,56 @@ class TensorChange(NamedTuple):
     until: int = -1
 
 
-@dataclass(eq=False, slots=True)
-class _Tensor:
-    """A live tensor; `place`: the index of the change that allocated it."""
+class _Tensors:
+    """Tensors by number, in the order of their allocation: `bytes`, and `places`, the index of the change
+    that allocated each. `moved`: by change, the tensors that it allocates or frees; `is_split`: whether a
+    tensor was freed in parts, so that it counts as several, which are numbered after all others."""
 
-    place: int
-    bytes: int
-    number: int = -1
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+        self.places: list[int] = []
+        self.moved: list[Sequence[int]] = []
+        self.is_split = False
+
+    def take(self, count: int, live: list[int]) -> list[int]:
+        """Take `count` bytes out of the tensors `live` and return them; if needed one tensor is split, and so
+        is its allocation."""
+        sizes = [self.bytes[tensor] for tensor in live]
+        if sum(sizes) == count and 0 not in sizes:  # all of them, the newest first
+            taken = live[::-1]
+            live.clear()
+            return taken
+        taken = []
+        while count > 0:
+            assert live, f"{count} bytes are freed that were not allocated"
+            fits = [place for place, tensor in enumerate(live) if self.bytes[tensor] <= count]
+            exact = [place for place in fits if self.bytes[live[place]] == count]
+            if not fits:
+                taken.append(self._split(live[-1], count))
+                return taken
+            taken.append(live.pop((exact or fits)[-1]))
+            count -= self.bytes[taken[-1]]
+        return taken
+
+    def _split(self, whole: int, count: int) -> int:
+        """Make `count` bytes of a tensor one of their own, allocated with it."""
+        part, place = len(self.bytes), self.places[whole]
+        self.bytes[whole] -= count
+        self.bytes.append(count)
+        self.places.append(place)
+        self.moved[place] = [*self.moved[place], part]
+        self.is_split = True
+        return part
+
+    def numbers(self) -> Sequence[int]:
+        """Per tensor its number in the order of the changes that allocate: parts follow their tensor."""
+        if not self.is_split:
+            return range(len(self.bytes))
+        numbers = [0] * len(self.bytes)
+        order = sorted(range(len(self.bytes)), key=lambda tensor: (self.places[tensor], tensor))
+        for number, tensor in enumerate(order):
+            numbers[tensor] = number
+        return numbers
 
 
 def tensor_changes(program: Program) -> list[TensorChange]:
@@ -43,62 +86,31 @@ def tensor_changes(program: Program) -> list[TensorChange]:
     inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
     """
     changes = [change for change in program.memory if change.device == "gpu"]
-    live: dict[tuple[str, str, str, int], list[_Tensor]] = {}  # oldest first
-    moved: list[list[_Tensor]] = []  # by change: the tensors that it allocates or frees
-    for place, change in enumerate(changes):
-        _, category, count, _, _, _, owner, sizes, _, part, micro_batch = change
+    found = _Tensors()
+    sizes, places, moved = found.bytes, found.places, found.moved
+    alive: dict[tuple[str, str, str, int], list[int]] = {}  # oldest first
+    for place, (_, category, count, _, _, _, owner, parts, _, part, micro_batch) in enumerate(changes):
         key = category, owner, part, micro_batch
-        tensors = live.get(key)
-        if tensors is None:
-            tensors = live[key] = []
-        if count > 0:
-            made = [_Tensor(place, size) for size in sizes] if sizes else [_Tensor(place, count)]
-            moved.append(made)
-            tensors += made
-        elif tensors and tensors[-1].bytes == -count:
-            moved.append([tensors.pop()])
-        else:
-            moved.append(_take(-count, tensors, moved))
-    streams = _next_streams(program)
+        live = alive.get(key)
+        if live is None:
+            live = alive[key] = []
+        if count <= 0:
+            is_last = live and sizes[live[-1]] == -count
+            moved.append((live.pop(),) if is_last else found.take(-count, live))
+            continue
+        made = range(len(sizes), len(sizes) + (len(parts) or 1))
+        sizes += parts or (count,)
+        places += [place] * len(made)
+        moved.append(made)
+        live += made
+    streams, numbers = _next_streams(program), found.numbers()
     rows: list[tuple[int, int, int, str, int]] = []
-    number = 0
-    for change, tensors in zip(changes, moved, strict=True):
-        op, until = change[0], change[4]
-        stream = COMPUTE if change[1] == "activations" else change[8] or streams[op]
-        if change[2] > 0:
-            for tensor in tensors:
-                tensor.number = number
-                rows.append((op, number, tensor.bytes, stream, until))
-                number += 1
-        elif len(tensors) == 1:
-            rows.append((op, tensors[0].number, 0, stream, until))
-        else:
-            rows += [(op, tensor.number, 0, stream, until) for tensor in tensors]
-    return list(map(TensorChange._make, rows))
-
-
-def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> list[_Tensor]:
-    """Take `count` bytes out of `tensors` and return them; if needed one tensor is split, and so is its
-    allocation in `moved`."""
-    sizes = [tensor.bytes for tensor in tensors]
-    if sum(sizes) == count and 0 not in sizes:  # all of them, the newest first
-        taken = tensors[::-1]
-        tensors.clear()
-        return taken
-    taken = []
-    while count > 0:
-        assert tensors, f"{count} bytes are freed that were not allocated"
-        fits = [place for place, tensor in enumerate(tensors) if tensor.bytes <= count]
-        exact = [place for place in fits if tensors[place].bytes == count]
-        if not fits:
-            whole = tensors[-1]
-            whole.bytes -= count
-            taken.append(_Tensor(whole.place, count))
-            moved[whole.place].append(taken[-1])
-            return taken
-        taken.append(tensors.pop((exact or fits)[-1]))
-        count -= taken[-1].bytes
-    return taken
+    add = rows.append
+    for (op, category, count, _, until, _, _, _, own, _, _), tensors in zip(changes, moved, strict=True):
+        stream = COMPUTE if category == "activations" else own or streams[op]
+        for tensor in tensors:
+            add((op, numbers[tensor], sizes[tensor] if count > 0 else 0, stream, until))
+    return [tuple.__new__(TensorChange, row) for row in rows]
 
 
 def _next_streams(program: Program) -> list[str]:
