@@ -69,7 +69,7 @@ def _add_methods(
 
 
 class _Signature:
-    """What `inspect.signature` asks a class for first: it makes `__init__`, and lets the question pass."""
+    """The attribute that `inspect.signature` asks a class for first: it makes `__init__`, and is absent."""
 
     def __init__(self, made: list[type], later: Callable[..., Any], *, frozen: bool) -> None:
         self._made, self._later, self._frozen = made, later, frozen
