@@ -152,8 +152,8 @@ def test_the_best_interval_is_dalys(mean: float, blocking: float) -> None:
     expected = {7_519.0: 2_617.8, 11_135.0: 465.3, 60_150.0: 8_100.7}[mean]
     place = save(blocking)
     curve = best_interval(
-        lambda work, most: scenario(
-            most or 10**7, max(round(min(work, 1e7)), 1), place, failures=Failures(1 / mean, SOFTWARE)
+        lambda work: scenario(
+            10**7, max(round(min(work, 1e7)), 1), place, failures=Failures(1 / mean, SOFTWARE)
         ),
         place,
         1,
@@ -189,3 +189,26 @@ def test_a_stated_interval_without_hope_is_refused_before_any_is_compared(
     )  # fmt: skip
     with pytest.raises(InputError, match=r"run: can never finish: .* saves 2.0 days"):
         simulate_run(experiment, jobs=1)
+
+
+def test_a_run_that_waits_for_ever_is_refused_after_a_pilot() -> None:
+    """Without spares, of 16 nodes that fail every day and are repaired for weeks."""
+    run = {
+        "tokens": "1T", "recovery": {"restart": "1 min"},
+        "failures": {"per_1000_node_days": 1_000, "repair": "60 d", "transient_fraction": 0},
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"run: can never finish: .*failures .* of the time was kept"):
+        simulate_run(experiment(**run), jobs=1, compares=False)
+
+
+def test_a_run_of_very_many_failures_says_that_it_is_made_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zsim.goodput.parts._ALL_FAILURES", 20_000)
+    run = {"tokens": "2T", "failures": {"per_1000_node_days": 10_000, "transient_fraction": 1}}
+    checkpoint = {**STATED, "every": "2 min", "blocking": "1 s", "durable": "1 s"}
+    found = simulate_run(experiment(checkpoint=checkpoint, **run), seeds=10, jobs=1, compares=False)
+    assert found.to_dict()["simulated_fraction"] < 0.5
+    assert found.expected_days is not None
+    assert any("like parts of it" in line for line in goodput_lines(found))
+    assert sum(found.to_dict()["lost_seconds"].values()) == pytest.approx(
+        (found.expected_days - found.ideal_days) * 86_400
+    )

@@ -6,6 +6,7 @@ import math
 
 from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
+from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.costs import STATED
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.search import compared, starting_interval
@@ -42,18 +43,24 @@ def mode_choices(prepared: PreparedRun, *, jobs: int = 1) -> list[ModeChoice]:
     table = prepared.table.checkpoint
     if table.mode == "none" or any(getattr(table, name) is not None for name in STATED):
         return []
-    found = []
+    costs: dict[CheckpointMode, tuple[float, Checkpoint]] = {}
+    errors: dict[CheckpointMode, str] = {}
     for mode in _MODES:
         try:
             cost = prepared.cost(mode)
             work = starting_interval(prepared.scenario(math.inf, mode=mode), cost)
-            work = max(work, cost.durable_seconds - cost.blocking_seconds)
-            runs = compared(prepared.scenario(work, mode=mode), prepared.table.seed, jobs=jobs)
         except ZsimError as error:
-            found.append(ModeChoice(mode, error=str(error)))
+            errors[mode] = str(error)
         else:
-            found.append(ModeChoice(mode, work, cost.blocking_seconds, runs.goodput_fraction))
-    return found
+            costs[mode] = max(work, cost.durable_seconds - cost.blocking_seconds), cost
+    scenarios = [prepared.scenario(work, mode=mode) for mode, (work, _) in costs.items()]
+    runs = dict(zip(costs, compared(scenarios, prepared.table.seed, jobs=jobs), strict=True))
+    return [
+        ModeChoice(mode, error=errors[mode])
+        if mode in errors
+        else ModeChoice(mode, costs[mode][0], costs[mode][1].blocking_seconds, runs[mode].goodput_fraction)
+        for mode in _MODES
+    ]
 
 
 def spare_choices(prepared: PreparedRun, work_seconds: float, *, jobs: int = 1) -> list[SpareChoice]:
@@ -66,9 +73,10 @@ def spare_choices(prepared: PreparedRun, work_seconds: float, *, jobs: int = 1) 
         return []
     mean = failures.per_second * sum(c.weight / total * c.repair_seconds * c.nodes for c in lost)
     counts = {0, prepared.recovery.spares, *(poisson_quantile(mean, part) for part in _QUANTILES)}
+    tried = sorted(count for count in counts if count <= nodes)
+    scenarios = [prepared.scenario(work_seconds, spares=spares) for spares in tried]
     found = []
-    for spares in sorted(count for count in counts if count <= nodes):
-        runs = compared(prepared.scenario(work_seconds, spares=spares), prepared.table.seed, jobs=jobs)
+    for spares, runs in zip(tried, compared(scenarios, prepared.table.seed, jobs=jobs), strict=True):
         goodput = runs.goodput_fraction
         waiting = runs.mean_of(lambda ledger: ledger.seconds["waiting"])
         elapsed = runs.mean_of(lambda ledger: ledger.elapsed)

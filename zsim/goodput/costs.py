@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from zsim.api import Result
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.cost import checkpoint_of
+from zsim.goodput.checkpoints.saved import Saved
 from zsim.goodput.checkpoints.startup import startup_of
 from zsim.specs.experiment.run.checkpoint import CheckpointMode, CheckpointTable
 
@@ -14,14 +16,16 @@ STATED = ("blocking", "durable", "slowdown", "load", "bytes")
 _ALL_STATED = ("blocking", "load", "bytes")
 
 
-def save_cost(result: Result, table: CheckpointTable, mode: CheckpointMode) -> Checkpoint:
+def save_cost(
+    result: Result, table: CheckpointTable, mode: CheckpointMode, files: Callable[[], Saved] | None = None
+) -> Checkpoint:
     """The cost of a save of this step's job in `mode`; what the table states is taken as it is, and a stated
-    time that training waits is all of the save unless more is stated."""
+    time that training waits is all of the save unless more is stated. `files`: gives those of the save."""
     stated = {name: getattr(table, name) for name in STATED if getattr(table, name) is not None}
     if table.blocking is not None and all(name in stated for name in _ALL_STATED):
         simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
     else:
-        simulated = checkpoint_of(result.job, result, mode=mode)
+        simulated = checkpoint_of(result.job, result, mode=mode, saved=None if files is None else files())
     found = replace(
         simulated,
         bytes=stated.get("bytes", simulated.bytes),

@@ -12,8 +12,9 @@ from zsim.errors import InputError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import mode_choices, spare_choices
 from zsim.goodput.closed_forms import long_run_goodput
+from zsim.goodput.parts import Pilot, num_parts, num_seeds, part_of, pilot_of
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.runs import run_seeds
+from zsim.goodput.runs import Draw, begin_each
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
 from zsim.goodput.simulated_run import SimulatedRun
@@ -23,7 +24,6 @@ from zsim.units import format_duration
 
 _HOPELESS = 1e-3  # goodput below which a run is not simulated
 _PATIENCE = 20.0  # times the expected time, after which a run is given up
-_CURVE_PATIENCE = 20.0  # times the steps' time, after which one that intervals are compared on is
 
 
 OnDone = Callable[[str, int], None]
@@ -61,10 +61,9 @@ def simulate_prepared(
     tell = on_done or (lambda kind, count: None)
     tried = count(1)
 
-    def interval(work: float, most: int | None) -> Scenario:
+    def interval(work: float) -> Scenario:
         tell("intervals", next(tried))
-        scenario = prepared.scenario(work, max_steps=most)
-        return replace(scenario, limit_seconds=_CURVE_PATIENCE * scenario.ideal_seconds)
+        return prepared.scenario(work)
 
     is_auto = table.checkpoint.every == "auto"
     curve = None
@@ -76,25 +75,42 @@ def simulate_prepared(
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
     scenario = replace(scenario, limit_seconds=_check_hope(prepared, scenario))
-    runs = run_seeds(
-        scenario, seeds or table.seeds, table.seed, jobs=workers, on_done=lambda done: tell("runs", done)
-    )
+    asked = seeds or table.seeds
+    pilot = pilot_of(scenario, table.seed)
+    _check_pilot(scenario, pilot)
+    parts = num_parts(scenario, asked, pilot)
+    draw = Draw(part_of(scenario, parts), num_seeds(asked, parts, pilot))
+    ended = begin_each([draw], table.seed, jobs=workers, on_done=lambda done: tell("runs", done))
+    modes = tuple(mode_choices(prepared, jobs=workers)) if compares else ()
+    spares = tuple(spare_choices(prepared, work, jobs=workers)) if compares else ()
+    runs = ended()[0].of_parts(scenario, parts)
     if runs.num_unfinished == len(runs.ledgers):
         raise InputError(
             f"run: can never finish: none of {len(runs.ledgers):,} runs was done after "
             f"{format_duration(scenario.limit_seconds)}, and the steps alone take "
             f"{format_duration(scenario.ideal_seconds)}"
         )
-    typical = TrainingRun(scenario, runs.typical_seed(), is_recorded=True).train()
+    typical = TrainingRun(draw.scenario, runs.typical_seed(), is_recorded=True).train()
     return SimulatedRun(
         prepared,
         runs,
         scenario.phases[0].saves.every * scenario.phases[0].step_seconds,
         curve,
-        tuple(mode_choices(prepared, jobs=workers)) if compares else (),
-        tuple(spare_choices(prepared, work, jobs=workers)) if compares else (),
+        modes,
+        spares,
         typical,
+        asked,
     )
+
+
+def _check_pilot(scenario: Scenario, pilot: Pilot) -> None:
+    """Raises InputError where a run that was begun keeps hardly anything."""
+    is_hopeless = not pilot.is_whole and pilot.goodput_fraction < _HOPELESS
+    if is_hopeless and scenario.horizon_seconds is None:
+        raise InputError(
+            f"run: can never finish: after {pilot.failures:,} failures {pilot.goodput_fraction:.1e} of the "
+            "time was kept; expected more frequent saves, a faster restart, more spares or fewer failures"
+        )
 
 
 def _work_seconds(prepared: PreparedRun, curve: IntervalCurve | None) -> float:

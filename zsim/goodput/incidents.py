@@ -7,15 +7,12 @@ from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random
+from typing import NamedTuple
 
-from zsim.dataclass import dataclass
 from zsim.goodput.scenario import Cause, Failures, Recovery
 
-_NORMAL_SCOPE = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(NamedTuple):
     """A failure. `nodes`: lost with it (0: all go on). `corrupted_steps`: state after so many steps is bad,
     where silent corruption is found; None for a loud failure."""
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from zsim.goodput.ledger import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
-from zsim.goodput.text import MEANINGS, diverging_sentence, headline, sentences
+from zsim.goodput.text import MEANINGS, diverging_sentence, headline, sentences, shortening
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
@@ -74,6 +74,7 @@ def goodput_page(run: SimulatedRun) -> str:
     sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
     sections.append(Section("All runs", [("days", "Days of every run.", days(run))]))
     told = [diverging_sentence(run)] if run.is_diverging else []
+    told += shortening(run)
     return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
 
 
@@ -122,7 +123,8 @@ def progress(run: SimulatedRun) -> Figure:
     scenario = run.runs.scenario
     figure.add_scatter(
         name="without stops", mode="lines", line={"dash": "dot", "width": 1, "color": "#8A8F98"},
-        x=[0, scenario.ideal_seconds / _DAY], y=[0, scenario.steps], hoverinfo="skip",
+        x=[0, scenario.ideal_seconds / run.runs.parts / _DAY], y=[0, scenario.steps / run.runs.parts],
+        hoverinfo="skip",
     )  # fmt: skip
     x, y = [0.0], [0.0]
     for span in spans:

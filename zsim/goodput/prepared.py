@@ -11,6 +11,8 @@ from zsim.api import Result, simulate
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.goodput.checkpoint import Checkpoint, Startup
+from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.saved import Saved
 from zsim.goodput.costs import save_cost, startup_cost
 from zsim.goodput.defaults import recovery_defaults
 from zsim.goodput.fleet import failures_of
@@ -63,6 +65,7 @@ class PreparedRun:
     ) -> None:
         self.experiment, self.table, self.phases = experiment, table, tuple(phases)
         self._costs: dict[tuple[int, CheckpointMode], Checkpoint] = {}
+        self._files: dict[int, Saved] = {}
         self._sizes: dict[int, dict[int, float]] = {}
 
     @property
@@ -90,8 +93,18 @@ class PreparedRun:
         """The cost of a save in a mode of one tier, or of the local tier of one of two."""
         key = phase, mode
         if key not in self._costs:
-            self._costs[key] = save_cost(self.phases[phase].result, self.table.checkpoint, mode)
+            result, table = self.phases[phase].result, self.table.checkpoint
+            self._costs[key] = save_cost(result, table, mode, lambda: self._saved_files(phase))
         return self._costs[key]
+
+    def _saved_files(self, phase: int) -> Saved:
+        """The files of a save, whatever its mode."""
+        if phase not in self._files:
+            table = self.table.checkpoint
+            self._files[phase] = saved_files(
+                self.phases[phase].result.job, table.format, threads=table.threads
+            )
+        return self._files[phase]
 
     def reported_cost(self) -> Checkpoint | None:
         """The cost of the most frequent kind of save; None where nothing is saved."""
@@ -115,17 +128,14 @@ class PreparedRun:
         *,
         mode: CheckpointMode | None = None,
         spares: int | None = None,
-        max_steps: int | None = None,
     ) -> Scenario:
-        """The run with `work_seconds` between saves; `max_steps`: a shorter one, for comparisons."""
+        """The run with `work_seconds` between saves."""
         table, evaluation = self.table, self.table.evaluation
         mode = mode or table.checkpoint.mode
         recovery = self.recovery
         if spares is not None:
             recovery = replace(recovery, spares=spares)
         phases = tuple(self._phase(number, work_seconds, mode) for number in range(len(self.phases)))
-        if max_steps is not None and max_steps < phases[0].steps:
-            phases = (replace(phases[0], steps=max_steps),)
         every = 0
         if evaluation is not None:
             seconds = table.checkpoint.seconds_of(evaluation.every, phases[0].step_seconds)
@@ -136,7 +146,7 @@ class PreparedRun:
             recovery,
             evaluation_every=every,
             evaluation_seconds=0.0 if evaluation is None else evaluation.takes,
-            horizon_seconds=None if table.days is None or max_steps is not None else table.days * DAY,
+            horizon_seconds=None if table.days is None else table.days * DAY,
         )
 
     def _phase(self, number: int, work_seconds: float, mode: CheckpointMode) -> Phase:

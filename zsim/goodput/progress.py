@@ -6,7 +6,7 @@ import math
 
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.scenario import Phase, Scenario
-from zsim.goodput.stretch import TrainingStretch
+from zsim.goodput.stretch import SaveCycle, TrainingStretch
 
 _WHOLE = 1e-6
 
@@ -25,6 +25,7 @@ class RunProgress:
         self.intervals, self.since = 0, 0.0
         self.pending: list[tuple[float, int, bool]] = []
         self.stretch: TrainingStretch | None = None
+        self.cycle = SaveCycle(self.phase.saves, self.phase.step_seconds)
         self.began = 0.0
         self.loads_local = False
         self.corruptions: dict[int, float] = {}
@@ -75,9 +76,10 @@ class RunProgress:
             scenario.evaluation_seconds / scenario.evaluation_every if scenario.evaluation_every else 0.0
         )
         self.evaluation = evaluation
-        self.stretch = TrainingStretch(
-            phase.saves, self.pace + evaluation, self.steps_left, self.intervals, self.since
-        )
+        seconds = self.pace + evaluation
+        if self.cycle.seconds != seconds or self.cycle.saves is not phase.saves:
+            self.cycle = SaveCycle(phase.saves, seconds)
+        self.stretch = TrainingStretch(self.cycle, self.steps_left, self.intervals, self.since)
         self.began = now
         return self.stretch
 
@@ -107,15 +109,15 @@ class RunProgress:
         self._book(elapsed, moment.steps, now)
         start = self.steps
         self._settle(now)
-        for steps, is_local in ((moment.local, True), (moment.remote, False)):
-            if steps is not None:
-                self._commit(round(start + steps), is_local=is_local)
-        for steps, is_local, place in zip(
-            stretch.begun(elapsed), (True, False), (stretch.local, stretch.remote), strict=True
-        ):
-            durable = moment.local if is_local else moment.remote
-            if steps is not None and steps != durable:
-                self.pending.append((now + place.durable_seconds, round(start + steps), is_local))
+        if moment.local is not None:
+            self._commit(round(start + moment.local), is_local=True)
+        if moment.remote is not None:
+            self._commit(round(start + moment.remote), is_local=False)
+        local, remote = stretch.begun(elapsed)
+        if local is not None and local != moment.local:
+            self.pending.append((now + self.cycle.local.durable_seconds, round(start + local), True))
+        if remote is not None and remote != moment.remote:
+            self.pending.append((now + self.cycle.remote.durable_seconds, round(start + remote), False))
         self.steps = start + moment.steps
         self.intervals, self.since = moment.intervals, moment.since
         self.stretch = None
@@ -132,6 +134,8 @@ class RunProgress:
 
     def _settle(self, now: float) -> None:
         """Saves of earlier stretches that are durable by now."""
+        if not self.pending:
+            return
         for time, steps, is_local in self.pending:
             if time <= now:
                 self._commit(steps, is_local=is_local)

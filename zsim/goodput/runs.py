@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from statistics import fmean, stdev
 
 from zsim.dataclass import dataclass
 from zsim.goodput.ledger import BINS, RunLedger
+from zsim.goodput.parts import whole_runs
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 
 DAY = 86_400.0
-_WORTH_A_PROCESS = 40_000  # failures, some seconds
+_WORTH_A_PROCESS = 20_000  # failures, a second or two
 LOW, HIGH = 0.05, 0.95
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The ledgers of runs that differ by their seed alone."""
+    """The ledgers of runs that differ by their seed alone. `parts`: equal ones that a run was taken for, of
+    which one was simulated per seed."""
 
     scenario: Scenario
     first_seed: int
     ledgers: tuple[RunLedger, ...]
+    parts: int = 1
+
+    def of_parts(self, whole: Scenario, parts: int) -> Runs:
+        """The runs of `whole` of whose parts these are."""
+        return replace(self, scenario=whole, ledgers=whole_runs(self.ledgers, parts), parts=parts)
 
     @property
     def num_unfinished(self) -> int:
@@ -90,6 +98,21 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+@dataclass(frozen=True)
+class Draw:
+    """`seeds` runs of a scenario that are to be drawn."""
+
+    scenario: Scenario
+    seeds: int
+
+    @property
+    def failures(self) -> float:
+        """As many as strike while the steps take what they ideally take."""
+        scenario, horizon = self.scenario, self.scenario.horizon_seconds
+        seconds = scenario.ideal_seconds if horizon is None else min(horizon, scenario.ideal_seconds)
+        return scenario.failures.per_second * seconds * self.seeds
+
+
 def run_seeds(
     scenario: Scenario,
     seeds: int,
@@ -100,25 +123,58 @@ def run_seeds(
 ) -> Runs:
     """Run the scenario once per seed, on `jobs` processes where that pays. `on_done` is told how many runs
     are done, whenever some are."""
-    every = range(first_seed, first_seed + seeds)
-    failures = scenario.failures.per_second * scenario.ideal_seconds * seeds
+    return run_each([Draw(scenario, seeds)], first_seed, jobs=jobs, on_done=on_done)[0]
+
+
+def run_each(
+    draws: Sequence[Draw],
+    first_seed: int = 1,
+    *,
+    jobs: int = 1,
+    on_done: Callable[[int], None] | None = None,
+) -> list[Runs]:
+    """`run_seeds` of several scenarios, all from the same seeds on, beside each other on `jobs` processes."""
+    return begin_each(draws, first_seed, jobs=jobs, on_done=on_done)()
+
+
+def begin_each(
+    draws: Sequence[Draw],
+    first_seed: int = 1,
+    *,
+    jobs: int = 1,
+    on_done: Callable[[int], None] | None = None,
+) -> Callable[[], list[Runs]]:
+    """Begin with `run_each`, beside what this process does, if on other processes; the function that is
+    returned gives the runs."""
+    parts = [(number, range(first_seed, first_seed + draw.seeds)) for number, draw in enumerate(draws)]
     found: Iterable[list[RunLedger]]
-    if jobs > 1 and failures > _WORTH_A_PROCESS:
+    if jobs > 1 and sum(draw.failures for draw in draws) > _WORTH_A_PROCESS:
         import joblib
 
-        size = -(-seeds // (jobs * 4))
-        parts = [every[start : start + size] for start in range(0, seeds, size)]
+        size = -(-sum(draw.seeds for draw in draws) // (jobs * 4))
+        parts = [
+            (number, seeds[start : start + size])
+            for number, seeds in parts
+            for start in range(0, len(seeds), size)
+        ]
         found = joblib.Parallel(n_jobs=jobs, return_as="generator")(
-            joblib.delayed(_some)(scenario, part) for part in parts
+            joblib.delayed(_some)(draws[number].scenario, seeds) for number, seeds in parts
         )
     else:
-        found = (_some(scenario, [seed]) for seed in every)
-    ledgers: list[RunLedger] = []
-    for some in found:
-        ledgers += some
-        if on_done is not None:
-            on_done(len(ledgers))
-    return Runs(scenario, first_seed, tuple(ledgers))
+        parts = [(number, seeds[at : at + 1]) for number, seeds in parts for at in range(len(seeds))]
+        found = (_some(draws[number].scenario, seeds) for number, seeds in parts)
+
+    def ended() -> list[Runs]:
+        ledgers: list[list[RunLedger]] = [[] for _ in draws]
+        done = 0
+        for (number, seeds), some in zip(parts, found, strict=True):
+            ledgers[number] += some
+            done += len(seeds)
+            if on_done is not None:
+                on_done(done)
+        return [Runs(draw.scenario, first_seed, tuple(own)) for draw, own in zip(draws, ledgers, strict=True)]
+
+    return ended
 
 
 def _some(scenario: Scenario, seeds: Sequence[int]) -> list[RunLedger]:

@@ -11,11 +11,14 @@ import numpy as np
 from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.closed_forms import best_work_seconds
-from zsim.goodput.runs import Runs, run_seeds
+from zsim.goodput.parts import MANY, pilot_of, slowest
+from zsim.goodput.runs import Draw, Runs, run_each
 from zsim.goodput.scenario import Scenario
 
 _ENOUGH_FAILURES = 4_000
 _LONGEST = 150  # failures in a run that intervals are compared on
+_LITTLE_KEPT = 0.25  # goodput below which runs are compared by the clock
+_PATIENCE = 20.0  # times the steps' time, after which a run that is compared is given up
 _MIN_SEEDS, _MAX_SEEDS = 12, 200
 _HALF_STEPS = range(-5, 6)  # of a factor of 2, around the closed form's interval
 _NEAR = 2.1  # the factor around the best point within which the curve is fitted
@@ -41,16 +44,46 @@ class IntervalCurve:
     closed_form_seconds: float
 
 
-def shortened(scenario: Scenario, failures: float = _LONGEST) -> tuple[int | None, int]:
-    """Steps of a run long enough to compare saves on (None: all of them), and the seeds that it takes."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How long runs are that are compared, and from how many seeds each: `max_steps` of the first phase
+    (None: all) or, of runs that keep little, `seconds` of the clock."""
+
+    seeds: int
+    max_steps: int | None = None
+    seconds: float | None = None
+
+    def draw(self, scenario: Scenario) -> Draw:
+        """The runs of a scenario, each given up after `_PATIENCE` times its steps' time."""
+        first = scenario.phases[0]
+        if self.seconds is not None:
+            scenario = replace(scenario, horizon_seconds=self.seconds)
+        elif self.max_steps is not None:
+            steps = min(self.max_steps, first.steps)
+            phases = scenario.phases if steps == first.steps else (replace(first, steps=steps),)
+            scenario = replace(scenario, phases=phases, horizon_seconds=None)
+        return Draw(replace(scenario, limit_seconds=_PATIENCE * scenario.ideal_seconds), self.seeds)
+
+
+def comparison(scenario: Scenario) -> Comparison:
+    """Runs like this one, long enough to compare what goodput they have."""
     first, rate = scenario.phases[0], scenario.failures.per_second
-    steps = None
-    expected = rate * scenario.ideal_seconds
-    if rate and expected > failures:
-        steps = max(round(failures / rate / first.step_seconds), 1)
-        expected = failures
-    seeds = round(_ENOUGH_FAILURES / max(expected, 1e-9)) if rate else 1
-    return steps, min(max(seeds, _MIN_SEEDS if rate else 1), _MAX_SEEDS)
+    if not rate:
+        return Comparison(1)
+    expected, max_steps = rate * scenario.ideal_seconds, None
+    pilot = pilot_of(replace(scenario, horizon_seconds=None), 1, _LONGEST)
+    if not pilot.is_whole and pilot.goodput_fraction < _LITTLE_KEPT:
+        # as many failures as steps would have, and long against repairs: at first, all spares are there
+        seconds = max(_LONGEST / rate, MANY * slowest(scenario))
+        return Comparison(_seeds(rate * seconds), seconds=seconds)
+    if expected > _LONGEST:
+        max_steps = max(round(_LONGEST / rate / first.step_seconds), 1)
+        expected = _LONGEST
+    return Comparison(_seeds(expected), max_steps)
+
+
+def _seeds(failures: float) -> int:
+    return min(max(round(_ENOUGH_FAILURES / max(failures, 1e-9)), _MIN_SEEDS), _MAX_SEEDS)
 
 
 def starting_interval(scenario: Scenario, cost: Checkpoint) -> float:
@@ -65,25 +98,25 @@ def starting_interval(scenario: Scenario, cost: Checkpoint) -> float:
 
 
 def best_interval(
-    scenario_of: Callable[[float, int | None], Scenario], cost: Checkpoint, first_seed: int, *, jobs: int = 1
+    scenario_of: Callable[[float], Scenario], cost: Checkpoint, first_seed: int, *, jobs: int = 1
 ) -> IntervalCurve:
-    """Search around the closed form's interval. `scenario_of(work_seconds, max_steps)`; every point has the
-    same seeds, so that the same failures strike all."""
-    whole = scenario_of(math.inf, None)
+    """Search around the closed form's interval. `scenario_of(work_seconds)`; every point has the same seeds,
+    so that the same failures strike all."""
+    whole = scenario_of(math.inf)
     step = whole.phases[0].step_seconds
     longest = whole.phases[0].steps * step
     start = starting_interval(whole, cost)
-    max_steps, seeds = shortened(whole)
+    how = comparison(scenario_of(start))
     found: dict[int, IntervalPoint] = {}
 
-    def add(work: float) -> None:
-        every = round(min(max(work, step), longest) / step)
-        if every and every not in found:
-            runs = run_seeds(scenario_of(every * step, max_steps), seeds, first_seed, jobs=jobs)
+    def add(*works: float) -> None:
+        numbers = (round(min(max(work, step), longest) / step) for work in works)
+        new = [every for every in dict.fromkeys(numbers) if every and every not in found]
+        draws = [how.draw(scenario_of(every * step)) for every in new]
+        for every, runs in zip(new, run_each(draws, first_seed, jobs=jobs), strict=True):
             found[every] = IntervalPoint(every * step, runs.goodput_fraction)
 
-    for half in _HALF_STEPS:
-        add(start * 2 ** (half / 2))
+    add(*(start * 2 ** (half / 2) for half in _HALF_STEPS))
     for _ in range(6):  # the best point is at an end where the closed form leaves out what counts
         ordered = sorted(found)
         best = max(ordered, key=lambda every: found[every].goodput_fraction)
@@ -130,9 +163,7 @@ def _smoothed(
     return within(best), (within(low), within(high))
 
 
-def compared(scenario: Scenario, first_seed: int, *, jobs: int = 1) -> Runs:
-    """Runs of a scenario that is long enough to compare."""
-    max_steps, seeds = shortened(scenario)
-    if max_steps is not None and max_steps < scenario.phases[0].steps:
-        scenario = replace(scenario, phases=(replace(scenario.phases[0], steps=max_steps),))
-    return run_seeds(replace(scenario, horizon_seconds=None), seeds, first_seed, jobs=jobs)
+def compared(scenarios: Sequence[Scenario], first_seed: int, *, jobs: int = 1) -> list[Runs]:
+    """Runs of scenarios that are long enough to compare them, from the same seeds."""
+    whole = [replace(one, horizon_seconds=None) for one in scenarios]
+    return run_each([comparison(one).draw(one) for one in whole], first_seed, jobs=jobs)

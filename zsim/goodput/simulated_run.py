@@ -49,7 +49,8 @@ class RunBill:
 @dataclass(frozen=True)
 class SimulatedRun:
     """An experiment's run. `curve`: None where no interval was looked for; `typical`: the ledger, with its
-    timeline, of the run that takes the median's days."""
+    timeline, of the run that takes the median's days, or of the part of it that was simulated;
+    `asked_seeds`: runs that were to be drawn."""
 
     prepared: PreparedRun
     runs: Runs
@@ -58,6 +59,7 @@ class SimulatedRun:
     modes: tuple[ModeChoice, ...]
     spares: tuple[SpareChoice, ...]
     typical: RunLedger
+    asked_seeds: int
 
     @property
     def checkpoint(self) -> Checkpoint | None:
@@ -224,4 +226,5 @@ class SimulatedRun:
                 for name, table in self.sources.items()
             },
             "seeds": len(runs.ledgers),
+            "simulated_fraction": 1 / runs.parts,
         }  # fmt: skip

@@ -39,14 +39,11 @@ class StretchMoment(NamedTuple):
     since: float
 
 
-class TrainingStretch:
-    """Steps of `seconds` each up to `goal` steps, begun `intervals` saves after a remote one and `since`
-    steps after a save. A save that training waits for ends it."""
+class SaveCycle:
+    """Seconds of the cycle of saves with steps of `seconds` each."""
 
-    def __init__(
-        self, saves: Saves, seconds: float, goal: float, intervals: int = 0, since: float = 0.0
-    ) -> None:
-        self.saves, self.seconds, self.goal = saves, seconds, goal
+    def __init__(self, saves: Saves, seconds: float) -> None:
+        self.saves, self.seconds, self.every = saves, seconds, saves.every
         every = saves.every
         local, remote = saves.local or _FREE, saves.remote or _FREE
         self.local, self.remote = local, remote
@@ -60,63 +57,79 @@ class TrainingStretch:
         self.cycle_overhead = max(
             remote.slowdown_seconds, remote.durable_seconds - remote.blocking_seconds - inner, 0.0
         )
-        self.cycle = self.cycle_overhead + inner + remote.blocking_seconds
-        self.begun_at = self.cycle_overhead + intervals * self.interval + self.overhead + since * seconds
-        self.begun_steps = intervals * every + since
-        self.works = self._when(self.begun_steps + goal) - self.begun_at
+        self.seconds_of_all = self.cycle_overhead + inner + remote.blocking_seconds
+        self.last_save = remote if saves.remote is not None else local
 
-    @property
-    def last_save(self) -> Checkpoint:
-        return self.remote if self.saves.remote is not None else self.local
+    def begin_of(self, cycles: int, intervals: int) -> float:
+        """The time at which an interval's steps begin."""
+        before = cycles * self.seconds_of_all + self.cycle_overhead
+        return before + intervals * self.interval + self.overhead
+
+    def when(self, steps: float) -> float:
+        """The time at which so many steps are done."""
+        whole = max(math.ceil(steps / self.every - _ROUNDING) - 1, 0)
+        cycles, interval = divmod(whole, self.per_cycle)
+        return self.begin_of(cycles, interval) + (steps - whole * self.every) * self.seconds
+
+    def saves_at(self, time: float) -> tuple[int, int]:
+        """Intervals whose local, and whose remote save has begun by `time`."""
+        cycles, rest = divmod(time + _ROUNDING * max(time, 1.0), self.seconds_of_all)
+        rest -= self.cycle_overhead
+        remote = int(cycles) * self.per_cycle
+        work = self.overhead + self.every * self.seconds
+        inside = min(max(int((rest - work) // self.interval) + 1, 0), self.per_cycle)
+        return remote + inside, remote + (self.per_cycle if rest >= self.per_cycle * self.interval else 0)
+
+
+class TrainingStretch:
+    """Steps up to `goal` steps, begun `intervals` saves after a remote one and `since` steps after a save.
+    A save that training waits for ends it. Times are those of the cycle's count."""
+
+    def __init__(self, cycle: SaveCycle, goal: float, intervals: int = 0, since: float = 0.0) -> None:
+        self.cycle, self.goal = cycle, goal
+        self.begun_at = cycle.begin_of(0, intervals) + since * cycle.seconds
+        self.begun_steps = intervals * cycle.every + since
+        self.works = cycle.when(self.begun_steps + goal) - self.begun_at
 
     @property
     def total_seconds(self) -> float:
         """Until the goal is reached and saved."""
-        return self.works + self.last_save.durable_seconds
-
-    def _when(self, steps: float) -> float:
-        """The time, in the cycle's count, at which so many steps are done."""
-        every = self.saves.every
-        whole = max(math.ceil(steps / every - _ROUNDING) - 1, 0)
-        cycles, interval = divmod(whole, self.per_cycle)
-        begin = cycles * self.cycle + self.cycle_overhead + interval * self.interval + self.overhead
-        return begin + (steps - whole * every) * self.seconds
+        return self.works + self.cycle.last_save.durable_seconds
 
     def at(self, elapsed: float) -> StretchMoment:
         """The moment `elapsed` seconds after the start."""
-        every, time = self.saves.every, self.begun_at + min(elapsed, self.works)
-        cycles, rest = divmod(time, self.cycle)
-        rest -= self.cycle_overhead
-        interval = min(max(int(rest // self.interval), 0), self.per_cycle - 1)
-        inside = rest - interval * self.interval - self.overhead
-        since = min(max(inside / self.seconds, 0.0), float(every))
-        steps = (cycles * self.per_cycle + interval) * every + since
-        local = self._saved(self.begun_at + elapsed - self.local.durable_seconds, is_local=True)
-        remote = self._saved(self.begun_at + elapsed - self.remote.durable_seconds, is_local=False)
+        cycle, time = self.cycle, self.begun_at + min(elapsed, self.works)
+        every = cycle.every
+        cycles, rest = divmod(time, cycle.seconds_of_all)
+        rest -= cycle.cycle_overhead
+        interval = min(max(int(rest // cycle.interval), 0), cycle.per_cycle - 1)
+        inside = rest - interval * cycle.interval - cycle.overhead
+        since = min(max(inside / cycle.seconds, 0.0), float(every))
+        steps = (cycles * cycle.per_cycle + interval) * every + since
+        local = remote = None
+        if cycle.saves.local is not None:
+            local = self._saved(elapsed - cycle.local.durable_seconds, is_local=True)
+        if cycle.saves.remote is not None:
+            remote = self._saved(elapsed - cycle.remote.durable_seconds, is_local=False)
         if elapsed >= self.works:
             steps = self.begun_steps + self.goal
         return StretchMoment(steps - self.begun_steps, local, remote, interval, since)
 
     def begun(self, elapsed: float) -> tuple[int | None, int | None]:
         """Steps since the start in the last local and in the last remote save that have begun."""
-        time = self.begun_at + elapsed
-        return self._saved(time, is_local=True), self._saved(time, is_local=False)
+        saves = self.cycle.saves
+        local = None if saves.local is None else self._saved(elapsed, is_local=True)
+        return local, None if saves.remote is None else self._saved(elapsed, is_local=False)
 
-    def _saved(self, time: float, *, is_local: bool) -> int | None:
-        """Steps since the start in the last save that began in this stretch, until `time`."""
-        if (self.saves.local if is_local else self.saves.remote) is None or time < self.begun_at:
+    def _saved(self, elapsed: float, *, is_local: bool) -> int | None:
+        """Steps since the start in the last save that began in this stretch, until `elapsed`."""
+        if elapsed < 0.0:
             return None
-        every = self.saves.every
-        cycles, rest = divmod(time + _ROUNDING * max(time, 1.0), self.cycle)
-        rest -= self.cycle_overhead
-        if is_local:
-            work = self.overhead + every * self.seconds
-            inside = min(max(int((rest - work) // self.interval) + 1, 0), self.per_cycle)
-        else:
-            inside = self.per_cycle if rest >= self.per_cycle * self.interval else 0
-        before_goal = math.ceil((self.begun_steps + self.goal) / every - _ROUNDING) - 1
-        intervals = min(int(cycles) * self.per_cycle + inside, before_goal)
+        cycle = self.cycle
+        local, remote = cycle.saves_at(self.begun_at + elapsed)
+        before_goal = math.ceil((self.begun_steps + self.goal) / cycle.every - _ROUNDING) - 1
+        intervals = min(local if is_local else remote, before_goal)
         if not is_local:
-            intervals -= intervals % self.per_cycle
-        steps = intervals * every - self.begun_steps
+            intervals -= intervals % cycle.per_cycle
+        steps = intervals * cycle.every - self.begun_steps
         return int(steps) if steps > 0 else None

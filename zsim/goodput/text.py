@@ -30,6 +30,8 @@ def goodput_lines(run: SimulatedRun) -> Iterator[str]:
     yield from paragraph(_days_sentence(run))
     if run.is_diverging:
         yield from paragraph(diverging_sentence(run))
+    for sentence in shortening(run):
+        yield from paragraph(sentence)
     yield ""
     yield from table(named_columns("Where the days go", "days", "share"), _waterfall(run))
     yield ""
@@ -76,6 +78,19 @@ def diverging_sentence(run: SimulatedRun) -> str:
         f"The expectation diverges: {runs.num_unfinished} of {len(runs.ledgers)} runs were not done after "
         f"{format_duration(runs.scenario.limit_seconds)} and were given up; means are of what was simulated."
     )
+
+
+def shortening(run: SimulatedRun) -> Iterator[str]:
+    """How a run of very many failures was made short."""
+    runs = run.runs
+    if runs.parts > 1:
+        each = format_duration(run.typical.elapsed)
+        yield (
+            f"A run has some {runs.mean_of(lambda one: one.num_failures):,.0f} failures: one of "
+            f"{runs.parts:,} like parts of it, of {each}, was simulated per seed."
+        )
+    if len(runs.ledgers) < run.asked_seeds:
+        yield f"{len(runs.ledgers):,} of {run.asked_seeds:,} seeds were drawn: all would take very long."
 
 
 def _waterfall(run: SimulatedRun) -> list[list[str]]:

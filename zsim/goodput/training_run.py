@@ -23,14 +23,22 @@ State = Literal["closed", "training", "starting"]
 _PLANNED, _PREEMPTION, _SPEED = "planned stop", "preemption", "speed"
 _GROWTH, _REJOINED = "nodes are back", "a replica is back"
 _STREAMS = 4
-_MAX_FAILURES = 2_000_000
+MAX_FAILURES = 2_000_000
 
 
 class TrainingRun:
-    """A run of `scenario`, drawn from `seed`. `train` gives its ledger."""
+    """A run of `scenario`, drawn from `seed`, that is given up after `max_failures`. `train` gives its
+    ledger."""
 
-    def __init__(self, scenario: Scenario, seed: int, *, is_recorded: bool = False) -> None:
-        self.scenario = scenario
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        is_recorded: bool = False,
+        max_failures: int = MAX_FAILURES,
+    ) -> None:
+        self.scenario, self.max_failures = scenario, max_failures
         self.env = simpy.Environment()
         self.times, self.kinds, self.noise, self.slow = (
             Random(seed * _STREAMS + number) for number in range(_STREAMS)
@@ -42,7 +50,7 @@ class TrainingRun:
         self.spares = scenario.recovery.spares
         self.missing = 0
         self.needs_replacement = False
-        self.num_stragglers = 0
+        self.num_stragglers = self.num_strikes = 0
         self.replicas_away = 0
         self.generation = 0  # of replicas: a full restart brings all of them
         self.state: State = "closed"  # to interruptions
@@ -204,14 +212,19 @@ class TrainingRun:
         if incident.nodes:
             self.needs_replacement = True
             self.missing = min(self.missing + incident.nodes, self.phase.nodes)
-            for seconds in incident.repair_seconds:
-                self.env.process(self._repair(seconds))
+            self._repair(incident)
 
-    def _repair(self, seconds: float) -> Process:
-        yield self.env.timeout(seconds)
+    def _repair(self, incident: Incident) -> None:
+        for seconds in incident.repair_seconds:
+            repaired = self.env.timeout(seconds)
+            assert repaired.callbacks is not None
+            repaired.callbacks.append(self._is_repaired)
+
+    def _is_repaired(self, event: simpy.Event) -> None:
         self.spares += 1
-        self.returned.succeed()
-        self.returned = self.env.event()
+        if self.returned.callbacks:  # somebody waits
+            self.returned.succeed()
+            self.returned = self.env.event()
         if self.missing and self.scenario.recovery.policy == "shrink":
             self._interrupt(_GROWTH)
 
@@ -276,8 +289,7 @@ class TrainingRun:
         """Replace nodes, start, and join, unless all have started anew meanwhile."""
         recovery, generation = self.scenario.recovery, self.generation
         self.missing += incident.nodes
-        for seconds in incident.repair_seconds:
-            self.env.process(self._repair(seconds))
+        self._repair(incident)
         while self.spares < incident.nodes and generation == self.generation:
             yield self.returned
         if generation != self.generation:
@@ -307,9 +319,10 @@ class TrainingRun:
             if math.isinf(gap):
                 return
             yield self.env.timeout(gap)
-            if self.ledger.num_failures >= _MAX_FAILURES:
+            if self.num_strikes >= self.max_failures:
                 self.given_up.succeed()
                 return
+            self.num_strikes += 1
             self._strike()
 
     def _strike(self) -> None:

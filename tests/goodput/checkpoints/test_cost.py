@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zsim
+from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.cost import checkpoint_of, cost_of
@@ -227,10 +228,11 @@ def test_a_writer_thread_slows_a_busy_host_and_a_process_does_not() -> None:
 def test_cards_that_carry_states_slow_the_collectives_beside_them() -> None:
     """A peer's copies fill the cards while they last, so steps beside them are longer."""
     machine = SavingMachine(job_of(), FREE)
-    assert machine.slower_step_seconds(0.0) == 0.0
-    little, much = machine.slower_step_seconds(0.2), machine.slower_step_seconds(0.8)
+    alone = simulate_step(machine.job).seconds
+    assert machine.slower_step_seconds(0.0, alone) == 0.0
+    little, much = (machine.slower_step_seconds(fraction, alone) for fraction in (0.2, 0.8))
     assert 0.0 < little < much
-    assert SavingMachine(job_of(nodes=1), FREE).slower_step_seconds(0.8) == 0.0
+    assert SavingMachine(job_of(nodes=1), FREE).slower_step_seconds(0.8, alone) == 0.0
 
 
 # -- tiers -----------------------------------------------------------------------------------------------

@@ -76,8 +76,11 @@ class SavePhases:
         return self.archive + self.store + self.commit
 
 
-def checkpoint_of(job: Job, result: Result, *, mode: CheckpointMode | None = None) -> Checkpoint:
-    """The cost of a save of the job beside the step of `result`; `mode`: in place of the table's.
+def checkpoint_of(
+    job: Job, result: Result, *, mode: CheckpointMode | None = None, saved: Saved | None = None
+) -> Checkpoint:
+    """The cost of a save of the job beside the step of `result`; `mode`: in place of the table's; `saved`:
+    its files, where they are known.
 
     Raises InputError for a format that the framework lacks, staging that host memory has no room for, and a
     tier that the cluster lacks.
@@ -86,7 +89,7 @@ def checkpoint_of(job: Job, result: Result, *, mode: CheckpointMode | None = Non
     table = CheckpointTable() if run is None else run.checkpoint
     table = table if mode is None else table.model_copy(update={"mode": mode})
     storage = resolve_storage(None if run is None else run.storage)
-    saved = saved_files(job, table.format, threads=table.threads)
+    saved = saved or saved_files(job, table.format, threads=table.threads)
     _check_mode(table, saved)
     return cost_of(job, saved, table, storage, step_beside(result))
 
@@ -276,7 +279,7 @@ def _card_slowdown(
     sent = saved.staged if table.mode == "in-memory" else saved.written()
     fullest = float(np.bincount(machine.node_of, weights=sent).max())
     fraction = fullest / phases.store / machine.nic_bytes_per_second
-    return phases.store / step.seconds * machine.slower_step_seconds(fraction)
+    return phases.store / step.seconds * machine.slower_step_seconds(fraction, step.seconds)
 
 
 def _check_mode(table: CheckpointTable, saved: Saved) -> None:

@@ -105,9 +105,9 @@ class SavingMachine:
     def broadcast_seconds(self, amount: int) -> float:
         return self._collectives("broadcast", (amount,))
 
-    def slower_step_seconds(self, fraction: float) -> float:
-        """Seconds by which a step is longer while `fraction` of what every card sends is taken: simulated,
-        with cards that are slower by as much; 0 on one node."""
+    def slower_step_seconds(self, fraction: float, alone_seconds: float) -> float:
+        """Seconds by which a step of `alone_seconds` is longer while `fraction` of what every card sends is
+        taken: simulated, with cards that are slower by as much; 0 on one node."""
         if self.job.num_nodes == 1 or fraction <= _NOTHING:
             return 0.0
         left = max(_LEAST_LEFT, 1.0 - fraction)
@@ -115,8 +115,8 @@ class SavingMachine:
         busy = faults.model_copy(
             update={"links": {**faults.links, _SENDING: LinkFault(bandwidth_fraction=left)}}
         )
-        alone, beside = simulate_step(self.job), simulate_step(replace(self.job, faults=busy))
-        return max(0.0, beside.seconds - alone.seconds)
+        beside = simulate_step(replace(self.job, faults=busy))
+        return max(0.0, beside.seconds - alone_seconds)
 
     def _collectives(self, kind: CollectiveKind, sizes: tuple[int, ...]) -> float:
         world = self.job.world_size

@@ -93,11 +93,7 @@ class _Study:
         if not self.is_auto:
             table = prepared.table.checkpoint
             return table.seconds_of(table.every, prepared.first.step_seconds)
-        curve = best_interval(
-            lambda work, most: prepared.scenario(work, max_steps=most), cost, prepared.table.seed,
-            jobs=self.jobs,
-        )  # fmt: skip
-        return curve.best_seconds
+        return best_interval(prepared.scenario, cost, prepared.table.seed, jobs=self.jobs).best_seconds
 
     def bars(self) -> Iterator[RunBar]:
         """A bar for each number that the run has."""
@@ -127,8 +123,8 @@ class _Study:
         return self._compared(scenario)
 
     def _compared(self, scenario: Scenario) -> float:
-        runs = compared(scenario, self.prepared.table.seed, jobs=self.jobs)
-        return runs.goodput_fraction
+        runs = compared([scenario], self.prepared.table.seed, jobs=self.jobs)
+        return runs[0].goodput_fraction
 
     def _moved(self, scenario: Scenario, before: Scenario | None = None) -> float:
         """The interval, moved as the closed form's best one."""

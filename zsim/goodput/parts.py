@@ -1,0 +1,137 @@
+"""Runs of very many failures, of which a part is simulated.
+
+# [Note: a run of equal parts]
+A run in which thousands of failures strike is many like runs, one after the other: each starts from a save,
+with failures of the same law. So of n equal parts one is simulated per seed, and the whole run takes the sum
+of n independent ones: n times the mean m of the parts, and a value x of a part stands for one of the whole
+that is as probable, n m + sqrt(n) (x - m), since variances add. A part is long against repairs and against
+the time between saves, and the days of an ageing fleet are those of the whole, divided by n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean
+
+from zsim.dataclass import dataclass
+from zsim.goodput.ledger import RunLedger
+from zsim.goodput.scenario import Scenario
+from zsim.goodput.training_run import TrainingRun
+
+_ALL_FAILURES = 400_000  # that all seeds together may have, about
+_LEAST_FAILURES = 2_000  # of a part
+_PILOT_FAILURES = 2_000
+_MOST_FAILURES = 2_000_000  # of all seeds, beyond which fewer are drawn
+_LEAST_SEEDS = 20
+MANY = 10  # times a mean repair, and the work between saves, that a part is at least
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """The beginning of one run: `failures` until `done`, the fraction of the run; `goodput_fraction` so
+    far. `is_whole`: nothing was left."""
+
+    failures: int
+    done: float
+    goodput_fraction: float
+    is_whole: bool
+
+    @property
+    def all_failures(self) -> float:
+        """Of the whole run, about."""
+        return self.failures / self.done if self.done > 0 else math.inf
+
+
+def pilot_of(scenario: Scenario, seed: int, failures: int = _PILOT_FAILURES) -> Pilot:
+    """Try a run until so many failures have struck."""
+    run = TrainingRun(scenario, seed, max_failures=failures)
+    ledger = run.train()
+    horizon = scenario.horizon_seconds
+    done = ledger.elapsed / horizon if horizon is not None else ledger.useful / scenario.ideal_seconds
+    goodput = ledger.useful / ledger.elapsed if ledger.elapsed else 1.0
+    return Pilot(run.num_strikes, max(done, 0.0), max(goodput, 0.0), ledger.is_finished)
+
+
+def num_parts(scenario: Scenario, seeds: int, pilot: Pilot) -> int:
+    """Parts that the run is made of, of which one is simulated per seed; 1: all is."""
+    if pilot.is_whole or not pilot.done:
+        return 1
+    expected = pilot.all_failures
+    most = expected / max(_ALL_FAILURES / seeds, _LEAST_FAILURES)
+    lasts = expected / scenario.failures.per_second
+    if slowest(scenario):
+        most = min(most, lasts / (MANY * slowest(scenario)))
+    for phase in scenario.phases:
+        most = min(most, phase.steps / (MANY * phase.saves.every * phase.saves.remote_every))
+    return max(int(most), 1)
+
+
+def slowest(scenario: Scenario) -> float:
+    """The longest mean repair, or time until silent corruption is found."""
+    found = [0.0]
+    for cause in scenario.failures.causes:
+        if cause.weight:
+            found += [0.0 if cause.keeps_node else cause.repair_seconds, cause.found_later or 0.0]
+    return max(found)
+
+
+def num_seeds(seeds: int, parts: int, pilot: Pilot) -> int:
+    """Seeds that are drawn, of those asked for: fewer where even parts have too many failures."""
+    if pilot.is_whole or not pilot.done:
+        return seeds
+    return min(seeds, max(int(_MOST_FAILURES * parts / pilot.all_failures), _LEAST_SEEDS))
+
+
+def part_of(scenario: Scenario, parts: int) -> Scenario:
+    """One of so many equal parts of a run."""
+    if parts == 1:
+        return scenario
+    failures, horizon = scenario.failures, scenario.horizon_seconds
+    ageing = tuple((seconds / parts, factor) for seconds, factor in failures.ageing)
+    phases = (replace(phase, steps=max(round(phase.steps / parts), 1)) for phase in scenario.phases)
+    return replace(
+        scenario,
+        phases=tuple(phases),
+        failures=replace(failures, ageing=ageing),
+        horizon_seconds=None if horizon is None else horizon / parts,
+        limit_seconds=scenario.limit_seconds / parts,
+    )
+
+
+def whole_runs(ledgers: tuple[RunLedger, ...], parts: int) -> tuple[RunLedger, ...]:
+    """Ledgers of whole runs from those of their parts; [Note: a run of equal parts]."""
+    if parts == 1:
+        return ledgers
+    root = math.sqrt(parts)
+
+    def grown(value: Callable[[RunLedger], float]) -> list[float]:
+        values = [value(ledger) for ledger in ledgers]
+        mean = fmean(values)
+        return [parts * mean + root * (one - mean) for one in values]
+
+    def tables(table: Callable[[RunLedger], dict[str, float]]) -> list[dict[str, float]]:
+        names = sorted({name for ledger in ledgers for name in table(ledger)})
+        columns = {name: grown(lambda one, name=name: table(one).get(name, 0.0)) for name in names}  # type: ignore[misc]
+        return [{name: columns[name][number] for name in names} for number in range(len(ledgers))]
+
+    numbers = ("useful", "num_saves", "num_restarts", "num_scratch", "steps", "elapsed")
+    columns = {name: grown(lambda one, name=name: getattr(one, name)) for name in numbers}  # type: ignore[misc]
+    seconds, causes = tables(lambda one: one.seconds), tables(lambda one: one.by_cause)
+    failures = tables(lambda one: {name: float(count) for name, count in one.failures.items()})
+    return tuple(
+        RunLedger(
+            useful=columns["useful"][number],
+            seconds=seconds[number],
+            by_cause=causes[number],
+            failures={name: round(count) for name, count in failures[number].items()},
+            num_saves=round(columns["num_saves"][number]),
+            num_restarts=round(columns["num_restarts"][number]),
+            num_scratch=round(columns["num_scratch"][number]),
+            steps=columns["steps"][number],
+            elapsed=columns["elapsed"][number],
+            is_finished=ledger.is_finished,
+        )
+        for number, ledger in enumerate(ledgers)
+    )
