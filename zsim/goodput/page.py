@@ -72,7 +72,8 @@ def goodput_page(run: SimulatedRun) -> str:
         )
     lost = "causes", "Lost GPU-hours by cause, mean of all runs.", causes(run)
     sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
-    sections.append(Section("All runs", [("days", "Days of every run.", days(run))]))
+    what = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
+    sections.append(Section("All runs", [("days", f"{what} of every run.", days(run))]))
     told = [diverging_sentence(run)] if run.is_diverging else []
     told += shortening(run)
     return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
@@ -89,17 +90,14 @@ def waterfall(run: SimulatedRun) -> Figure:
         figure.add_bar(
             name=MEANINGS[name],
             orientation="h",
-            y=[MEANINGS[name]],
+            y=[f"{MEANINGS[name]}<br>{_length(seconds)}"],
             x=[seconds / _DAY],
             base=[at / _DAY],
             marker_color=COLORS[name],
-            text=[_length(seconds)],
-            textposition="auto" if name == "steps" else "outside",
-            cliponaxis=False,
-            hovertemplate="%{y}: %{x:.3f} days<extra></extra>",
+            hovertemplate=f"{MEANINGS[name]}: %{{x:.3f}} days<extra></extra>",
         )
         at += seconds
-    figure.update_xaxes(title_text="days", range=[0, at / _DAY * 1.12])
+    figure.update_xaxes(title_text="days", range=[0, at / _DAY])
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
@@ -108,8 +106,8 @@ def _length(seconds: float) -> str:
     """Seconds in the largest unit that makes them more than one."""
     for size, unit in ((_DAY, "days"), (_HOUR, "h"), (60.0, "min")):
         if seconds >= size:
-            return f" {seconds / size:.3g} {unit} "
-    return f" {seconds:.2g} s "
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} s"
 
 
 def _spans(run: SimulatedRun) -> list[Span]:
@@ -216,18 +214,22 @@ def causes(run: SimulatedRun) -> Figure:
 
 
 def days(run: SimulatedRun) -> Figure:
-    """Runs in the order of their days."""
-    ordered = sorted(run.runs.days)
+    """Runs in the order of their days, or of the goodput that they have in as many days."""
+    if run.runs.scenario.horizon_seconds is None:
+        ordered, title, told = sorted(run.runs.days), "days", "take at most %{y:.2f} days"
+    else:
+        fractions = run.runs.goodput_fractions
+        ordered, title, told = sorted(100 * one for one in fractions), "goodput, %", "keep at most %{y:.2f} %"
     figure = Figure(layout(300, showlegend=False))
     figure.add_scatter(
         name="runs", mode="lines+markers", x=[n / len(ordered) * 100 for n in range(1, len(ordered) + 1)],
         y=ordered, line={"color": COLORS["steps"]},
-        hovertemplate="%{x:.0f} % of runs take at most %{y:.2f} days<extra></extra>",
+        hovertemplate=f"%{{x:.0f}} % of runs {told}<extra></extra>",
     )  # fmt: skip
     for part in (LOW, HIGH):
         figure.add_hline(y=quantile(ordered, part), line={"dash": "dash", "width": 1, "color": "#8A8F98"})
     figure.update_xaxes(title_text="% of runs")
-    figure.update_yaxes(title_text="days", automargin=True)
+    figure.update_yaxes(title_text=title, automargin=True)
     return figure
 
 
