@@ -235,6 +235,50 @@ def test_cards_that_carry_states_slow_the_collectives_beside_them() -> None:
     assert SavingMachine(job_of(nodes=1), FREE).slower_step_seconds(0.8, alone) == 0.0
 
 
+# -- states in host memory -----------------------------------------------------------------------------------
+
+
+def test_states_that_are_offloaded_are_staged_in_host_memory() -> None:
+    """96.4 GB on 64 ranks: 1.507 GB a rank at the driver's 6 GB/s from GPUs, at 10 GB/s of a host's thread
+    where FSDP2's states live there already; synchronous saves copy nothing then."""
+    rates = FREE.model_copy(update={"copy_bandwidth": 10e9})
+    each = 96.46e9 / 64
+    on_gpu, on_host = job_of(), job_of(cpu_offload=True)
+    pageable = on_gpu.cluster.offload.pageable_bandwidth
+    table = {"mode": "async"}
+    from_gpu, found = cost(table, rates=rates), cost(table, job=on_host, rates=rates)
+    assert from_gpu.blocking_seconds == pytest.approx(each / pageable, rel=0.01)
+    assert found.blocking_seconds == pytest.approx(each / 10e9, rel=0.01)
+    saved = from_gpu.load_seconds - found.load_seconds
+    assert saved == pytest.approx(each / pageable - each / 10e9, rel=0.01)
+    assert found.host_bytes_per_node == from_gpu.host_bytes_per_node
+
+
+def test_zero_offload_leaves_parameters_on_the_gpu() -> None:
+    """ZeRO-2: a partition of masters and moments, 12 bytes of 8e9 / 64, is in host memory; rank 0's 16 GB of
+    parameters come over PCIe. In stage 3 `ratio` of the sub-groups are there."""
+
+    def offloaded(stage: int, **more: Any) -> Job:
+        zero = {"stage": stage, "offload_optimizer": {"device": "cpu", **more}}
+        strategy = {"kind": "deepspeed", "config": {"zero_optimization": zero, "bf16": {"enabled": True},
+                    "train_micro_batch_size_per_gpu": 1}}  # fmt: skip
+        return resolve(zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", nodes=8, strategy=strategy))
+
+    saved = saved_files(offloaded(2))
+    assert saved.on_host is not None
+    assert saved.on_host == pytest.approx(np.full(64, 12 * 8_030_261_248 / 64), rel=1e-3)
+    assert saved.host_fractions[1] == pytest.approx(1.0)
+    assert saved.host_fractions[0] == pytest.approx(12 / 64 / (12 / 64 + 2), rel=1e-3)
+    rates = FREE.model_copy(update={"copy_bandwidth": 10e9})
+    pcie = offloaded(2).cluster.offload.pageable_bandwidth
+    assert cost({}, job=offloaded(2), rates=rates).blocking_seconds == pytest.approx(
+        2 * 8_030_261_248 / pcie, rel=0.04
+    )
+    third = saved_files(offloaded(3, ratio=0.25))
+    assert third.on_host is not None
+    assert third.on_host.sum() == pytest.approx(0.25 * 12 * 8_030_261_248, rel=1e-2)
+
+
 # -- tiers -----------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 import numpy as np
 
 from zsim.api import Result
+from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
@@ -131,9 +132,13 @@ def phases_of(
         saved.format in ("dcp", "reference") and threads == 1 and not is_staged
     )  # copied ahead of writing
     pinned = is_staged and table.staging == "pinned"
-    stage = 0.0 if hidden else machine.copy_seconds(copies, is_pinned=pinned)
-    if machine.is_cpu and not is_staged:
-        stage = 0.0  # states are in host memory
+    in_host = 1.0 if machine.is_cpu else saved.host_fractions
+    if is_staged:
+        stage = machine.copy_seconds(copies, is_pinned=pinned, on_host=in_host)
+    elif hidden:
+        stage = 0.0
+    else:  # torch.save writes what is in host memory from where it is
+        stage = machine.copy_seconds(_part(copies, 1 - in_host), is_pinned=False)
     if is_staged and saved.format == "dcp":
         stage += saved.items / len(saved.staged) * rates.staging_seconds
     limits = _write_limits(machine, table, storage)
@@ -155,6 +160,11 @@ def phases_of(
         load=load_seconds(machine, saved, table, storage),
         copy=_copied_seconds(machine, saved, limits),
     )
+
+
+def _part(amounts: Ints, fractions: Floats | float) -> Ints:
+    found: Ints = np.rint(amounts * fractions).astype(np.int64)
+    return found
 
 
 def _copied_seconds(
@@ -202,7 +212,7 @@ def load_seconds(
     broadcast), out of the archives, to the devices."""
     rates = machine.rates
     if table.mode == "in-memory":
-        return machine.copy_seconds(saved.staged, is_pinned=True)
+        return machine.copy_seconds(saved.staged, is_pinned=True, on_host=saved.host_fractions)
     limits = read_limits(storage, table.threads, machine.nic_bytes_per_second)
     if table.mode == "local-then-remote":
         drives = machine.drive_bytes_per_second()
@@ -213,7 +223,8 @@ def load_seconds(
         archives += saved.read_items / len(saved.read) * rates.unarchive_seconds
     found = transfer_seconds(read + _metadata_bytes(machine, saved), machine.node_of, limits) + archives
     found += _copied_seconds(machine, saved, limits, back=True)
-    found += machine.copy_seconds(read, is_pinned=False) + saved.states * rates.state_dict_seconds
+    found += machine.copy_seconds(read, is_pinned=False, on_host=saved.host_fractions)
+    found += saved.states * rates.state_dict_seconds
     found += load_plan_seconds(saved, machine) + file_seconds(np.minimum(saved.num_files(), 1), limits)
     if saved.converted:
         found += _conversion_seconds(machine, saved, limits, _write_limits(machine, table, storage))

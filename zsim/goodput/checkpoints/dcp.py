@@ -50,7 +50,8 @@ Key = tuple[str, int | None, int]
 class DcpLayout:
     """`shards`: ranks that every tensor is cut over along its first dimension; `replicas`: so many such
     groups hold the same. `dtype_bytes`: of parameters and states. `expert_shards`: ranks that routed experts
-    are cut over, of those that are spread over ranks."""
+    are cut over, of those that are spread over ranks. `is_on_host`: states live in host memory
+    (`cpu_offload`)."""
 
     shards: int
     replicas: int
@@ -58,6 +59,7 @@ class DcpLayout:
     threads: int = 1
     single_file_per_rank: bool = True
     expert_shards: int = 1
+    is_on_host: bool = False
 
     def shards_of(self, tensor: HeldTensor) -> int:
         return self.expert_shards if tensor.is_spread else self.shards
@@ -103,6 +105,7 @@ def dcp_files(held: HeldStates, layout: DcpLayout) -> Saved:
     return Saved(
         "dcp", (metadata, *files), staged=local, read=local, items=items, chunks=chunks,
         read_items=items, states=held.num_parameters, is_synced=True,
+        on_host=local if layout.is_on_host else None,
     )  # fmt: skip
 
 

@@ -54,17 +54,30 @@ def deepspeed_files(
             whole.add_parameter(size)
         files.append(whole.saved())
         gathered = tuple(sizes) if config.stage == 3 else ()
-    staged, copied = np.zeros((2, held.world_size), dtype=np.int64)
+    staged, copied, on_host = np.zeros((3, held.world_size), dtype=np.int64)
+    has_parameters, states = _offloaded_to_host(config)
     for file in files:
         if file.name.startswith(OFFLOADED):
             copied[file.rank] += file.bytes * file.copies
         else:
             staged[file.rank] += file.tensors
+            on_host[file.rank] += round(file.optimizer_states * states) + file.parameters * has_parameters
     saved = Saved(
         "deepspeed", tuple(files), staged, writer.read(files), gathered=gathered,
-        copied=copied if copied.any() else None,
+        copied=copied if copied.any() else None, on_host=on_host if on_host.any() else None,
     )  # fmt: skip
     return with_universal(saved, held, config, has_steps=writer.has_steps) if is_universal else saved
+
+
+def _offloaded_to_host(config: DeepSpeedConfig) -> tuple[bool, float]:
+    """Whether parameters, and what fraction of masters and moments, live in host memory. Below stage 3 every
+    device but the GPU is the CPU; in stage 3 the CPU steps `ratio` of the sub-groups."""
+    zero = config.zero
+    parameters, states = zero.offload_param, zero.offload_optimizer
+    has_parameters = parameters is not None and parameters.device == "cpu"
+    if states is None or (config.stage == 3 and states.device != "cpu"):
+        return has_parameters, 0.0
+    return has_parameters, states.ratio if config.stage == 3 else 1.0
 
 
 class _Writer:

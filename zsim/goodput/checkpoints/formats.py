@@ -97,6 +97,8 @@ def dcp_layout(
         size = DTYPE_BYTES[job.training.stored_dtype]
     else:
         replicas, size = ranks, DTYPE_BYTES[job.training.stored_dtype]
+    is_on_host = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
     return DcpLayout(
-        ranks // replicas, replicas, size, threads, single_file_per_rank, held.expert_data_ranks // replicas
-    )
+        ranks // replicas, replicas, size, threads, single_file_per_rank, held.expert_data_ranks // replicas,
+        is_on_host,
+    )  # fmt: skip

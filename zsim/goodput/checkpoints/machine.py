@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.api import Result
-from zsim.arrays import Ints
+from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import simulate_step
 from zsim.fabric.idle import idle_seconds
@@ -73,15 +73,20 @@ class SavingMachine:
         nic = self.job.cluster.nic
         return nic.per_node * nic.bandwidth * nic.efficiency
 
-    def copy_seconds(self, amounts: Ints, *, is_pinned: bool) -> float:
+    def copy_seconds(self, amounts: Ints, *, is_pinned: bool, on_host: Floats | float = 0.0) -> float:
         """Seconds until all ranks have copied `amounts` bytes to or from their hosts: over a GPU's PCIe link
-        or, pageable, the driver's buffer, under the uplink that GPUs share and what host memory takes."""
+        or, pageable, the driver's buffer, under the uplink that GPUs share and what host memory takes. Of
+        these the fractions `on_host` are states in host memory, which the rank's thread copies there."""
+        in_host = 1.0 if self.is_cpu else on_host
+        inside = float((amounts * in_host).max(initial=0.0)) / self.rates.copy_bandwidth
+        rest: Floats = amounts.astype(np.float64) * (1 - in_host)
+        return inside + self._device_copy_seconds(rest, is_pinned=is_pinned)
+
+    def _device_copy_seconds(self, amounts: Floats, *, is_pinned: bool) -> float:
         if not amounts.any():
             return 0.0
         cluster = self.job.cluster
         fullest = float(amounts.max())
-        if self.is_cpu:
-            return fullest / self.rates.copy_bandwidth
         pcie, host, offload = cluster.pcie, cluster.host, cluster.offload
         link = pcie.bandwidth * pcie.efficiency
         each = min(link, link / min(pcie.gpus_per_switch, self.job.gpus_per_node))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 
 COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhead_bytes", "bytes")
@@ -45,7 +45,8 @@ class Saved:
     and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
     `is_synced`: files are forced to the store (fsync) before the commit. `copied`: bytes per rank of files on
     the node's drives that are copied as they are, and copied back to load; None: none. `converted`: files
-    that one machine makes of the save before it is loaded; `read` is of these then."""
+    that one machine makes of the save before it is loaded; `read` is of these then. `on_host`: of `staged`,
+    bytes of states that live in host memory (offloaded ones); None: none."""
 
     format: str
     files: tuple[SavedFile, ...]
@@ -62,6 +63,14 @@ class Saved:
     is_answered: bool = True
     copied: Ints | None = None
     converted: tuple[SavedFile, ...] = ()
+    on_host: Ints | None = None
+
+    @property
+    def host_fractions(self) -> Floats:
+        """Of each rank's states, the fraction of bytes that live in host memory."""
+        if self.on_host is None:
+            return np.zeros(len(self.staged))
+        return self.on_host / np.maximum(self.staged, 1)
 
     @property
     def bytes(self) -> int:
