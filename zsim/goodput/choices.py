@@ -7,7 +7,7 @@ import math
 from zsim.dataclass import dataclass
 from zsim.errors import ZsimError
 from zsim.goodput.checkpoint import Checkpoint
-from zsim.goodput.costs import STATED
+from zsim.goodput.checkpoints.save_costs import STATED
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.search import compared, starting_interval
 from zsim.specs.experiment.run.checkpoint import CheckpointMode

@@ -40,7 +40,7 @@ class Pilot:
 
     @property
     def all_failures(self) -> float:
-        """Of the whole run, about."""
+        """Failures of the whole run, about."""
         return self.failures / self.done if self.done > 0 else math.inf
 
 

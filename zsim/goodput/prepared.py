@@ -12,8 +12,8 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
+from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
 from zsim.goodput.checkpoints.saved import Saved
-from zsim.goodput.costs import save_cost, startup_cost
 from zsim.goodput.defaults import recovery_defaults
 from zsim.goodput.fleet import failures_of
 from zsim.goodput.outer_step import OuterStep, one_replica, outer_step

@@ -45,7 +45,7 @@ class IntervalCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ComparableRuns:
     """How long runs are that are compared, and from how many seeds each: `max_steps` of the first phase
     (None: all) or, of runs that keep little, `seconds` of the clock."""
 
@@ -65,21 +65,21 @@ class Comparison:
         return Draw(replace(scenario, limit_seconds=_PATIENCE * scenario.ideal_seconds), self.seeds)
 
 
-def comparison(scenario: Scenario) -> Comparison:
+def comparable(scenario: Scenario) -> ComparableRuns:
     """Runs like this one, long enough to compare what goodput they have."""
     first, rate = scenario.phases[0], scenario.failures.per_second
     if not rate:
-        return Comparison(1)
+        return ComparableRuns(1)
     expected, max_steps = rate * scenario.ideal_seconds, None
     pilot = pilot_of(replace(scenario, horizon_seconds=None), 1, _LONGEST)
     if not pilot.is_whole and pilot.goodput_fraction < _LITTLE_KEPT:
         # as many failures as steps would have, and long against repairs: at first, all spares are there
         seconds = max(_LONGEST / rate, MANY * slowest(scenario))
-        return Comparison(_seeds(rate * seconds), seconds=seconds)
+        return ComparableRuns(_seeds(rate * seconds), seconds=seconds)
     if expected > _LONGEST:
         max_steps = max(round(_LONGEST / rate / first.step_seconds), 1)
         expected = _LONGEST
-    return Comparison(_seeds(expected), max_steps)
+    return ComparableRuns(_seeds(expected), max_steps)
 
 
 def _seeds(failures: float) -> int:
@@ -106,7 +106,7 @@ def best_interval(
     step = whole.phases[0].step_seconds
     longest = whole.phases[0].steps * step
     start = starting_interval(whole, cost)
-    how = comparison(scenario_of(start))
+    how = comparable(scenario_of(start))
     found: dict[int, IntervalPoint] = {}
 
     def add(*works: float) -> None:
@@ -166,4 +166,4 @@ def _smoothed(
 def compared(scenarios: Sequence[Scenario], first_seed: int, *, jobs: int = 1) -> list[Runs]:
     """Runs of scenarios that are long enough to compare them, from the same seeds."""
     whole = [replace(one, horizon_seconds=None) for one in scenarios]
-    return run_each([comparison(one).draw(one) for one in whole], first_seed, jobs=jobs)
+    return run_each([comparable(one).draw(one) for one in whole], first_seed, jobs=jobs)

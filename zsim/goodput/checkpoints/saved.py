@@ -67,7 +67,7 @@ class Saved:
 
     @property
     def host_fractions(self) -> Floats:
-        """Of each rank's states, the fraction of bytes that live in host memory."""
+        """The fraction of each rank's states that lives in host memory."""
         if self.on_host is None:
             return np.zeros(len(self.staged))
         return self.on_host / np.maximum(self.staged, 1)
