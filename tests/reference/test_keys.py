@@ -24,6 +24,16 @@ def test_every_key_has_a_sentence(key: Any) -> None:
     assert not key.sentence.endswith("."), "a phrase, as it stands in a table"
 
 
+@pytest.mark.parametrize("key", EVERY, ids=lambda key: f"{key.file}:{key.path}")
+def test_what_may_be_left_out_says_what_is_done_then(key: Any) -> None:
+    """A key of several kinds of which one has a default says what the others do."""
+    says = "left out" in key.sentence or "if left out" in key.sentence
+    has_default = bool(key.default) and ("as the rest says" not in key.default or says)
+    assert key.is_required or has_default or says, (
+        f"{key.path}: give it a default, or end its Field(description=...) with '; left out: ...'"
+    )
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_the_page_in_docs_is_the_code_s(file: str, request: pytest.FixtureRequest) -> None:
     path = ROOT / "docs" / "reference" / f"{file}.md"

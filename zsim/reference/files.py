@@ -18,6 +18,7 @@ from zsim.study.sweep.study_file import study_schema
 
 Schema = dict[str, Any]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_INHERITED = "as in the file that is extended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def _topology() -> Schema:
     named = {"type": "string", "description": "a GPU that ships with zsim, or the path of a GPU file"}
     schema["properties"]["gpu"] = {
         "anyOf": [named, own],
-        "description": "the GPU of every node, or a file's name",
+        "description": f"the GPU of every node, or a file's name; left out: {_INHERITED}",
     }
     return schema
 
@@ -96,7 +97,10 @@ def _of(model: type[BaseModel]) -> Schema:
 
 def _extendable(schema: Schema, what: str) -> Schema:
     required = schema.pop("required", [])
-    first = {"extends": {"type": "string", "description": what}}
+    for name in required:
+        of_key = schema["properties"][name]
+        of_key["description"] = f"{of_key.get('description', '')}; left out: {_INHERITED}".removeprefix("; ")
+    first = {"extends": {"type": "string", "description": f"{what}; left out: the file stands alone"}}
     schema["properties"] = first | schema["properties"]
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return schema

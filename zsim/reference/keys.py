@@ -217,9 +217,9 @@ def _allowed(value: Schema, root: Schema) -> tuple[str, ...]:
 
 
 def _as_toml(value: object) -> str:
-    """A default as a file says it; "" for an empty table or list."""
+    """A default as a file says it; an empty table or list is "none"."""
     if isinstance(value, Mapping | list | tuple) and not value:
-        return ""
+        return "none"
     return json.dumps(value)
 
 

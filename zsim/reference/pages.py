@@ -16,8 +16,8 @@ def page_of(file: str) -> str:
     kind = FILES[file]
     lines = [f"# {kind.title}", "", kind.purpose, ""]
     lines += [
-        f"This page is made from the code (`zsim explain {file} --markdown`). A key without a default may be",
-        "left out unless it says *must be given*; what zsim then does, the last column says.",
+        f"This page is made from the code (`zsim explain {file} --markdown`). A key that may be left",
+        "out has a default, or its sentence says what is done where it is left out.",
         "",
         f"`zsim schema {file} > {file}.json` writes the same as JSON Schema. With `#:schema {file}.json` as",
         "the first line of a file, editors with taplo (VS Code's Even Better TOML) complete and check it.",

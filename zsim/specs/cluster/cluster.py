@@ -93,7 +93,9 @@ class HostDevice(Table):
     sockets: int = Field(
         default=1, gt=0, strict=True, description="sockets, which share cores, memory and GPUs evenly"
     )
-    socket_bandwidth: BytesPerSecond | None = Field(default=None, description="from one socket to the others")
+    socket_bandwidth: BytesPerSecond | None = Field(
+        default=None, description="from one socket to the others; left out: one socket, which needs none"
+    )
     pinned_limit: Bytes | None = Field(
         default=None, description="page-locked memory of a node in all; left out: no limit"
     )
@@ -130,9 +132,12 @@ class Nvme(Table):
     attached: Literal["host", "switch"] = Field(
         default="host", description="to the host, or under the GPUs' PCIe switches"
     )
-    write_cache: Bytes | None = Field(default=None, description="bytes that a drive takes at its full rate")
+    write_cache: Bytes | None = Field(
+        default=None,
+        description="bytes that a drive takes at its full rate; left out: its full rate at any size",
+    )
     sustained_write_bandwidth: BytesPerSecond | None = Field(
-        default=None, description="of one drive, beyond its cache"
+        default=None, description="of one drive, beyond its cache; left out: its full rate at any size"
     )
 
 

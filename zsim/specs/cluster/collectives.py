@@ -85,19 +85,25 @@ class CollectiveCosts(Table):
         "of their own"
     )
     algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(
-        default_factory=dict, description="costs by protocol, of single algorithms"
+        default_factory=dict,
+        description="costs by protocol, of single algorithms; left out: those of `protocols`",
     )
     force_algorithm: AlgorithmName | None = Field(
-        default=None, description="the algorithm that is used wherever a collective has it (NCCL_ALGO)"
+        default=None,
+        description="the algorithm that is used wherever a collective has it (NCCL_ALGO); left out: by "
+        "`choice`",
     )
     force_protocol: str | None = Field(
-        default=None, description="the protocol that is used wherever it exists (NCCL_PROTO)"
+        default=None,
+        description="the protocol that is used wherever it exists (NCCL_PROTO); left out: by `choice`",
     )
     choice: Literal["fastest", "tuning-model"] = Field(
         default="fastest", description="the fastest on idle links, or NCCL's own choice by its tuning model"
     )
     generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = Field(
-        default=None, description="the GPUs that the tuning model is of"
+        default=None,
+        description='the GPUs that the tuning model is of; left out: for `choice` "fastest", which needs '
+        "none",
     )
     message_delay: Seconds = Field(
         default=0.0, description="what a message from one rank to another on another node takes besides"

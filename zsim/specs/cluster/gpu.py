@@ -25,11 +25,19 @@ class PeakRates(Table):
     bf16: PositiveFlops | None = Field(
         default=None, description="dense products of bf16; left out: the GPU has none"
     )
-    fp16: PositiveFlops | None = Field(default=None, description="dense products of fp16")
-    tf32: PositiveFlops | None = Field(default=None, description="dense products of tf32")
+    fp16: PositiveFlops | None = Field(
+        default=None, description="dense products of fp16; left out: the GPU has none"
+    )
+    tf32: PositiveFlops | None = Field(
+        default=None, description="dense products of tf32; left out: the GPU has none"
+    )
     fp32: PositiveFlops = Field(description="dense products of fp32")
-    fp8: PositiveFlops | None = Field(default=None, description="dense products of fp8")
-    fp4: PositiveFlops | None = Field(default=None, description="dense products of fp4")
+    fp8: PositiveFlops | None = Field(
+        default=None, description="dense products of fp8; left out: the GPU has none"
+    )
+    fp4: PositiveFlops | None = Field(
+        default=None, description="dense products of fp4; left out: the GPU has none"
+    )
 
 
 class DeviceMemory(Table):
@@ -60,7 +68,9 @@ class GemmEfficiency(Table):
     unaligned_fraction: Fraction = Field(
         default=1.0, description="of the rate, left where rows do not begin on multiples of 16 bytes"
     )
-    by_dtype: dict[str, Fraction] = Field(default_factory=dict, description="`max_fraction` of single types")
+    by_dtype: dict[str, Fraction] = Field(
+        default_factory=dict, description="`max_fraction` of single types; left out: `max_fraction` of all"
+    )
 
 
 class NarrowKernel(BaseModel):
@@ -89,7 +99,8 @@ class AttentionCurve(BaseModel):
     )
     by_head_dim: dict[PositiveInt, NarrowKernel] = Field(
         default_factory=dict,
-        description="kernels built for narrower heads, by the widest head that each takes",
+        description="kernels built for narrower heads, by the widest head that each takes; left out: one "
+        "kernel for all heads",
     )
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
@@ -111,7 +122,8 @@ class AttentionEfficiency(Table, AttentionCurve):
 
     variants: dict[str, AttentionCurve] = Field(
         default_factory=dict,
-        description="other generations of the kernel, by the name that `training.attention` asks for",
+        description="other generations of the kernel, by the name that `training.attention` asks for; left "
+        "out: only this one",
     )
 
 
@@ -163,7 +175,9 @@ class Power(Table):
 
     idle: Watts = Field(description="while a job waits")
     maximum: Watts = Field(description="the board's limit, which large products reach")
-    memory_bound: Watts | None = Field(default=None, description="under kernels that are bound by memory")
+    memory_bound: Watts | None = Field(
+        default=None, description="under kernels that are bound by memory; left out: energy is not told"
+    )
     communication: Watts | None = Field(
         default=None, description="while only collectives run; left out: as `memory_bound`"
     )
@@ -188,7 +202,9 @@ class Gpu(BaseModel):
     description: str = Field(description="one line about it")
     vendor: Literal["nvidia", "amd", "cpu", "other"] = Field(description="who made it")
     sm_count: int = Field(gt=0, le=10**6, description="streaming multiprocessors, or compute units")
-    compute_capability: float | None = Field(default=None, gt=0, description="NVIDIA's, as 9.0 for Hopper")
+    compute_capability: float | None = Field(
+        default=None, gt=0, description="NVIDIA's, as 9.0 for Hopper; left out: not known, or another vendor"
+    )
     supports_flash_attention: bool = Field(description="whether fused attention runs on it")
     peak: PeakRates = Field(description="dense arithmetic rates of the data sheet")
     memory: DeviceMemory = Field(description="capacity and bandwidth")
@@ -198,11 +214,14 @@ class Gpu(BaseModel):
     launch: KernelLaunch = Field(description="what a kernel costs besides its work")
     interference: Interference = Field(description="how kernels and collectives slow one another")
     power: Power | None = Field(default=None, description="what the board draws")
-    power_limit: Watts | None = Field(default=None, description="the board's limit, if it is not the file's")
+    power_limit: Watts | None = Field(
+        default=None,
+        description="the board's limit, if it is not the file's; left out: that of the file's [power]",
+    )
     caching_allocator: bool | None = Field(
         default=None,
-        description="whether torch allocates its memory in blocks that it keeps, as CUDA's; to be "
-        'said for vendor "other"',
+        description="whether torch allocates its memory in blocks that it keeps, as CUDA's; to be said for "
+        "vendor \"other\"; left out: true for NVIDIA's and AMD's",
     )
 
     @model_validator(mode="after")

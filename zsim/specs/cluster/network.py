@@ -99,7 +99,8 @@ class Network(Table):
         default=0, description="seed of the hash"
     )
     switch_ports: Count | None = Field(
-        default=None, description="ports of a switch; a fabric that needs more is refused"
+        default=None,
+        description="ports of a switch; a fabric that needs more is refused; left out: as many as it takes",
     )
 
     @model_validator(mode="before")

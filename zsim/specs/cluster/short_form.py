@@ -11,10 +11,12 @@ from zsim.specs.cluster.network import KEYS, SHARED_KEYS, Network
 
 SHORT_KEYS: Mapping[str, str] = {
     "fabric": "the shape of the network alone, in place of a [network] table; its other keys are as in the "
-    "file that is extended, where they belong to the shape",
+    "file that is extended, where they belong to the shape; left out: that of the extended file "
+    "if it is a tree, else a fat tree",
     "oversubscription": "bandwidth of a leaf's downlinks over that of its uplinks, in place of a [network] "
-    "table",
-    "nodes_per_leaf": "nodes under one leaf switch, in place of a [network] table",
+    "table; left out: 1",
+    "nodes_per_leaf": "nodes under one leaf switch, in place of a [network] table; left out: the usual "
+    "number, made whole by the uplinks",
 }
 _TREES = ("fat-tree", "rail-optimized")
 

@@ -58,15 +58,16 @@ class FaultsTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     links: dict[str, LinkFault] = Field(
-        default_factory=dict, description="degraded links by name, as `zsim topology show` has them"
+        default_factory=dict,
+        description="degraded links by name, as `zsim topology show` has them; left out: none",
     )
     dead_nics: tuple[str, ...] = Field(
         default=(), description='network cards that do not work, as in "node3.nic2"'
     )
     slow_gpus: dict[str, Slowdown] = Field(
         default_factory=dict,
-        description='factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; factors '
-        "of one GPU multiply",
+        description='factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; factors of one '
+        "GPU multiply; left out: none",
     )
 
     @field_validator("links", mode="before")

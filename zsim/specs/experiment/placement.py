@@ -42,16 +42,21 @@ class PlacementTable(BaseModel):
     )
     nodes: tuple[Number, ...] | None = Field(
         default=None,
-        description='which nodes the job runs on, as a list or as in "0-7,32-39"; ranks are '
-        "numbered in this order",
+        description='which nodes the job runs on, as a list or as in "0-7,32-39"; ranks are numbered in '
+        "this order; left out: as `policy` takes them",
     )
     policy: Literal["packed", "spread", "random"] = Field(
         default="packed",
         description="which nodes are taken: the first, equally many of every pod or leaf, or drawn by `seed`",
     )
-    seed: Number | None = Field(default=None, description='seed of policy "random"')
+    seed: Number | None = Field(
+        default=None,
+        description='seed of policy "random", which needs one; left out: the others draw nothing',
+    )
     gpus_per_node: tuple[Count, ...] | None = Field(
-        default=None, description="GPUs that the job uses on each of its nodes, where they differ"
+        default=None,
+        description="GPUs that the job uses on each of its nodes, where they differ; left out: as many on "
+        "each",
     )
 
     @field_validator("nodes", mode="before")

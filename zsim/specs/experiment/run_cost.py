@@ -17,10 +17,12 @@ class CostTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="money per GPU and hour"
+        default=None, description="money per GPU and hour; left out: no bill"
     )
     currency: str = Field(default="USD", description="the money's name")
-    tokens: Amount | None = Field(default=None, description="tokens to train on in all")
+    tokens: Amount | None = Field(
+        default=None, description="tokens to train on in all; left out: the bill is of one step"
+    )
     pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.0,
         description="the data centre's power usage effectiveness: energy at its meter over energy "

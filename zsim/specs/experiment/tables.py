@@ -80,23 +80,30 @@ class TrainingTable(TableOfFile):
         default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
     )
     micro_batch_size: Count | None = Field(
-        default=None, description="sequences that a data-parallel rank computes at a time"
+        default=None,
+        description="sequences that a data-parallel rank computes at a time; left out: 1, or as DeepSpeed's "
+        "JSON says",
     )
     micro_batch_sizes: dict[str, Count] = Field(
         default={}, description="sequences in a micro-batch by type of the cluster's nodes, where they differ"
     )
     gradient_accumulation_steps: Count | None = Field(
-        default=None, description="micro-batches of a step; of a pipeline, its micro-batches"
+        default=None,
+        description="micro-batches of a step; of a pipeline, its micro-batches; left out: 1, what "
+        "`global_batch_size` takes, or as DeepSpeed's JSON says",
     )
     global_batch_size: Count | None = Field(
         default=None,
-        description="sequences in a step of all ranks: how many micro-batches, and how small the last one is",
+        description="sequences in a step of all ranks: how many micro-batches, and how small the last one "
+        "is; left out: what the sizes above make",
     )
     precision: Precision | None = Field(
         default=None, description="the type of products; left out: bf16 where the GPU has it"
     )
     fp8_recipe: Fp8Recipe | None = Field(
-        default=None, description='how products are cast with precision "fp8": the scales, and whose kernels'
+        default=None,
+        description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
+        '"delayed" under Megatron, else "torchao-tensorwise"',
     )
     lengths: LengthsTable | None = Field(
         default=None, description="documents of different lengths, packed or padded"
@@ -132,7 +139,9 @@ class TrainingTable(TableOfFile):
         description='what is not trained, by name with wildcards: "model.embed_tokens"',
     )
     frozen_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None, description="what frozen weights are kept in"
+        default=None,
+        description="what frozen weights are kept in; left out: as the weights that are trained; under LoRA "
+        "in the type of products",
     )
     paged_states: Literal["gpu", "host"] = Field(
         default="gpu", description="where a paged optimizer's states are between steps"
@@ -150,13 +159,17 @@ class TrainingTable(TableOfFile):
         default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
     )
     recompute_modules: tuple[RecomputeModule, ...] | None = Field(
-        default=None, description='modules that "selective" runs again, by Megatron\'s names'
+        default=None,
+        description='modules that "selective" runs again, by Megatron\'s names; left out: the core of '
+        "attention",
     )
     recompute_method: Literal["uniform", "block"] | None = Field(
-        default=None, description='"full" in groups of layers, or for the first layers of every stage'
+        default=None,
+        description='"full" in groups of layers, or for the first layers of every stage; left out: every '
+        "layer by itself",
     )
     recompute_layers: Count | None = Field(
-        default=None, description="how many layers a group, or the first of a stage, are"
+        default=None, description="how many layers a group, or the first of a stage, are; left out: 1"
     )
     checkpoint_stops_early: bool = Field(
         default=True, description="recompute only until all that backward needs is there"
@@ -189,8 +202,14 @@ class ExperimentFile(TableOfFile):
         description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
-    nodes: Count | None = Field(default=None, description="nodes of the job; their GPUs are all used")
-    gpus: Count | None = Field(default=None, description="GPUs of the job, if not whole nodes")
+    nodes: Count | None = Field(
+        default=None,
+        description="nodes of the job; their GPUs are all used; left out: as many as `gpus` fill, or "
+        "`placement` names",
+    )
+    gpus: Count | None = Field(
+        default=None, description="GPUs of the job, if not whole nodes; left out: all of `nodes`"
+    )
     placement: PlacementTable = Field(
         default=PlacementTable.model_construct(), description="which nodes, and how many GPUs on each"
     )
@@ -221,7 +240,9 @@ class ExperimentFile(TableOfFile):
     )
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
     program: Program | None = Field(
-        default=None, description="the program whose file it was; zsim tune proposes what that can be told"
+        default=None,
+        description="the program whose file it was; zsim tune proposes what that can be told; left out: "
+        "zsim's own file",
     )
 
 

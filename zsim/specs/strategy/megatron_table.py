@@ -86,7 +86,11 @@ class MegatronTable(BaseModel):
         default=VOCABULARY_MULTIPLE,
         description="the vocabulary is padded to a multiple of this, times the tensor-parallel ranks",
     )
-    fsdp_sharding: FsdpSharding | None = Field(default=None, description="Megatron-FSDP, and what it shards")
+    fsdp_sharding: FsdpSharding | None = Field(
+        default=None,
+        description="Megatron-FSDP, and what it shards; left out: Megatron's DDP, or its distributed "
+        "optimizer",
+    )
     fsdp_outer_sharding: Literal["no_shard", "optim"] = Field(
         default="no_shard",
         description="Megatron-FSDP in several instances: what is sharded over them as well",

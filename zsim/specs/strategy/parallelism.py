@@ -73,7 +73,9 @@ class ParallelismTable(BaseModel):
 
     tensor: Count = Field(default=1, description="ranks that share every layer's products")
     sequence_parallel: StrictBool | None = Field(
-        default=None, description="norms and residuals on a part of the sequence each"
+        default=None,
+        description="norms and residuals on a part of the sequence each; left out: on under torchtitan, off "
+        "under the others",
     )
     async_tensor: StrictBool = Field(
         default=False, description="products and their collectives cut into pieces that overlap"
@@ -86,27 +88,44 @@ class ParallelismTable(BaseModel):
     schedule: ScheduleName | None = Field(
         default=None, description="order of a pipeline's work; left out: the framework's"
     )
-    schedule_csv: str | None = Field(default=None, description="a schedule in torch's CSV format")
-    virtual_stages: Count | None = Field(default=None, description="stages on each pipeline rank")
-    first_stage_less_layers: Number | None = Field(
-        default=None, description="fewer layers, for the embedding"
+    schedule_csv: str | None = Field(
+        default=None, description="a schedule in torch's CSV format; left out: `schedule`"
     )
-    last_stage_less_layers: Number | None = Field(default=None, description="fewer layers, for head and loss")
+    virtual_stages: Count | None = Field(
+        default=None,
+        description="stages on each pipeline rank; left out: as many as the schedule needs, mostly 1",
+    )
+    first_stage_less_layers: Number | None = Field(
+        default=None,
+        description="fewer layers, for the embedding; left out: 1 under torchtitan, 0 under the others",
+    )
+    last_stage_less_layers: Number | None = Field(
+        default=None,
+        description="fewer layers, for head and loss; left out: 1 under torchtitan, 0 under the others",
+    )
     layers_per_stage: tuple[Number, ...] | None = Field(
         default=None,
-        description="layers of every stage, one number per virtual stage, in model order; 0: embedding, head "
-        "or nothing alone",
+        description="layers of every stage, one number per virtual stage, in model order; 0: embedding, "
+        "head or nothing alone; left out: equal parts, but for the two keys above",
     )
     passes: Count = Field(
         default=1, description="whole pipelines per step, which share its micro-batches evenly"
     )
     context: Count = Field(default=1, description="ranks that share every sequence")
     context_method: ContextMethod | None = Field(
-        default=None, description="how attention sees whole sequences"
+        default=None,
+        description="how attention sees whole sequences; left out: the framework's own: torchtitan gathers "
+        "keys and values, Megatron and nanotron have a ring, DeepSpeed exchanges heads",
     )
     expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
-    expert_tensor: Count | None = Field(default=None, description="ranks that share an expert's products")
-    dispatcher: Dispatcher | None = Field(default=None, description="what brings tokens to experts")
+    expert_tensor: Count | None = Field(
+        default=None,
+        description="ranks that share an expert's products; left out: `tensor` under Megatron and without "
+        "`expert`, else 1",
+    )
+    dispatcher: Dispatcher | None = Field(
+        default=None, description="what brings tokens to experts; left out: the framework's own"
+    )
     capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="rows that an expert takes, over the mean; left out: all"
     )
@@ -116,7 +135,8 @@ class ParallelismTable(BaseModel):
         "spread; or 'seed:N'",
     )
     order: str | None = Field(
-        default=None, description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"'
+        default=None,
+        description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"; left out: that one',
     )
 
 

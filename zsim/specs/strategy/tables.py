@@ -44,12 +44,17 @@ class DeepSpeedTable(TableOfFile):
     kind: Literal["deepspeed"] = Field(description="whose data parallelism")
     stage: Literal[0, 1, 2, 3] | None = Field(
         default=None,
-        description="the ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters",
+        description="the ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters; left "
+        "out: as `config` says, which is then needed",
     )
     config: str | dict[str, Any] | None = Field(
-        default=None, description="DeepSpeed's JSON file, or its content as a table"
+        default=None,
+        description="DeepSpeed's JSON file, or its content as a table; left out: DeepSpeed's defaults at "
+        "`stage`",
     )
-    config_name: str | None = Field(default=None, description="what messages call a `config` that is a table")
+    config_name: str | None = Field(
+        default=None, description="what messages call a `config` that is a table; left out: DeepSpeed config"
+    )
     version: str = Field(default="0.19.8", description="the release whose behaviour and defaults apply")
     fetches_one_by_one: bool = Field(
         default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
@@ -64,8 +69,8 @@ class DeepSpeedTable(TableOfFile):
 
     tile_numel: Count | None = Field(
         default=None,
-        description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles "
-        "of at most this many",
+        description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles of at "
+        "most this many; left out: none are",
     )
     zero_init: bool = Field(
         default=True,
@@ -103,7 +108,9 @@ class _FsdpTable(TableOfFile):
         default=None, description="the type in which gradients are reduced; left out: the framework's own"
     )
     replicate: Count | None = Field(
-        default=None, description="replicas of the sharded group (hybrid sharding, HSDP)"
+        default=None,
+        description="replicas of the sharded group (hybrid sharding, HSDP); left out: 1; with FSDP1's "
+        "hybrid strategies the nodes",
     )
     no_sync: bool = Field(
         default=False, description="gradients are kept whole until the last micro-batch, and reduced then"

@@ -39,28 +39,33 @@ from zsim.study.sweep.expressions import Expression, parse_expression
 LABEL = "label"
 _VALUES = {"type": ["string", "number", "boolean", "array", "object"]}
 _PROPERTIES: Mapping[str, Mapping[str, Any]] = {
-    "name": {"type": "string", "description": "the study's name, in its reports; else that of its file"},
-    "experiment": {"type": "string", "description": "the experiment file that is varied"},
+    "name": {"type": "string", "description": "the study's name, in its reports; left out: that of its file"},
+    "experiment": {
+        "type": "string",
+        "description": "the experiment file that is varied; left out: `base` is all of it",
+    },
     "base": {
         "type": "object",
-        "description": "a whole experiment, or changes to that of `experiment`, in the shape of its file",
+        "description": "a whole experiment, or changes to that of `experiment`, in the shape of its file; "
+        "left out: no changes",
     },
     "axes": {
         "type": "object",
         "additionalProperties": _VALUES,
         "description": "values by key, as a list or as a range {from, to, step or factor}; every "
-        "combination is a point",
+        "combination is a point; left out: `zip` says what varies",
     },
     "zip": {
         "type": "array",
         "items": {"type": "object", "additionalProperties": _VALUES},
-        "description": "keys whose values go together, the first with the first; `label` names them",
+        "description": "keys whose values go together, the first with the first; `label` names them; left "
+        "out: `axes` say what varies",
     },
     "set": {
         "type": "array",
         "items": {"type": "object", "additionalProperties": _VALUES},
         "description": 'keys that follow from others: values, or {value = "an expression"}, `when` a '
-        "condition holds",
+        "condition holds; left out: none",
     },
     "where": {
         "type": ["string", "array"],

@@ -43,19 +43,31 @@ class LengthsTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     documents: Annotated[tuple[Length, ...], Field(min_length=1, max_length=_MOST_LINES)] | None = Field(
-        default=None, description="lengths of documents: a list, or a histogram of {length: count}"
+        default=None,
+        description="lengths of documents: a list, or a histogram of {length: count}; left out: for a file "
+        "or a law",
     )
-    file: str | None = Field(default=None, description="lines of a length and how many documents have it")
+    file: str | None = Field(
+        default=None,
+        description="lines of a length and how many documents have it; left out: for documents or a law",
+    )
     law: Literal["constant", "uniform", "exponential", "lognormal"] | None = Field(
-        default=None, description="law that lengths are drawn from"
+        default=None, description="law that lengths are drawn from; left out: for documents or a file"
     )
-    mean: Positive | None = Field(default=None, description="mean length of the law")
-    median: Positive | None = Field(default=None, description="median length of the law")
+    mean: Positive | None = Field(
+        default=None, description="mean length of the law; left out: for a law without one"
+    )
+    median: Positive | None = Field(
+        default=None, description="median length of the law; left out: for a law without one"
+    )
     sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = Field(
-        default=None, description="standard deviation of the length's logarithm"
+        default=None,
+        description="standard deviation of the length's logarithm; left out: for a law without one",
     )
-    low: Length | None = Field(default=None, description="shortest document")
-    high: Length | None = Field(default=None, description="longest document; longer ones are cut")
+    low: Length | None = Field(default=None, description="shortest document; left out: for a law without one")
+    high: Length | None = Field(
+        default=None, description="longest document; longer ones are cut; left out: for a law without one"
+    )
     batching: Literal["packed", "padded"] = Field(
         default="packed",
         description="documents are packed into sequences, or padded to the longest of a micro-batch",

@@ -26,7 +26,8 @@ class DataTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     samples_per_second_per_host: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = Field(
-        default=None, description="samples that the loaders of one host make ready"
+        default=None,
+        description="samples that the loaders of one host make ready; left out: no step waits for data",
     )
     prefetch: StrictBool = Field(default=True, description="samples are loaded beside the step before")
 

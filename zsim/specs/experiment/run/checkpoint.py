@@ -76,19 +76,28 @@ class CheckpointTable(BaseModel):
     keep: _Steps | None = Field(
         default=None, description="saves that are kept; left out: all, under torchtitan 10"
     )
-    archive_every: Duration | None = Field(default=None, description="how often a save is kept for ever")
+    archive_every: Duration | None = Field(
+        default=None, description="how often a save is kept for ever; left out: none is"
+    )
     blocking: Duration | None = Field(
         default=None,
-        description="time that training waits for a save, measured, in place of the simulation's",
+        description="time that training waits for a save, measured, in place of the simulation's; left out: "
+        "simulated",
     )
     durable: Duration | None = Field(
-        default=None, description="time from the start of a save to its commit, measured"
+        default=None, description="time from the start of a save to its commit, measured; left out: simulated"
     )
     slowdown: Duration | None = Field(
-        default=None, description="time that writing in the background adds to the steps beside it, measured"
+        default=None,
+        description="time that writing in the background adds to the steps beside it, measured; left out: "
+        "simulated",
     )
-    load: Duration | None = Field(default=None, description="time to read a save back, measured")
-    bytes: Bytes | None = Field(default=None, description="size of a save, measured")
+    load: Duration | None = Field(
+        default=None, description="time to read a save back, measured; left out: simulated"
+    )
+    bytes: Bytes | None = Field(
+        default=None, description="size of a save, measured; left out: counted from the model's states"
+    )
 
     @field_validator("every", "remote_every", mode="before")
     @classmethod

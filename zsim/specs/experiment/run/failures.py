@@ -33,9 +33,12 @@ class CauseTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    share: _Rate | None = Field(default=None, description="weight among the causes; a count will do")
+    share: _Rate | None = Field(
+        default=None,
+        description="weight among the causes; a count will do; left out: for `per_1000_node_days`",
+    )
     per_1000_node_days: _Rate | None = Field(
-        default=None, description="rate of this cause, in place of a share"
+        default=None, description="rate of this cause, in place of a share; left out: for `share`"
     )
     keeps_node: bool = Field(
         default=False, description="nothing is replaced: the processes or the machine start again"
@@ -47,10 +50,13 @@ class CauseTable(BaseModel):
     repair_median: Duration | None = Field(
         default=None, description="median of a lognormal law of repair; left out: an exponential law"
     )
-    detect: Duration | None = Field(default=None, description="time until it is noticed")
+    detect: Duration | None = Field(
+        default=None, description="time until it is noticed; left out: as [run.recovery] has it"
+    )
     found_later: Duration | None = Field(
         default=None,
-        description="silent corruption: time until it is found; all that is saved between is bad",
+        description="silent corruption: time until it is found; all that is saved between is bad; left out: "
+        "no silent corruption",
     )
 
     @model_validator(mode="after")
@@ -68,17 +74,22 @@ class FailuresTable(Table):
     """`[run.failures]`. Laws of repair: lognormal with its median, else exponential."""
 
     preset: str | None = Field(
-        default=None, description="a published fleet by name, which the other keys change"
+        default=None,
+        description="a published fleet by name, which the other keys change; left out: the other keys "
+        'alone; without the table "typical"',
     )
     per_1000_node_days: _Rate | None = Field(
         default=None,
-        description="interruptions per 1,000 days of a node of 8 GPUs; other nodes count by their GPUs",
+        description="interruptions per 1,000 days of a node of 8 GPUs; other nodes count by their GPUs; "
+        'left out: that of the causes, else of "typical"',
     )
     law: FailureLaw = Field(
         default="exponential", description="of the time between two failures; weibull starts anew with each"
     )
     shape: Annotated[float, Field(ge=0.2, le=10)] | None = Field(
-        default=None, description="of the weibull law; below 1: failures come in bursts"
+        default=None,
+        description="of the weibull law; below 1: failures come in bursts; left out: for the exponential "
+        "law, which has none",
     )
     exponent: Annotated[float, Field(ge=0.5, le=3)] = Field(
         default=1.0,
@@ -91,7 +102,8 @@ class FailuresTable(Table):
         default=(), description="[day, factor] of the rate from that day on"
     )
     causes: dict[str, CauseTable] = Field(
-        default_factory=dict, description="causes by name, each with its share or rate"
+        default_factory=dict,
+        description="causes by name, each with its share or rate; left out: failures have no cause",
     )
     transient_fraction: _Share = Field(
         default=0.3, description="failures after which the same node goes on, where no causes are given"

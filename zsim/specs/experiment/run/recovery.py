@@ -52,7 +52,7 @@ class RecoveryTable(BaseModel):
     swap: Duration = Field(default=60.0, description="time to bring a spare in")
     spares: _Count = Field(default=0, description="nodes that wait to replace others")
     least_nodes: Annotated[int, Field(gt=0, strict=True)] | None = Field(
-        default=None, description="nodes below which a job that shrinks waits"
+        default=None, description="nodes below which a job that shrinks waits; left out: half of them"
     )
     stall: Duration | None = Field(
         default=None, description="what a failure costs the other replicas; left out: simulated"

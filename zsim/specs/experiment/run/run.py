@@ -38,10 +38,18 @@ class PhaseTable(BaseModel):
     nodes: _Count | None = Field(
         default=None, description="nodes of the phase; left out: as the experiment says, like the keys below"
     )
-    sequence_length: _Count | None = Field(default=None, description="tokens of a sequence")
-    micro_batch_size: _Count | None = Field(default=None, description="sequences of a micro-batch")
-    gradient_accumulation_steps: _Count | None = Field(default=None, description="micro-batches of a step")
-    global_batch_size: _Count | None = Field(default=None, description="sequences of a step")
+    sequence_length: _Count | None = Field(
+        default=None, description="tokens of a sequence; left out: as the experiment says"
+    )
+    micro_batch_size: _Count | None = Field(
+        default=None, description="sequences of a micro-batch; left out: as the experiment says"
+    )
+    gradient_accumulation_steps: _Count | None = Field(
+        default=None, description="micro-batches of a step; left out: as the experiment says"
+    )
+    global_batch_size: _Count | None = Field(
+        default=None, description="sequences of a step; left out: as the experiment says"
+    )
 
     def overrides(self) -> dict[str, Any]:
         """The settings of the phase, as dotted keys of an experiment."""
@@ -70,10 +78,17 @@ class TrainingRunTable(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
-    tokens: _Tokens | None = Field(default=None, description='tokens of the run, as 1e12 or "15T"')
-    steps: _Count | None = Field(default=None, description="steps of the run, in place of tokens")
+    tokens: _Tokens | None = Field(
+        default=None,
+        description='tokens of the run, as 1e12 or "15T"; left out: steps, days or phases say how far',
+    )
+    steps: _Count | None = Field(
+        default=None,
+        description="steps of the run, in place of tokens; left out: tokens, days or phases say how far",
+    )
     days: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="days on the clock, in place of tokens"
+        default=None,
+        description="days on the clock, in place of tokens; left out: tokens, steps or phases say how far",
     )
     seeds: Annotated[int, Field(gt=0, le=MAX_SEEDS, strict=True)] = Field(
         default=100, description="runs that are drawn"

@@ -24,14 +24,20 @@ class StorageTable(Table):
     """`[run.storage]`: what takes the saves, and how fast."""
 
     preset: str | None = Field(
-        default=None, description="a published store by name, which the other keys change"
+        default=None,
+        description="a published store by name, which the other keys change; left out: the other keys "
+        'alone; without the table "writers"',
     )
     write_bandwidth_per_writer: BytesPerSecond | None = Field(
         default=None,
         description="of one thread of a rank, from tensor to store; a bandwidth left out is no limit",
     )
-    write_bandwidth_per_node: BytesPerSecond | None = Field(default=None, description="of one node")
-    write_bandwidth: BytesPerSecond | None = Field(default=None, description="of all nodes together")
+    write_bandwidth_per_node: BytesPerSecond | None = Field(
+        default=None, description="of one node; left out: no limit"
+    )
+    write_bandwidth: BytesPerSecond | None = Field(
+        default=None, description="of all nodes together; left out: no limit"
+    )
     read_bandwidth_per_reader: BytesPerSecond | None = Field(
         default=None, description="of one thread of a rank; left out: as writing"
     )

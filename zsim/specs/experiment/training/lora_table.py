@@ -29,21 +29,28 @@ class LoraTable(BaseModel):
         description="scale of the adapters, over the rank; without effect on cost",
     )
     targets: Literal["all-linear"] | str | tuple[str, ...] | None = Field(
-        default=None, description='names of modules or their ends, or "all-linear"; a string is a pattern'
+        default=None,
+        description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
+        "those that PEFT takes for the model's family, or all of Megatron's layers",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     quantized: Literal["nf4"] | None = Field(
-        default=None, description="the frozen products' weights in bitsandbytes' 4 bits"
+        default=None,
+        description="the frozen products' weights in bitsandbytes' 4 bits; left out: not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
-    dtype: Literal["fp32", "bf16"] | None = Field(default=None, description="what adapters are kept in")
+    dtype: Literal["fp32", "bf16"] | None = Field(
+        default=None, description="what adapters are kept in; left out: fp32"
+    )
     exclude: tuple[str, ...] = Field(default=(), description="modules that get no adapter")
     layers: tuple[int, ...] = Field(default=(), description="numbers of the blocks; all if left out")
     rank_pattern: dict[str, int] = Field(
         default={}, description="ranks of single modules, by a pattern of their names"
     )
     modules_to_save: tuple[str, ...] = Field(default=(), description="modules that are trained whole")
-    config: str | None = Field(default=None, description="path of PEFT's adapter_config.json")
+    config: str | None = Field(
+        default=None, description="path of PEFT's adapter_config.json; left out: the keys of this table alone"
+    )
 
 
 # Keys of adapter_config.json -> ours.
