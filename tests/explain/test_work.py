@@ -26,7 +26,7 @@ from zsim.specs.experiment.labels import parallelism_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
-from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.study.scaling.scaling import _batch, _split
 from zsim.study.sensitivity.requirements import parse_target
 from zsim.study.sweep.row import report_row

@@ -16,7 +16,8 @@ from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.mesh import PIPELINE
-from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, resolve_parallelism
+from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 SHAPE = {"hidden": 64, "heads": 4, "kv_heads": 2, "head": 16, "ffn": 96, "vocab": 128}
 WIDE = {**SHAPE, "heads": 8, "kv_heads": 8, "head": 8}

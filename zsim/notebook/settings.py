@@ -19,7 +19,7 @@ from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import (
     DdpTable,
     DeepSpeedTable,

@@ -10,7 +10,7 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
 from zsim.specs.strategy.experts import Dispatcher
-from zsim.specs.strategy.parallelism import ScheduleName
+from zsim.specs.strategy.parallelism_table import ScheduleName
 
 DEFAULT = "default"
 KINDS = {

@@ -10,7 +10,8 @@ from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.megatron import is_before_3, is_newer
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 

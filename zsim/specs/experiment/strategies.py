@@ -23,7 +23,8 @@ from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron, megatron_strategy
 from zsim.specs.strategy.megatron_table import MegatronTable
-from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
+from zsim.specs.strategy.parallelism import Parallelism, Style
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import (
     DdpTable,
     DeepSpeedTable,

@@ -38,7 +38,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
-from zsim.specs.strategy.parallelism import ParallelismTable
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, TableOfFile, is_strategy
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,

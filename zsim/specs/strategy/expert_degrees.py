@@ -20,7 +20,8 @@ from zsim.specs.strategy.deepspeed.experts import with_capacity
 from zsim.specs.strategy.expert_loads import fullest_expert, rank_loads
 from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
-from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, ParallelismTable, Style
+from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, Style
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "megatron": ("all-gather", "all-to-all", "deepep", "hybridep"),

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
-
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from typing import Literal, get_args
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.reading import read_given
 from zsim.specs.model.spec import ContextMethod
-from zsim.specs.strategy.experts import Dispatcher, ExpertSplit
+from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import (
     CONTEXT,
     DATA,
@@ -32,14 +30,9 @@ from zsim.specs.strategy.mesh import (
     TENSOR,
     Mesh,
 )
+from zsim.specs.strategy.parallelism_table import ParallelismTable, ScheduleName
 from zsim.specs.strategy.partition import deepspeed_layers
 
-Count = Annotated[int, Field(gt=0, strict=True)]
-Number = Annotated[int, Field(ge=0, strict=True)]
-ScheduleName = Literal[
-    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble",
-    "dualpipe-v",
-]  # fmt: skip
 Style = Literal["torch", "megatron", "nanotron", "deepspeed", "autotp"]
 
 SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
@@ -60,84 +53,6 @@ FRAMEWORK_NAMES: Mapping[Style, str] = {
 }  # fmt: skip
 _AXES = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
 _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping has it with "tp-cp-pp-dp"
-
-
-class ParallelismTable(BaseModel):
-    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs.
-    `virtual_stages`: stages of the model on each pipeline rank. `passes`: whole pipelines per step; each has
-    gradient_accumulation_steps / passes micro-batches. `context`: micro-batches are of a group of its ranks;
-    sequences that ranks of DeepSpeed's Ulysses load one each are micro-batches one by one. `order`: the axes
-    of the mesh from the fastest on, as in "tp-cp-dp-pp"."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    tensor: Count = Field(default=1, description="ranks that share every layer's products")
-    sequence_parallel: StrictBool | None = Field(
-        default=None,
-        description="norms and residuals on a part of the sequence each; left out: on under torchtitan, off "
-        "under the others",
-    )
-    async_tensor: StrictBool = Field(
-        default=False, description="products and their collectives cut into pieces that overlap"
-    )
-    overlap_tensor_reduce: StrictBool | None = Field(
-        default=None, description="sum inputs' gradients beneath weights' products; left out: by the release"
-    )
-    loss_parallel: StrictBool = Field(default=True, description="the loss sees a part of the vocabulary each")
-    pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
-    schedule: ScheduleName | None = Field(
-        default=None, description="order of a pipeline's work; left out: the framework's"
-    )
-    schedule_csv: str | None = Field(
-        default=None, description="a schedule in torch's CSV format; left out: `schedule`"
-    )
-    virtual_stages: Count | None = Field(
-        default=None,
-        description="stages on each pipeline rank; left out: as many as the schedule needs, mostly 1",
-    )
-    first_stage_less_layers: Number | None = Field(
-        default=None,
-        description="fewer layers, for the embedding; left out: 1 under torchtitan, 0 under the others",
-    )
-    last_stage_less_layers: Number | None = Field(
-        default=None,
-        description="fewer layers, for head and loss; left out: 1 under torchtitan, 0 under the others",
-    )
-    layers_per_stage: tuple[Number, ...] | None = Field(
-        default=None,
-        description="layers of every stage, one number per virtual stage, in model order; 0: embedding, "
-        "head or nothing alone; left out: equal parts, but for the two keys above",
-    )
-    passes: Count = Field(
-        default=1, description="whole pipelines per step, which share its micro-batches evenly"
-    )
-    context: Count = Field(default=1, description="ranks that share every sequence")
-    context_method: ContextMethod | None = Field(
-        default=None,
-        description="how attention sees whole sequences; left out: the framework's own: torchtitan gathers "
-        "keys and values, Megatron and nanotron have a ring, DeepSpeed exchanges heads",
-    )
-    expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
-    expert_tensor: Count | None = Field(
-        default=None,
-        description="ranks that share an expert's products; left out: `tensor` under Megatron and without "
-        "`expert`, else 1",
-    )
-    dispatcher: Dispatcher | None = Field(
-        default=None, description="what brings tokens to experts; left out: the framework's own"
-    )
-    capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="rows that an expert takes, over the mean; left out: all"
-    )
-    expert_imbalance: Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str = Field(
-        default=1.0,
-        description="rows of the fullest rank over the mean; a load per rank; the name of a published "
-        "spread; or 'seed:N'",
-    )
-    order: str | None = Field(
-        default=None,
-        description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"; left out: that one',
-    )
 
 
 @dataclass(frozen=True, slots=True)

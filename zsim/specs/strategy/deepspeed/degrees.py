@@ -17,7 +17,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import autoep_degrees
 from zsim.specs.strategy.deepspeed.text import load_object
-from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable, Style
+from zsim.specs.strategy.parallelism import Parallelism, Style
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 
 _AUTOTP = "tensor_parallel.autotp_size"
 _ULYSSES = "sequence_parallel_size"

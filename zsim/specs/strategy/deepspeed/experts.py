@@ -20,7 +20,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.schema import ExpertParallelBlock
 from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.specs.strategy.experts import ExpertSplit
-from zsim.specs.strategy.parallelism import Parallelism, ParallelismTable
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import DeepSpeedTable
 
 _AUTOEP_SINCE, _AUTOEP_WITH_STAGE_3_SINCE, _SPARSE_SINCE = (0, 19, 2), (0, 19, 3), (0, 19, 4)
