@@ -65,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fp8": {"training": {"precision": "fp8"}},
     "fp32": {"training": {"precision": "fp32", "attention": "math", "gradient_clipping": 0.0}},
     "one graph": {"strategy": {"cuda_graph": True, "check_for_nan": False}},
+    "predictions": {"strategy": {"mtp_layers": 2}},
     "graphs of layers": {"strategy": {"cuda_graph_modules": ["attn", "mlp"]}},
     "tensor": {"parallelism": {"tensor": 4}},
     "sequence": {"parallelism": {"tensor": 8, "sequence_parallel": True, "async_tensor": True}},

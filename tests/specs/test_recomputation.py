@@ -74,12 +74,6 @@ def test_a_fused_core_was_not_checkpointed_before_core() -> None:
     assert other.activation_checkpointing == "selective"
 
 
-@pytest.mark.parametrize("module", ["mla_up_proj"])
-def test_other_modules_are_refused_by_name(module: str) -> None:
-    with pytest.raises(NotSimulatedError, match=f"recompute_modules: zsim does not simulate .*'{module}'"):
-        training(activation_checkpointing="selective", recompute_modules=["core_attn", module])
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [

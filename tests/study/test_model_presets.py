@@ -37,7 +37,7 @@ def test_runs_are_those_of_models_of_as_many_parameters() -> None:
 def test_details_say_what_is_counted_apart() -> None:
     lines = list(model_preset("deepseek-v3").details())
     assert "  active       37,552,282,624 for one token" in lines
-    assert "  besides      11,610,067,968 for multi-token prediction, not simulated" in lines
+    assert "  besides      11,610,067,968 for multi-token prediction (`mtp_layers`)" in lines
 
 
 def test_json_has_models_and_clusters(tmp_path: Path) -> None:

@@ -104,7 +104,6 @@ def test_overlapped_exchanges_are_the_strategys(notes: str, expected: tuple[bool
         (QWEN, "dispatcher=hybridep", "dispatcher=?", "the dispatcher"),
         (QWEN, "etp=1", "etp=1,balanced=0", "how unevenly the router"),
         (QWEN, "moe_ffn=768", "moe_ffn=?", "moe_ffn of the routed experts is '?'"),
-        (DEEPSEEK, "MTP: off", "MTP: on (1 layer)", "multi-token prediction"),
         (DEEPSEEK, "mla=q1536", "mla=x1536", "latent attention"),
     ],
 )

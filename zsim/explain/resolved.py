@@ -9,6 +9,7 @@ from zsim.cost.flops import active_numel
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.prediction import without_prediction
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import describe
 
@@ -55,11 +56,12 @@ def _plain_of(value: Any) -> Any:
 
 def model_size(job: Job) -> dict[str, int]:
     """Parameters of the whole model, whatever part of it a rank holds; active ones are all but those of the
-    experts that a token is not routed to; trainable ones are said if some are frozen. A module for
-    multi-token prediction is counted, not simulated."""
+    experts that a token is not routed to; trainable ones are said if some are frozen. Modules for multi-token
+    prediction are counted apart, simulated or not."""
+    alone = without_prediction(job.model)
     found = {
-        "parameters": job.model.numel,
-        "active_parameters": active_numel(job.model),
+        "parameters": alone.numel,
+        "active_parameters": active_numel(alone),
         "mtp_parameters": job.model.mtp_parameters,
     }
     trained = job.model.trainable_numel

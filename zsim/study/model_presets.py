@@ -60,7 +60,7 @@ class ModelPreset:
         if self.active_parameters != self.parameters:
             yield f"  active       {self.active_parameters:,} for one token"
         if self.mtp_parameters:
-            yield f"  besides      {self.mtp_parameters:,} for multi-token prediction, not simulated"
+            yield f"  besides      {self.mtp_parameters:,} for multi-token prediction (`mtp_layers`)"
         yield f"  shape        {self.layers} blocks of {self.hidden_size:,}, vocabulary {self.vocab_size:,}"
         longest = "any length" if self.max_positions is None else f"{self.max_positions:,} tokens"
         yield f"  positions    {longest}"

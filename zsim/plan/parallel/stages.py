@@ -10,7 +10,8 @@ from zsim.specs.model.spec import Block, Embedding, Linear, ModelSpec, Module, P
 
 def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
     """The stages in model order: the first has the modules before the blocks, the last those after them. A
-    tied head gets its own copy of the embedding's weight, whose gradients the two stages sum up."""
+    tied head gets its own copy of the embedding's weight, whose gradients the two stages sum up, as does the
+    embedding of multi-token prediction."""
     if len(layers_per_stage) < 2:
         return [model]
     stages, first, last = [], 0, len(layers_per_stage) - 1
@@ -51,14 +52,23 @@ def with_head_first(stage: ModelSpec) -> ModelSpec:
 
 
 def tied_numel(model: ModelSpec) -> int:
-    """Elements of the weight that the embedding and a tied head share, on this rank; 0 if they do not."""
+    """Elements of the weight that the embedding shares with a tied head, or with that of multi-token
+    prediction, on this rank; 0 if it does not."""
+    is_shared = model.is_tied or model.predicts > 0
     return next(
-        (module.numel for module in model.before if model.is_tied and isinstance(module.work, Embedding)), 0
+        (module.numel for module in model.before if is_shared and isinstance(module.work, Embedding)), 0
     )
 
 
 def _with_own_head(model: ModelSpec) -> tuple[Module, ...]:
-    return tuple(_owning(module) if model.is_tied else module for module in model.after)
+    """The last stage's modules behind the blocks: one copy of what several share has the weight."""
+    found = [_owning(module) if model.is_tied else module for module in model.after]
+    embeddings = [number for number, one in enumerate(found) if isinstance(one.work, Embedding)]
+    for number in embeddings[: 0 if model.is_tied else 1]:
+        work = found[number].work
+        assert isinstance(work, Embedding)
+        found[number] = replace(found[number], parameters=(Parameter("weight", (work.rows, work.width)),))
+    return tuple(found)
 
 
 def _owning(module: Module) -> Module:

@@ -1,13 +1,15 @@
 """Modules that run once more before their backward: Megatron's `--recompute-modules` beside attention's core.
 
-As in Megatron-Core 0.16.1, not yet held against its text
-(core/transformer/transformer_layer.py, moe/moe_layer.py, moe/experts.py,
-core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output (`CheckpointWithoutOutput`), which
-is made again when the backward that reads it begins: the activation before the experts' second product, the
-norm before the router. The norm before attention is a part of its product (`TELayerNormColumnParallelLinear`)
-and stays. "moe", "shared_experts" and "mlp" are checkpoints around the layer of experts, around its shared
-experts and around a dense MLP: they keep their input alone, the layer of experts not even this where its norm
-runs once more, and run with their exchanges before the backward of their last module.
+As in Megatron-Core 0.16.1, not yet held against its text (core/transformer/transformer_layer.py,
+moe/moe_layer.py, moe/experts.py, core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output
+(`CheckpointWithoutOutput`), which is made again when the backward that reads it begins: the activation before
+the experts' second product, the norm before the router. The norm before attention is a part of its product
+(`TELayerNormColumnParallelLinear`) and stays. "mla_up_proj" drops the queries, keys and values of multi-head
+latent attention, which their norms, up-projections and rotary positions make again
+(`qkv_up_proj_and_rope_apply` of core/transformer/multi_latent_attention.py); what is between norms and
+projections goes too. "moe", "shared_experts" and "mlp" are checkpoints around the layer of experts, around
+its shared experts and around a dense MLP: they keep their input alone, the layer of experts not even this
+where its norm runs once more, and run with their exchanges before the backward of their last module.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from zsim.plan.workload.issued import launches_of
+from zsim.plan.ops import Kernels
+from zsim.plan.workload.issued import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, Rerun, Works
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.spec import Activation, Linear, Module, Norm, Residual
+from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm, Residual
 
 _READERS = Linear | Router | GroupedLinear
+_UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
 
 
 def with_reruns(
@@ -28,6 +32,8 @@ def with_reruns(
 ) -> tuple[Works, tuple[Rerun, ...]]:
     """The works of a block of which `names` run once more, and the runs of modules that do so together."""
     found, runs = list(works), []
+    if "mla_up_proj" in names:
+        _project_again(modules, found)
     norm, mlp = _mlp(modules)
     router = next((n for n in mlp if isinstance(modules[n].work, Router)), None)
     is_routed = router is not None
@@ -72,6 +78,34 @@ def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
         recompute=maker.forward,
         recompute_launches=launches_of(maker.forward),
         recomputed_bytes=dropped,
+    )
+
+
+def _project_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
+    """Latent attention that keeps what its up-projections' norms keep, and makes the rest again before its
+    backward; nothing where it is not latent."""
+    core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), None)
+    if core is None:
+        return
+    attention = modules[core].work
+    assert isinstance(attention, Attention)
+    if not attention.is_latent:
+        return
+    made = [n for n in range(core) if modules[n].name.endswith(_UP_PROJECTIONS)]
+    again = tuple(kernel for n in made for kernel in kernels_of(works[n].forward).kernels)
+    dropped = sum(sum(works[n].tensors.saved) for n in made if isinstance(modules[n].work, Linear))
+    for number in made:
+        if isinstance(modules[number].work, Linear):
+            works[number] = replace(works[number], tensors=replace(works[number].tensors, saved=()))
+    *inputs, statistics = works[core].tensors.saved
+    work = works[core]
+    rotary = kernels_of(work.forward).kernels[:-1]
+    works[core] = replace(
+        work,
+        tensors=replace(work.tensors, saved=(statistics,)),
+        recompute=Kernels((*again, *rotary)),
+        recompute_launches=launches_of(Kernels((*again, *rotary))),
+        recomputed_bytes=sum(inputs) + dropped,
     )
 
 

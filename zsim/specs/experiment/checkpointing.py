@@ -23,8 +23,7 @@ from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import AttentionKind, Checkpointing
 
 _KEY = "training.block_checkpointing"
-CORE = "core_attn"
-_SIMULATED = ("layernorm", "moe_act", "moe", "shared_experts", "mlp")
+CORE, LATENT = "core_attn", "mla_up_proj"
 _METHOD, _LAYERS, _MODULES = (
     "training.recompute_method",
     "training.recompute_layers",
@@ -70,7 +69,12 @@ def recomputation_of(
     is_void = isinstance(strategy, MegatronTable) and not is_core(strategy.version) and attention == "flash"
     has_core = CORE in modules and not is_void
     others = tuple(name for name in modules if name != CORE)
-    return replace(found, policy="selective" if has_core else "none", modules=_simulated(others))
+    if LATENT in others and (attention != "flash" or parallelism.context > 1):
+        raise NotSimulatedError(
+            f"{_MODULES}: zsim simulates recomputation of '{LATENT}' with attention 'flash' and without "
+            f"context parallelism, found '{attention}' and context = {parallelism.context}"
+        )
+    return replace(found, policy="selective" if has_core else "none", modules=others)
 
 
 def with_interval(
@@ -144,13 +148,6 @@ def _uniform(stages: tuple[int, ...], count: int) -> int:
             f"{_METHOD} 'uniform'"
         )
     return count
-
-
-def _simulated(modules: tuple[str, ...]) -> tuple[str, ...]:
-    for name in modules:
-        if name not in _SIMULATED:
-            raise NotSimulatedError(f"{_MODULES}: zsim does not simulate recomputation of '{name}' yet")
-    return modules
 
 
 def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing, ...]:

@@ -43,6 +43,7 @@ from zsim.specs.experiment.strategies import (
     resolve_deepspeed,
     resolve_experts,
     resolve_strategy,
+    with_predictions,
 )
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
@@ -118,6 +119,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
     parallelism = with_release(parallelism, table, asked_degrees)
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
+    if isinstance(table, MegatronTable) and table.mtp_layers:
+        model, parallelism = with_predictions(model, table, parallelism)
     if isinstance(table, MegatronTable):
         multiple = table.vocabulary_multiple * parallelism.tensor
         model, unpadded = with_padded_vocabulary(model, multiple), model.vocab_size

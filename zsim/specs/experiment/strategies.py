@@ -11,6 +11,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.prediction import with_prediction
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
@@ -21,7 +22,7 @@ from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulat
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
-from zsim.specs.strategy.megatron import Megatron, megatron_strategy
+from zsim.specs.strategy.megatron import Megatron, is_core, megatron_strategy
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, Style
 from zsim.specs.strategy.parallelism_table import ParallelismTable
@@ -34,6 +35,8 @@ from zsim.specs.strategy.tables import (
     StrategyTable,
 )
 from zsim.specs.strategy.training import Precision, Training
+
+_PREDICTIONS = "strategy.mtp_layers"
 
 
 def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
@@ -271,3 +274,33 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         table.before_torch_2,
         table.use_orig_params,
     )
+
+
+def with_predictions(
+    model: ModelSpec, table: MegatronTable, parallelism: Parallelism
+) -> tuple[ModelSpec, Parallelism]:
+    """The model with its layers of multi-token prediction, and the stages with those on the last.
+
+    Raises InputError where Megatron has none, NotSimulatedError for what zsim lacks."""
+    count = table.mtp_layers
+    if table.engine != "megatron" or not is_core(table.version):
+        raise InputError(
+            f"{_PREDICTIONS}: found {count}; only Megatron-Core has multi-token prediction, expected 0"
+        )
+    lacking = {
+        f"tensor = {parallelism.tensor}": parallelism.tensor > 1,
+        "Megatron-FSDP": table.fsdp_sharding is not None,
+        "overlap_expert_parallel": table.overlap_expert_parallel,
+        f"schedule '{parallelism.schedule}'": parallelism.pipeline > 1 and parallelism.schedule_is_v,
+        "a captured module": model.captured is not None,
+        "an encoder": model.has_encoder,
+    }
+    for name, is_given in lacking.items():
+        if is_given:
+            raise NotSimulatedError(
+                f"{_PREDICTIONS}: found {count} with {name}, beside which zsim does not simulate it yet"
+            )
+    stages = parallelism.layers_per_stage
+    if stages:
+        parallelism = replace(parallelism, layers_per_stage=(*stages[:-1], stages[-1] + count))
+    return with_prediction(model, count), parallelism

@@ -96,10 +96,14 @@ def _fused(block: Block) -> Block:
 
 
 def _run(modules: Sequence[Module], place: int) -> list[Module]:
-    """The product at `place` and those after it, up to attention or an activation, that share its input."""
+    """The product at `place` and those after it, up to attention or an activation, that share its input;
+    those of latent attention stay apart, as in Megatron (core/transformer/multi_latent_attention.py)."""
     first = modules[place]
     if not isinstance(first.work, Linear):
         return []
+    reader = _reads(modules, place)
+    if reader is not None and isinstance(reader.work, Attention) and reader.work.is_latent:
+        return [first]
     run = [first]
     for module in modules[place + 1 :]:
         if isinstance(module.work, Linear) and module.shares_input:

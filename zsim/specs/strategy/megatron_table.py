@@ -165,6 +165,9 @@ class MegatronTable(BaseModel):
     moe_pad_to_capacity: StrictBool = Field(
         default=False, description="every expert's rows are filled up to its capacity"
     )
+    mtp_layers: Annotated[int, Field(ge=0, le=64, strict=True)] = Field(
+        default=0, description="layers of multi-token prediction behind the model's own"
+    )
     overlap_expert_parallel: StrictBool = Field(
         default=False,
         description="exchanges of one micro-batch's experts run beside another's layers",

@@ -194,7 +194,12 @@ def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str,
         return {}
     said = expert_settings(run)
     found: dict[str, Any] = {"moe_grouped_gemm": said.get("grouped_gemm", "1") != "0"}
+    predicted = re.search(r"MTP: on(?: \((\d+) layers?\))?", run.text("notes"))
+    if predicted is not None:
+        found["mtp_layers"] = int(predicted[1] or 1)
     flags = dict(re.findall(_FLAG, run.text("notes")))
+    if int(flags.get("mtp-num-layers", "0") or 0):
+        found["mtp_layers"] = int(flags["mtp-num-layers"])
     is_overlapped = settings.get("ep_overlap", "0") == "1"
     if is_overlapped or flags.get("overlap-moe-expert-parallel-comm") == "True":
         found["overlap_expert_parallel"] = True
@@ -215,8 +220,6 @@ def _capacity(said: Mapping[str, str]) -> float:
 def _refuse_unsupported(run: PublishedRun, said: Mapping[str, str]) -> None:
     notes = run.text("notes")
     flags = dict(re.findall(_FLAG, notes))
-    if re.search(r"MTP: on", notes) or int(flags.get("mtp-num-layers", "0") or 0):
-        raise NotSimulatedError("multi-token prediction is not simulated")
     if said.get("balanced") == "0":
         raise NotSimulatedError("how unevenly the router spread its tokens is not published")
     if flags.get("fine-grained-activation-offloading") == "True":

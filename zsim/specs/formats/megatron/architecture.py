@@ -22,7 +22,6 @@ _REFUSED = {
     "hybrid-layer-pattern": "layers of Mamba",
     "heterogeneous-layers-config-path": "layers that differ",
     "heterogeneous-layers-config-encoded-json": "layers that differ",
-    "mtp-num-layers": "multi-token prediction",
     "decoder-num-layers": "encoders with decoders",
     "apply-residual-connection-post-layernorm": "a residual stream behind the norm",
     "fp32-residual-connection": "a residual stream in fp32",

@@ -68,6 +68,10 @@ def read_experts(found: Arguments) -> dict[str, Any]:
             keys[f"strategy.{key}"] = True
     if found.has("delay-wgrad-compute") and "strategy.overlap_expert_parallel" in keys:
         keys["strategy.delay_wgrad_compute"] = True
+    predicted = found.integer("mtp-num-layers", 0)
+    found.text("mtp-loss-scaling-factor", None)
+    if predicted:
+        keys["strategy.mtp_layers"] = predicted
     dtype = found.text("moe-router-dtype", None, ("fp32", "fp64"))
     if dtype is not None:
         keys["strategy.moe_router_dtype"] = dtype

@@ -12,6 +12,7 @@ from zsim.specs.formats.megatron.written_network import network_flags, why_not_n
 from zsim.specs.library import Library
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.fp8_layers import without_fp8_layers
+from zsim.specs.model.prediction import without_prediction
 from zsim.specs.strategy.megatron import Megatron, is_core
 from zsim.specs.strategy.megatron_table import VOCABULARY_MULTIPLE, MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
@@ -47,7 +48,7 @@ def why_not_megatron(job: Job) -> str | None:
         return "it runs one pipeline a step"
     if min(parallelism.layers_per_stage, default=1) < 1:
         return "it puts layers on every stage"
-    return why_not_network(without_fp8_layers(job.model))
+    return why_not_network(without_prediction(without_fp8_layers(job.model)))
 
 
 def megatron_script(job: Job) -> str:
@@ -78,7 +79,8 @@ def _environment(job: Job) -> Iterator[str]:
 
 def _network(job: Job) -> Iterator[str]:
     vocabulary = Library().model(job.experiment.model).vocab_size
-    yield from network_flags(without_fp8_layers(job.model), vocabulary, job.training.sequence_length)
+    model = without_prediction(without_fp8_layers(job.model))
+    yield from network_flags(model, vocabulary, job.training.sequence_length)
     table = job.experiment.strategy
     assert isinstance(table, MegatronTable)
     if table.vocabulary_multiple != VOCABULARY_MULTIPLE:
@@ -237,6 +239,8 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield "--overlap-p2p-communication-warmup-flush"
     if table.micro_batch_group is not None:
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {table.micro_batch_group}"
+    if table.mtp_layers:
+        yield f"--mtp-num-layers {table.mtp_layers}"
     if table.cuda_graph:
         yield "--cuda-graph-impl local --cuda-graph-scope full_iteration"
     if table.cuda_graph_modules:

@@ -1,0 +1,65 @@
+"""Multi-token prediction: Megatron's layers that predict further tokens, each with the head and a loss.
+
+Read in Megatron-LM d98e8a64 megatron/core/transformer/multi_token_prediction.py and
+megatron/core/models/gpt/gpt_model.py. Each of the `--mtp-num-layers` layers looks up the next tokens'
+embedding, norms it and the hidden states, brings both together in one product (`eh_proj`), and passes a layer
+like the model's last and a norm; the model's own head and loss follow. They are on the last stage of a
+pipeline, which then has a copy of the embedding whose gradient it sums up with the first stage's. The loss of
+each is scaled and added by autograd alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.specs.model.families.parts import linear, rms_norm
+from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, joined
+
+_ROOT = "mtp.layers"
+_ENDS = 4  # modules behind a layer: embedding, norm, head, loss
+
+
+def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
+    """The model with `count` layers of multi-token prediction behind its blocks, which share its embedding
+    and head."""
+    last, hidden = model.blocks[-1], model.hidden_size
+    table = next(one.work for one in model.before if isinstance(one.work, Embedding))
+    head = next(one for one in model.after if isinstance(one.work, Linear))
+    loss = next(one for one in model.after if isinstance(one.work, Loss))
+    entry = (rms_norm("enorm", hidden), rms_norm("hnorm", hidden), linear("eh_proj", 2 * hidden, hidden))
+    names = [one.name for one in entry]
+    block = Block(
+        f"MultiTokenPrediction{last.kind}",
+        (*entry, *last.modules),
+        None if last.registration is None else (*names, *last.registration),
+    )
+    ends: list[Module] = []
+    for number in range(count):
+        name = f"{_ROOT}.{number}"
+        ends += [
+            Module(joined(name, "embedding"), table),
+            rms_norm(joined(name, "final_layernorm"), hidden),
+            Module(joined(name, head.name), head.work),
+            replace(loss, name=joined(name, loss.name)),
+        ]
+    return replace(
+        model,
+        blocks=(*model.blocks, *[block] * count),
+        after=(*ends, *model.after),
+        block_names=(
+            *(model.block_name(number) for number in range(len(model.blocks))),
+            *(f"{_ROOT}.{number}" for number in range(count)),
+        ),
+        mtp_parameters=count * (block.numel + hidden),
+        predicts=count,
+    )
+
+
+def without_prediction(model: ModelSpec) -> ModelSpec:
+    """The model without its layers of multi-token prediction."""
+    count = model.predicts
+    if not count:
+        return model
+    return replace(
+        model, blocks=model.blocks[:-count], after=model.after[_ENDS * count :], block_names=(), predicts=0
+    )
