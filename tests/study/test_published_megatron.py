@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from zsim.plan.make import make_plan
 from zsim.specs.experiment.data.loading import waiting_seconds
+from zsim.specs.model.spec import Residual
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import Megatron
 from zsim.study.published.job import RowJob, row_job
@@ -226,3 +228,46 @@ def test_fp16_products_of_megatron_run_at_the_rate_of_its_own_tables() -> None:
         row(**changes).job.cluster.gpu.gemm.max_fraction for changes in ({}, {"precision": "bf16"}, INTERNEVO)
     ]
     assert rates == [0.84, 0.792, 0.792]
+
+
+TESTS = {
+    "source": "megatron-ci", "software": "Megatron-LM tests, mcore", "date": "2026-08", "precision": "bf16",
+    "strategy": "Megatron DDP TP1 PP1 CP1", "attn_kernel": "TE fused/flash",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reference", "expected"),
+    [
+        ("A100-SXM4-80GB", "gpt/gpt3_mcore_te_tp1_pp1_x/", (2**25, 2**25, 2**22)),
+        ("H100-SXM5-80GB", "gpt/gpt3_mcore_te_tp1_pp1_x/", (2**25, 2**25, 2**25)),
+        ("A100-SXM4-80GB", "gpt/gpt3_mcore_te_tp1_pp1_nondeterministic/", (8_519_680, 8_519_680, 2**22)),
+        ("H100-SXM5-80GB", "gpt/gpt3_mcore_tp1_pp1/", (2**25, 2**25)),
+    ],
+)
+def test_tests_of_megatrons_have_workspaces_by_gpu_modules_and_mode(
+    gpu: str, reference: str, expected: tuple[int, ...]
+) -> None:
+    """Two of torch's, 2 x 4 MiB and 8 x 16 KiB, or 32 MiB on Hopper and in deterministic mode; Transformer
+    Engine's, 4 or 32 MiB."""
+    assert megatron(**TESTS, gpu=gpu, source_ref=reference).workspaces == expected
+
+
+def test_workspaces_are_held_all_along_and_older_releases_have_none() -> None:
+    plan = make_plan(row(**TESTS, source_ref="gpt/gpt3_mcore_tp1_pp1/").job)
+    held = [memory.bytes for memory in plan.programs[0].resident if memory.category == "buffers"]
+    assert held == [2**25, 2**25]
+    assert megatron().workspaces == ()
+
+
+def test_tests_of_megatrons_drop_out_unless_they_have_context_parallelism() -> None:
+    """Their files leave --hidden-dropout at 0.1, which adds a mask to every residual."""
+    adds = [
+        [
+            m.work.dropout
+            for m in row(**TESTS, **cells).job.model.blocks[0].modules
+            if isinstance(m.work, Residual)
+        ]
+        for cells in ({}, {"cp": "2", "n_gpus": "32"}, {"n_kv_heads": "4"})
+    ]
+    assert adds == [[0.1, 0.1], [0.0, 0.0], [0.1, 0.1]]

@@ -10,7 +10,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
-from zsim.plan.ops import CollectiveKind, Group, Plan, Program
+from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import with_experts
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
@@ -199,6 +199,8 @@ def plan_stages(
         run_actions(builder, owners, steps, messenger, delays_weights=delays)
         resident = [memory for owner in owners.values() for memory in owner.resident()]
         resident += messenger.resident() if messenger is not None else []
+        if isinstance(strategy, Megatron):
+            resident += [Memory("buffers", size) for size in strategy.workspaces]
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())
         programs.append(replace(builder.program(resident, name), startup_bytes=startup))

@@ -105,7 +105,8 @@ def resolve_strategy(
     if isinstance(table, Fsdp2Table):
         return replace(_fsdp2(table, training, ranks), gpus_per_node=-(-ranks // num_nodes)), cluster
     if isinstance(table, MegatronTable):
-        return megatron_strategy(table, training, ranks), cluster
+        capabilities = [gpu.compute_capability for gpu in cluster.gpus if gpu.compute_capability is not None]
+        return megatron_strategy(table, training, ranks, max(capabilities, default=None)), cluster
     if isinstance(table, ReferenceTable):
         return _reference(table, training, cluster)
     assert isinstance(table, Fsdp1Table)

@@ -26,6 +26,9 @@ _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
 _WAITS_SENDS, _CUTS_MESSAGES = (0, 18), (2, 1)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
+_HOPPER = 9.0  # compute capability
+# Bytes of workspaces: see _workspaces.
+_WORKSPACE, _ENGINE_WORKSPACE, _LARGE_WORKSPACE = 2 * 2**22 + 8 * 2**14, 2**22, 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Megatron:
     products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one micro-batch run beside
     another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the gradients of weights
     in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers; `states`: types of the
-    precision-aware optimizer's states.
+    precision-aware optimizer's states. `workspaces`: bytes of each workspace of cuBLAS that torch's allocator
+    holds.
     """
 
     distributed_optimizer: bool
@@ -81,10 +85,13 @@ class Megatron:
     delays_expert_weights: bool = False
     fsdp: MegatronFsdp | None = None
     states: PrecisionAware | None = None
+    workspaces: tuple[int, ...] = ()
 
 
-def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
-    """The table resolved for `world_size` ranks.
+def megatron_strategy(
+    table: MegatronTable, training: Training, world_size: int, capability: float | None = None
+) -> Megatron:
+    """The table resolved for `world_size` ranks on GPUs of compute capability `capability`.
 
     Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
     """
@@ -144,7 +151,24 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         delays_expert_weights=table.delay_wgrad_compute,
         fsdp=megatron_fsdp(table, release, ranks),
         states=precision_aware(table, release, training),
+        workspaces=_workspaces(table, capability) if has_core and is_megatron else (),
     )
+
+
+def _workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
+    """Bytes of cuBLAS's workspaces; () where the GPUs' compute capability is not known.
+
+    torch has one per handle, a handle per thread (forward's and autograd's): 2 x 4 MiB and 8 x 16 KiB, on
+    Hopper 32 MiB (ATen/cuda/CublasHandlePool.cpp), and everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8,
+    which Megatron's tests in deterministic mode set. Transformer Engine has one of its own, 4 MiB, from
+    Hopper on 32 MiB (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
+    """
+    if capability is None:
+        return ()
+    is_large = capability >= _HOPPER
+    own = _LARGE_WORKSPACE if is_large or table.deterministic_mode else _WORKSPACE
+    engine = _LARGE_WORKSPACE if is_large else _ENGINE_WORKSPACE
+    return (own, own, engine) if table.transformer_impl == "transformer_engine" else (own, own)
 
 
 def _check_fp8(table: MegatronTable, training: Training) -> None:

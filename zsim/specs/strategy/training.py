@@ -16,11 +16,18 @@ Checkpointing = Literal["none", "selective", "selective-op", "full"]
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]
 AttentionKind = Literal["flash", "math"]
 # "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place
-# ("megatron-before-0.8": with a copy more in forward);
+# ("megatron-before-0.8": with a copy more in forward; "megatron-fused": its compiled kernels);
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
 # "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's).
 CrossEntropy = Literal[
-    "eager", "autocast", "megatron", "megatron-before-0.8", "unsloth", "fused", "fused_linear"
+    "eager",
+    "autocast",
+    "megatron",
+    "megatron-before-0.8",
+    "megatron-fused",
+    "unsloth",
+    "fused",
+    "fused_linear",
 ]
 
 # "torch": torch.compile's; "megatron": Megatron-LM's, from its persistent norm of October 2021 on, which 3.0

@@ -49,9 +49,12 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     hidden, heads = shape["hidden"], shape["n_heads"]
     kv_heads = run.count("n_kv_heads") or heads
     if kv_heads not in (1, heads):
-        return {**_grouped(run, shape, "starcoder2"), "tie_word_embeddings": run.text("tied_emb") != "False"}
+        grouped = _grouped(run, shape, "starcoder2")
+        grouped["residual_dropout"] = run.number("dropout") or 0.0
+        return {**grouped, "tie_word_embeddings": run.text("tied_emb") != "False"}
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
-    dropout = 0.1 if re.search(r"unfused|no flash|local impl", run.text("attn_kernel")) else 0.0
+    is_early = re.search(r"unfused|no flash|local impl", run.text("attn_kernel"))
+    dropout = run.number("dropout") or (0.1 if is_early else 0.0)
     return {
         "model_type": "gpt2" if kv_heads == heads else "gpt_bigcode",
         "n_embd": hidden,

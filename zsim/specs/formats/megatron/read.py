@@ -172,8 +172,8 @@ def _read_kernels(found: Arguments, file: TrainingFile) -> None:
     elif backend in ("unfused", "local") or implementation == "local":
         file.says["training.attention"] = "math"
     if found.has("cross-entropy-loss-fusion"):
-        found.text("cross-entropy-fusion-impl", "native", ("native", "te"))
-        file.says["training.cross_entropy"] = "fused"
+        whose = found.text("cross-entropy-fusion-impl", "native", ("native", "te"))
+        file.says["training.cross_entropy"] = "fused" if whose == "te" else "megatron-fused"
     found.asked.add("cross-entropy-fusion-impl")
     _read_graphs(found, file)
 

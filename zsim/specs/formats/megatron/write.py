@@ -21,7 +21,7 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 SCRIPT = "megatron.sh"
 _METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather"}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
-_LOSSES = ("megatron", "fused")
+_LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
@@ -101,8 +101,10 @@ def _training(job: Job) -> Iterator[str]:
     if training.precision == "fp8":
         yield from _low_precision(job)
     yield f"--attention-backend {'flash' if training.attention == 'flash' else 'unfused'}"
-    if training.cross_entropy == "fused":
+    if training.cross_entropy in ("fused", "megatron-fused"):
         yield "--cross-entropy-loss-fusion"
+    if training.cross_entropy == "fused":
+        yield "--cross-entropy-fusion-impl te"
     yield from _recomputation(asked)
 
 
