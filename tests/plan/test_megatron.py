@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
 from zsim.plan.make import plan_step
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.parallelism import Parallelism
@@ -245,6 +246,43 @@ def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
     plan = toy_plan(toys, CORE, activation_checkpointing="full")
     events = [op.events for op in plan.ops if op.overhead == "megatron_core_block"]
     assert events == [1] * 4 + [2] * 4
+
+
+def test_layers_that_share_a_checkpoint_run_again_together(toys: Any) -> None:
+    """Of 4 layers 2 share one: the last two run again, then both backwards, then the first two."""
+    whole = {"activation_checkpointing": "full", "checkpoint_is_reentrant": True}
+    plans = {
+        count: toy_plan(toys, CORE, layers_per_checkpoint=count, checkpoint_stops_early=False, **whole)
+        for count in (1, 2, 4)
+    }
+    turns: list[tuple[str, str]] = []
+    for op in plans[2].ops:
+        layer = re.search(r"layers\.(\d)", op.module)
+        if layer and op.phase in ("recompute", "backward") and (op.phase[0], layer[1]) not in turns[-1:]:
+            turns.append((op.phase[0], layer[1]))
+    assert turns == [(way, layer) for way, layer in zip("rrbbrrbb", "23320110", strict=True)]
+    works = [
+        sorted((op.phase, op.name, op.work.kernels) for op in plan.ops if isinstance(op.work, Kernels))
+        for plan in plans.values()
+    ]
+    assert works[0] == works[1] == works[2]
+
+
+@pytest.mark.parametrize(("count", "held"), [(1, 4), (2, 2), (4, 1)])
+def test_layers_that_share_a_checkpoint_hold_one_input_and_one_output(
+    toys: Any, count: int, held: int
+) -> None:
+    """A checkpoint holds its first layer's input, 192 bytes, and while its layers run backward their output,
+    as much."""
+    plan = toy_plan(
+        toys, CORE, activation_checkpointing="full", checkpoint_is_reentrant=True,
+        checkpoint_stops_early=False, layers_per_checkpoint=count,
+    )  # fmt: skip
+    for what in (" checkpoint", " output"):
+        changes = [change.bytes for change in plan.memory if change.owner.endswith(what)]
+        assert sorted(changes) == [-192] * held + [192] * held
+    levels = toys.host_levels(plan)["activations"]
+    assert levels[-1] == levels[0]
 
 
 @pytest.mark.parametrize(("tensor", "waits"), [(1, None), (2, 2), (8, 13), (32, 76)])

@@ -54,8 +54,18 @@ def test_uniform_groups_must_divide_a_stage() -> None:
     """8 layers a stage: 3 do not divide them, 2 and 4 do."""
     with pytest.raises(InputError, match=r"found 3, which does not divide the 8 layers.*that does is 2"):
         full("uniform", 3, pipeline=4)
-    with pytest.raises(NotSimulatedError, match="one checkpoint around 4 layers"):
-        full("uniform", 4, pipeline=4)
+    assert full("uniform", 4, pipeline=4).layers_per_checkpoint == 4
+
+
+def test_several_layers_share_a_checkpoint_under_megatrons_ddp_only() -> None:
+    table = {"activation_checkpointing": "full", "recompute_method": "uniform", "recompute_layers": 2}
+    sharded = {"kind": "megatron", "distributed_optimizer": True, "fsdp_sharding": "optim_grads_params"}
+    for strategy in ({"kind": "ddp"}, sharded):
+        experiment = zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", nodes=2, training=table, strategy=strategy
+        )
+        with pytest.raises(NotSimulatedError, match="one checkpoint around 2 layers"):
+            resolve(experiment)
 
 
 def test_selective_is_the_core_of_attention() -> None:

@@ -165,7 +165,7 @@ class Walk:
                 backward_of(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
-            builder.activations(-segment.output_bytes, segment.name + OUTPUT, micro_batch)
+            builder.activations(-segment.freed_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
             builder.activations(-segment.checkpoint_bytes, segment.name + CHECKPOINT, micro_batch)
             hooks.after_backward(segment)
         if hooks.stage.is_first:
@@ -184,7 +184,7 @@ class Walk:
             self.hooks.before_module(last)
             work = last.work
             builder.activations(work.saved_bytes, last.name, micro_batch, work.tensors.saved)
-        builder.activations(segment.output_bytes, segment.name + OUTPUT, micro_batch)
+        builder.activations(segment.output_bytes, (segment.group or segment.name) + OUTPUT, micro_batch)
         builder.phase = "backward"
 
     def _run_again(self, calls: Sequence[ModuleCall]) -> None:

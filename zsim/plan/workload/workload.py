@@ -85,7 +85,9 @@ class Segment:
     their first forward keeps nothing, but for a first call that runs once more for its output. Recomputation
     enters `stops_at` (its hooks run) but stops before its
     kernels, because all tensors that backward needs exist by then. `num_before_recomputation`: calls at the
-    end whose backward runs before recomputation begins.
+    end whose backward runs before recomputation begins. `group`: the first of the blocks that share one
+    checkpoint, which has its input; the last one runs all of them again, and has their output, which the
+    first one's backward frees (`freed_bytes`); "" for a checkpoint of its own.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Segment:
     registration: tuple[str, ...] | None = None
     num_before_recomputation: int = 0
     reruns: tuple[tuple[ModuleCall, ...], ...] = ()
+    group: str = ""
+    freed_bytes: int = 0
 
     @cached_property
     def again(self) -> Mapping[str, tuple[ModuleCall, ...]]:
@@ -172,10 +176,26 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
         name = model.block_name(number)
         is_reached = any(module.has_backward for module in block.modules)
         policy = training.checkpointing_of(number) if is_reached else "none"
-        segments.append(deriver.block(name, block, policy, held))
+        count = training.layers_per_checkpoint
+        if count > 1 and policy == "full":
+            place = number - model.first_block
+            first = model.block_name(number - place % count)
+            segments.append(deriver.grouped(name, block, held, first))
+            if place % count == count - 1:
+                segments[-count:] = _with_one_checkpoint(segments[-count:], held)
+        else:
+            segments.append(deriver.block(name, block, policy, held))
     segments.append(deriver.segment("after", "after", "", model.after))
     logs = metric_log(model, stream, options)
     return Workload(model, training, tuple(segments), checkpoint, head, logs)
+
+
+def _with_one_checkpoint(group: Sequence[Segment], held: int) -> list[Segment]:
+    """Blocks of which the last one runs all again, to the whole group's output of `held` bytes."""
+    again = tuple(call for segment in group for call in segment.calls)
+    first, *between, last = group
+    last = replace(last, recomputed=again, output_bytes=held)
+    return [replace(first, freed_bytes=held), *between, last]
 
 
 class _Deriver:
@@ -232,13 +252,15 @@ class _Deriver:
             return Segment(name, "block", calls, False, 0, registration=block.registration, reruns=reruns)
         recomputed = _calls(name, name, modules[: len(derived.recomputed)], derived.recomputed)
         rest = calls[len(recomputed) :]
+        output = held if policy == "full" and self._training.checkpoint_is_reentrant else 0
         return Segment(
             name,
             "block",
             calls,
             True,
             held,
-            output_bytes=held if policy == "full" and self._training.checkpoint_is_reentrant else 0,
+            output_bytes=output,
+            freed_bytes=output,
             recomputed=recomputed,
             stops_at=rest[0] if rest and rest[0].numel else None,
             registration=block.registration,
@@ -246,6 +268,15 @@ class _Deriver:
                 0 if self._training.checkpoint_is_reentrant else footprint.runs_before_recomputation(block)
             ),
         )
+
+    def grouped(self, name: str, block: Block, held: int, first: str) -> Segment:
+        """A block that shares the checkpoint of block `first`, whose input of `held` bytes it is; the others
+        keep theirs while all are run again."""
+        is_first = name == first
+        works = self._block(block, "full" if is_first else "none").works
+        calls = _calls(name, name, block.modules, works)
+        held = held if is_first else 0
+        return Segment(name, "block", calls, True, held, registration=block.registration, group=first)
 
     def _block(self, block: Block, policy: Checkpointing) -> BlockWorks:
         key = policy, tuple(id(module) for module in block.modules)

@@ -61,7 +61,9 @@ def recomputation_of(
         count = table.recompute_layers or 1
         return replace(found, blocks=_first_blocks(stages, count))
     if table.recompute_method == "uniform":
-        return replace(found, layers_per_checkpoint=_uniform(stages, table.recompute_layers or 1))
+        count = _uniform(stages, table.recompute_layers or 1)
+        _check_group(experiment, count)
+        return replace(found, layers_per_checkpoint=count)
     if table.activation_checkpointing != "selective":
         return found
     modules = table.recompute_modules if table.recompute_modules is not None else (CORE,)
@@ -142,12 +144,19 @@ def _uniform(stages: tuple[int, ...], count: int) -> int:
                 f"{_LAYERS}: found {count}, which does not divide the {layers} layers of a stage, and "
                 f"Megatron's uniform checkpoints would run past its end; the nearest that does is {nearest}"
             )
-    if count > 1:
-        raise NotSimulatedError(
-            f"{_LAYERS}: zsim does not simulate one checkpoint around {count} layers yet; expected 1 with "
-            f"{_METHOD} 'uniform'"
-        )
     return count
+
+
+def _check_group(experiment: Experiment, count: int) -> None:
+    """Raises NotSimulatedError for one checkpoint around several layers but under Megatron's DDP, whose
+    parameters stay whole."""
+    table = experiment.strategy
+    if count == 1 or (isinstance(table, MegatronTable) and table.fsdp_sharding is None):
+        return
+    raise NotSimulatedError(
+        f"{_LAYERS}: zsim simulates one checkpoint around {count} layers under Megatron's DDP only; expected "
+        f"1 with {_METHOD} 'uniform'"
+    )
 
 
 def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing, ...]:

@@ -16,6 +16,7 @@ from zsim.specs.strategy.tables import StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
 _BLACKWELL = 10.0  # compute capability
+_WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
 def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
@@ -48,7 +49,9 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
 
 def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
     """`[training]` with Megatron's defaults: fused kernels (`layer_kernels_of` says which), a loss that works
-    in place, gradients clipped at 1. An engine other than "megatron" keeps `compile` as given."""
+    in place, gradients clipped at 1, checkpoints that run all again (`CheckpointFunction` of core
+    tensor_parallel/random.py, as in nanotron and InternEvo). An engine other than "megatron" keeps `compile`
+    as given."""
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
     own: CrossEntropy = "megatron" if is_newer(version) and engine == "megatron" else "megatron-before-0.8"
     loss = table.cross_entropy or ("fused_linear" if table.liger else own)
@@ -57,6 +60,7 @@ def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> Trai
             "compile": table.compile or engine == "megatron",
             "gradient_clipping": clipping,
             "cross_entropy": loss,
+            **{key: value for key, value in _WHOLE.items() if key not in table.model_fields_set},
         }
     )
 
