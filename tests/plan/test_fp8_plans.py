@@ -13,6 +13,7 @@ from zsim.specs.experiment.tables import Experiment
 
 BLOCKS = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)  # weights of Llama-2-7B's products
 REST = 6_738_415_616 - BLOCKS
+WORKSPACES = 3 * 2**25  # of cuBLAS: two of torch's, one of Transformer Engine's
 TOKENS = 4096
 
 
@@ -59,15 +60,15 @@ def test_fp8_parameters_are_gathered_in_8_bits_and_transposed_on_hopper(
     (call,) = sent(made, "all_gather")
     assert call.bytes == gathered + 2 * REST
     assert memory(made, "parameters") == parameters + 2 * REST
-    assert memory(made, "buffers") == copies
+    assert memory(made, "buffers") == copies + WORKSPACES
 
 
 def test_weights_beside_parameters_in_16_bits_are_copies_for_two_directions() -> None:
     made = plan(SHARDED, precision="fp8")
     (call,) = sent(made, "all_gather")
     assert (call.bytes, call.dtype) == (2 * (BLOCKS + REST), "bf16")
-    assert memory(made, "buffers") == 2 * BLOCKS
-    assert memory(plan(SHARDED, precision="bf16"), "buffers") == 0
+    assert memory(made, "buffers") == 2 * BLOCKS + WORKSPACES
+    assert memory(plan(SHARDED, precision="bf16"), "buffers") == WORKSPACES
 
 
 def test_delayed_maxima_are_summed_up_after_every_forward_and_backward() -> None:
