@@ -56,3 +56,19 @@ del one
     for end, printed in (("", "collected\n"), ("garbage_collection.skip_at_exit()", "")):
         run = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True, check=True)
         assert run.stdout == printed
+
+
+def test_the_program_searches_for_cycles_neither_while_it_imports_nor_while_it_reads_options() -> None:
+    code = """
+import gc, sys
+from zsim.__main__ import main
+found = []
+gc.callbacks.append(lambda phase, info: found.append(phase))
+sys.argv = ["zsim", "presets"]
+try:
+    main()
+except SystemExit:
+    print(f"{found.count('start')} searches", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "0 searches"

@@ -1,6 +1,15 @@
-"""`python -m zsim`."""
+"""The program `zsim`, also as `python -m zsim`."""
 
-from zsim.cli import main
+from zsim import garbage_collection
+
+
+def main() -> None:
+    """Run the command line, with few searches for cycles from its first import on."""
+    garbage_collection.make_rare()
+    from zsim.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()
