@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from tests.browser import as_plotly
+from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import topology_preset_names
-from zsim.study.topologies.figures import drawing
+from zsim.specs.topology.topology import Topology
+from zsim.study.topologies.figures import draw, drawing, heat
 from zsim.study.topologies.page import comparison_page, topology_page
+from zsim.study.topologies.picture import picture
 from zsim.study.topologies.text import undecided
 from zsim.study.topologies.topologies import compare_topologies, describe_topology
 
@@ -100,3 +103,44 @@ def test_clusters_of_two_gpus_are_told_apart_no_better_than_two_networks() -> No
     same = [step_of("a", 1.0), step_of("b", 1.18)]
     other = [step_of("a", 1.0), step_of("b", 1.18, "b200")]
     assert undecided(same) == undecided(other) != []
+
+
+def test_a_comparisons_drawing_has_the_load_of_every_line_not_of_its_tier() -> None:
+    """Four nodes, each a pipeline stage: activations go one way and gradients the other between neighbours,
+    so that the two nodes in the middle send and receive twice what those at the ends do."""
+    (row,) = compare_topologies(
+        ["dgx-h100"],
+        model="llama-3-8b",
+        gpus=32,
+        scales=(1.0,),
+        overrides={
+            "model.num_hidden_layers": 8,
+            "strategy.kind": "megatron",
+            "parallelism.tensor": 8,
+            "parallelism.pipeline": 4,
+            "parallelism.sequence_parallel": True,
+            "training.sequence_length": 2048,
+            "training.gradient_accumulation_steps": 4,
+        },
+    )
+    loads = {
+        name: load
+        for line, load in zip(row.picture.lines, row.line_loads, strict=True)
+        for name in line.ends
+        if name.startswith("node")
+    }
+    assert list(loads) == ["node0", "node1", "node2", "node3"]
+    assert loads["node1"] == pytest.approx(loads["node2"], rel=1e-3)
+    assert loads["node0"] == pytest.approx(loads["node3"], rel=1e-3)
+    assert loads["node1"] == pytest.approx(2 * loads["node0"], rel=0.02)
+    assert [line["busiest_link_fraction"] for line in row.to_dict()["lines"]] == [*row.line_loads]
+    page = comparison_page([row])
+    assert f"network {loads['node0'] * 100:.1f} to {loads['node1'] * 100:.1f} %" in page
+
+
+def test_lines_of_one_tier_may_differ_and_are_drawn_so() -> None:
+    cluster = load_cluster("dgx-h100")
+    drawn = picture(Topology(cluster, 4, cluster.gpus_per_node))
+    figure = as_plotly(draw(drawn, cluster, [0.0, 1.0, *[0.5] * (len(drawn.lines) - 2)]))
+    colours = [trace.line.color for trace in figure.data[:-1]]
+    assert set(colours) == {heat(0.0), heat(0.5), heat(1.0)}

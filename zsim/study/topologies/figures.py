@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import Figure
@@ -16,29 +16,38 @@ from zsim.study.topologies.picture import FabricBox, Picture, picture
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from zsim.specs.cluster.cluster import Cluster
     from zsim.study.topologies.bench import CurvePoint
     from zsim.study.topologies.topologies import TopologyComparison
 
 PALETTE = ("#2F7FBF", "#D55E00", "#62D0AC", "#992641", "#FCBA18", "#3148D4", "#8A8F98")
 _SCALE = ((0.0, "#F9DC84"), (0.5, "#EE8A2B"), (1.0, "#B3261E"))  # ever darker
+_GREY = "#8A8F98"
 
 
-def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) -> Figure:
-    """The fabric of `num_nodes` nodes, folded where they are many (`picture`); `load` colours each tier's
-    links by utilisation, 0 to 1."""
+def drawing(name: str, num_nodes: int) -> Figure:
+    """The fabric of `num_nodes` nodes, folded where they are many (`picture`)."""
     cluster = load_cluster(name)
-    drawn = picture(Topology(cluster, num_nodes, cluster.gpus_per_node))
+    return draw(picture(Topology(cluster, num_nodes, cluster.gpus_per_node)), cluster)
+
+
+def draw(drawn: Picture, cluster: Cluster, loads: Sequence[float] | None = None) -> Figure:
+    """A fabric; `loads` colours each line by the part in use of its busiest link, 0 to 1, to a tenth."""
     places = drawn.places()
     figure = Figure(layout(440, showlegend=False))
-    for tier in dict.fromkeys(line.tier for line in drawn.lines):
-        own = [line for line in drawn.lines if line.tier == tier]
+    shades = (
+        [_GREY] * len(drawn.lines) if loads is None else [heat(math.ceil(load * 10) / 10) for load in loads]
+    )
+    kinds = [(line.tier, shade) for line, shade in zip(drawn.lines, shades, strict=True)]
+    for tier, shade in dict.fromkeys(kinds):
+        own = [line for line, kind in zip(drawn.lines, kinds, strict=True) if kind == (tier, shade)]
         width = 1.0 + 0.8 * math.log10(max(max(line.capacity for line in own) / 25e9, 1.0))
         ends = [(places[line.ends[0]], places[line.ends[1]]) for line in own]
         figure.add_scatter(
             x=[x for one, other in ends for x in (one[0], other[0], None)],
             y=[y for one, other in ends for y in (one[1], other[1], None)],
             mode="lines",
-            line={"width": width, "color": heat(load[tier]) if load and tier in load else "#8A8F98"},
+            line={"width": width, "color": shade},
             opacity=0.75,
             hoverinfo="skip",
             name=tier,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.engine.link_loads import link_loads
 from zsim.engine.simulate import Outcome
@@ -15,7 +15,7 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.study.topologies.figures import PALETTE, add_boxes, heat
-from zsim.study.topologies.picture import Picture, picture
+from zsim.study.topologies.picture import Picture, busiest, line_loads, picture
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
 
@@ -67,9 +67,9 @@ def film_of(outcome: Outcome, rank: int) -> Film:
     """The film of one simulated step; the words are of `rank`."""
     topology = outcome.topology
     drawn, loads = picture(topology), link_loads(outcome, NUM_FRAMES)
-    own = [_busiest(loads, line.links) for line in drawn.lines]
+    own = [*line_loads(drawn, loads)]
     own += [
-        np.max([_busiest(loads, links) for links in box.links.values()], axis=0)
+        np.max([busiest(loads, links) for links in box.links.values()], axis=0)
         if box.links
         else np.zeros(NUM_FRAMES)
         for box in drawn.boxes
@@ -129,11 +129,6 @@ def loads_figure(film: Film) -> Figure:
     figure.update_yaxes(title_text="% in use", rangemode="tozero", automargin=True)
     figure.add_vline(float(film.seconds[0]), {"width": 2, "color": "#8A8F98"})
     return figure
-
-
-def _busiest(loads: Floats, links: Ints) -> Floats:
-    found: Floats = loads[links].max(axis=0, initial=0.0)
-    return found
 
 
 def _by_tier(outcome: Outcome, loads: Floats) -> Iterator[tuple[str, Floats]]:

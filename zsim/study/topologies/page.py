@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figure import script_json
 from zsim.report.views.html.page import Section, page, plot, render
+from zsim.specs.cluster.files import load_cluster
 from zsim.study.topologies import figures
 from zsim.study.topologies.film import (
     CLUSTER_CAPTION,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from zsim.study.topologies.topologies import TopologyComparison
 
 _KICKER = "topologies"
+_ALIKE = 0.05  # percent between lines
 
 
 def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
@@ -79,8 +81,8 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
         [_cells(row) for row in rows],
     )  # fmt: skip
     drawn = [
-        (f"d{number}", f"{row.cluster}, {_drawn(row.facts)} Colour: how busy a tier's fullest link is.",
-         figures.drawing(row.file, row.nodes, {use.tier: use.utilisation_fraction for use in row.tiers}))
+        (f"d{number}", f"{row.cluster}, {_drawn(row.facts)} {_load_words(row)}",
+         figures.draw(row.picture, load_cluster(row.file), row.line_loads))
         for number, row in enumerate(rows)
     ]  # fmt: skip
     routed = [[*routing_cells(row), routing_words(row.routing)] for row in rows]
@@ -150,3 +152,17 @@ def _drawn(facts: dict[str, Any]) -> str:
             more = f" A {'router' if facts['network'] == 'torus' else 'group'} is drawn with its nodes."
     switches = f"{facts['num_switches']:,} switch{'es' if facts['num_switches'] != 1 else ''}"
     return f"{facts['network']}, {facts['nodes']} nodes, {switches}.{more}"
+
+
+def _load_words(row: TopologyComparison) -> str:
+    """What a drawing's colours say: the range of its lines, by tier."""
+    loads: dict[str, list[float]] = {}
+    for line, load in zip(row.picture.lines, row.line_loads, strict=True):
+        loads.setdefault(line.tier, []).append(load * 100)
+    ranges = [
+        f"{tier} {max(own):.1f} %"
+        if max(own) - min(own) < _ALIKE
+        else f"{tier} {min(own):.1f} to {max(own):.1f} %"
+        for tier, own in loads.items()
+    ]
+    return f"Colour: a line's busiest link in use, mean over the step ({', '.join(ranges)})."

@@ -13,7 +13,7 @@ from dataclasses import field
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.specs.topology.topology import Topology
 
@@ -293,3 +293,14 @@ def _role(device: str) -> str:
 def _numbers(device: str) -> list[int]:
     digits = "".join(letter if letter.isdigit() else " " for letter in device)
     return [int(part) for part in digits.split()] or [0]
+
+
+def line_loads(drawn: Picture, loads: Floats) -> Floats:
+    """(lines, frames): the busiest link of each line; `loads`: (links, frames), as `link_loads` has them."""
+    return np.array([busiest(loads, line.links) for line in drawn.lines]).reshape(-1, loads.shape[1])
+
+
+def busiest(loads: Floats, links: Ints) -> Floats:
+    """The most that one of `links` is used, frame by frame."""
+    found: Floats = loads[links].max(axis=0, initial=0.0)
+    return found

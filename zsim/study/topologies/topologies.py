@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zsim.api import simulate
 from zsim.dataclass import dataclass
+from zsim.engine.link_loads import link_loads
+from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, ZsimError
+from zsim.explain.report_of import report_of_step
+from zsim.explain.variants import step_variants
 from zsim.report.report import Report
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.given import Given, experiment_of
 from zsim.study.topologies.orders import MeshOrder, compare_orders
+from zsim.study.topologies.picture import Picture, line_loads, picture
 from zsim.study.topologies.routings import Routing, compare_routings
 
 _MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
@@ -35,7 +42,8 @@ class TierUse:
 class TopologyComparison:
     """One cluster's column of a comparison. `file`: the preset or path as given. `scaling`: seconds of a step
     by number of GPUs at constant batch per GPU, without the counts that the experiment does not allow.
-    `orders`: of the mesh of model parallelism, the given one first."""
+    `picture`, `line_loads`: the fabric as it is drawn, and of each of its lines the part in use of the
+    busiest link, as mean over the step. `orders`: of the mesh of model parallelism, the given one first."""
 
     cluster: str
     file: str
@@ -46,6 +54,8 @@ class TopologyComparison:
     tiers: tuple[TierUse, ...]
     routing: Routing
     scaling: dict[int, float]
+    picture: Picture
+    line_loads: tuple[float, ...]
     orders: tuple[MeshOrder, ...] = ()
 
     @property
@@ -71,6 +81,10 @@ class TopologyComparison:
                     "utilisation_fraction": tier.utilisation_fraction,
                 }
                 for tier in self.tiers
+            ],
+            "lines": [
+                {"between": [*line.ends], "tier": line.tier, "busiest_link_fraction": load}
+                for line, load in zip(self.picture.lines, self.line_loads, strict=True)
             ],
             "routing": self.routing.to_dict(),
             "orders": [order.to_dict() for order in self.orders],
@@ -133,8 +147,12 @@ def compare_topologies(
 
 def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]) -> TopologyComparison:
     cluster = load_cluster(name)
-    result = simulate(_at(base, name, gpus))
-    topology_nodes = result.job.num_nodes
+    began = time.perf_counter()
+    job = resolve(_at(base, name, gpus))
+    step = simulate_step(job)
+    wall_seconds = time.perf_counter() - began
+    report = report_of_step(step, wall_seconds, step_variants(step.outcome))
+    topology_nodes = job.num_nodes
     scaling: dict[int, float] = {}
     for scale in scales:
         count = round(gpus * scale)
@@ -142,18 +160,25 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
             continue
         try:
             scaling[count] = (
-                result.report.step_seconds
-                if count == gpus
-                else simulate(_at(base, name, count)).report.step_seconds
+                report.step_seconds if count == gpus else simulate(_at(base, name, count)).report.step_seconds
             )
         except ZsimError:
             continue  # the experiment does not allow this count: batch or group sizes do not divide it
     facts = describe_topology(name, topology_nodes)
-    tiers = _tiers(name, topology_nodes, result.report)
-    routing = compare_routings(result.job, result.report.step_seconds)
-    orders = compare_orders(_at(base, name, gpus), result.job, result.report.step_seconds)
+    drawn = picture(step.outcome.topology)
     return TopologyComparison(
-        cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, routing, scaling, orders
+        cluster=cluster.name,
+        file=name,
+        nodes=topology_nodes,
+        gpus=gpus,
+        facts=facts,
+        report=report,
+        tiers=_tiers(name, topology_nodes, report),
+        routing=compare_routings(job, report.step_seconds),
+        scaling=scaling,
+        picture=drawn,
+        line_loads=tuple(line_loads(drawn, link_loads(step.outcome, 1))[:, 0].tolist()),
+        orders=compare_orders(_at(base, name, gpus), job, report.step_seconds),
     )
 
 
