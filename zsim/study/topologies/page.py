@@ -155,7 +155,7 @@ def _drawn(facts: dict[str, Any]) -> str:
 
 
 def _load_words(row: TopologyComparison) -> str:
-    """What a drawing's colours say: the range of its lines, by tier."""
+    """A sentence on a drawing's colours: the range of its lines, by tier."""
     loads: dict[str, list[float]] = {}
     for line, load in zip(row.picture.lines, row.line_loads, strict=True):
         loads.setdefault(line.tier, []).append(load * 100)
