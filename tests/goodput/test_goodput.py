@@ -212,3 +212,36 @@ def test_a_run_of_very_many_failures_says_that_it_is_made_of_parts(monkeypatch: 
     assert sum(found.to_dict()["lost_seconds"].values()) == pytest.approx(
         (found.expected_days - found.ideal_days) * 86_400
     )
+
+
+@pytest.mark.parametrize(
+    ("keep", "archive", "kept"), [(3, None, 3), (None, None, 10), (3, "50 min", 4), (20, None, 10)]
+)
+def test_the_store_holds_the_saves_that_are_kept(keep: int | None, archive: str | None, kept: int) -> None:
+    """Ten saves of 96 GB, 20 min apart: the last three, all, or one of each 50 min before them besides."""
+    table = {**STATED, "keep": keep, "archive_every": archive, "every": 100}
+    run = experiment(steps=1_000, checkpoint=table, failures={"per_1000_node_days": 0})
+    found = simulate_run(run, compares=False)
+    apart = 100 * found.prepared.first.step_seconds
+    if archive is not None:
+        kept = 3 + int(7 * apart / 3_000)
+    assert found.to_dict()["checkpoint"]["stored_bytes"] == (kept if keep or archive else 10) * 96e9
+
+
+def test_energy_is_that_of_steps_idle_gpus_and_the_rest_of_nodes() -> None:
+    """Without failures: joules of the steps, idle spares (two nodes of 8) while these last, and all GPUs idle
+    in the first start of 240 s; 1.2 times that for cooling, with 500 W of every node."""
+    run = experiment(tokens="10B", failures={"per_1000_node_days": 0}).model_copy(
+        update={"cost": zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", cost={"pue": 1.2, "node_power": "500 W"}
+        ).cost}
+    )  # fmt: skip
+    found = simulate_run(run, compares=False)
+    first = found.prepared.first
+    report, power = first.result.report, first.result.job.cluster.gpu.power
+    assert report.energy is not None
+    assert power is not None
+    steps = found.runs.scenario.steps
+    trained, whole = steps * first.step_seconds, found.expected_days * 86_400 + 240  # type: ignore[operator]
+    joules = steps * report.energy.joules * 64 + power.idle * (80 * whole - 64 * trained) + 500 * 10 * whole
+    assert found.bill.megawatt_hours == pytest.approx(1.2 * joules / 3.6e9, rel=1e-9)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
+from statistics import fmean
 
 import pytest
 
 from tests.goodput.scenarios import SOFTWARE, save, scenario
+from zsim.goodput.incidents import FailureDraws
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.runs import run_seeds
 from zsim.goodput.scenario import Cause, Failures, Phase, Recovery, Saves, Scenario
@@ -328,3 +331,36 @@ def test_every_second_is_in_one_bin_whatever_happens(policy: RecoveryPolicy) -> 
         assert ledger.is_finished
         assert ledger.useful == pytest.approx(60_000.0)
         assert all(seconds > -1e-6 for name, seconds in ledger.seconds.items() if name != "degraded")
+
+
+def test_racks_and_leaves_go_together_as_often_as_said() -> None:
+    """Of 20,000 failures of one node a tenth take a rack of 4 and a twentieth a leaf of 16: 2.05 nodes each,
+    within four standard errors (0.03)."""
+    failures = Failures(
+        1.0, (Cause("node", 1.0),), rack_fraction=0.1, rack_nodes=4, leaf_fraction=0.05, leaf_nodes=16
+    )
+    draws = FailureDraws(failures, Recovery(), Random(1), Random(2))
+    lost = [draws.incident(100).nodes for _ in range(20_000)]
+    assert set(lost) == {1, 4, 16}
+    assert fmean(lost) == pytest.approx(1 + 0.1 * 3 + 0.05 * 15, abs=0.1)
+    assert max(draws.incident(8).nodes for _ in range(1_000)) == 8  # no more than there are
+
+
+def test_an_ageing_fleet_fails_as_often_as_the_integral_of_its_rate() -> None:
+    """1 per 1,000 s until 40,000, three times that until 70,000, none until the end at 100,000: 130
+    failures, within four standard errors of 200 runs."""
+    failures = Failures(1 / 1_000, SOFTWARE, ageing=((40_000.0, 3.0), (70_000.0, 0.0)))
+    one = scenario(10**6, 100, save(0.0), failures=failures, horizon_seconds=100_000.0)
+    counts = [ledger.num_failures for ledger in run_seeds(one, 200).ledgers]
+    assert fmean(counts) == pytest.approx(130.0, abs=4 * math.sqrt(130 / 200))
+
+
+def test_preemptions_without_notice_are_dalys_failures() -> None:
+    """All nodes are taken every M = 10,000 s for D = 300, and restart takes none: tau / ((M + D)
+    (exp(L / M) - 1)), as failures would."""
+    mean, work, blocking, away = 10_000.0, 1_000, 20.0, 300.0
+    failures = Failures(preemptions_per_second=1 / mean, preemption_takes=away)
+    runs = run_seeds(scenario(work * 1_500, work, save(blocking), failures=failures), 60)
+    kept = work / ((mean + away) * math.expm1((work + blocking) / mean))
+    # a preemption while nodes are away is none, so that the clock of the next one runs on meanwhile
+    assert runs.goodput_fraction == pytest.approx(kept, rel=0.01)

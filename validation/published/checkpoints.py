@@ -148,13 +148,12 @@ def _figure(value: float, one: PredictedRow) -> str:
 
 
 _CAUSES = {
-    "rs-0162": "no rate explains it: the same disk takes 2.2 GB/s from dd, and others save the same states "
-    "ten times as fast (NeMo Automodel 27 s on 8 GPUs, torchtitan 50 s on 64); the thread found no cause",
     "rs-0318": "0.25 s of it is the copy through the driver's buffer (6 GB/s assumed), the rest what torch's "
     "getters and stager take of the host for 1,176 tensors and values, at the rate of a processor that is "
     "slower than an H100's host",
-    "rs-0319": "zsim slows a host that works more than half of the step, and this step's host works less; "
-    "what a thread costs beside such a step is not in its model",
+    "rs-0319": "zsim slows a host that works for more of the step than the part of the interpreter that a "
+    "writer leaves it (a half), and this step's host works for 4 % of it: it launches ahead, and catches up; "
+    "what else a thread costs is not in its model",
 }
 
 

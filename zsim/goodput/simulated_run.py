@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -116,6 +117,20 @@ class SimulatedRun:
         return self.runs.goodput_fraction
 
     @property
+    def stored_bytes(self) -> int | None:
+        """Bytes in the store at the end: the saves that are kept, the last ones and those kept for ever; None
+        where nothing is saved there."""
+        saves = self.runs.scenario.phases[-1].saves
+        if saves.remote is None:
+            return None
+        apart = saves.every * saves.remote_every
+        number = max(math.ceil(self.steps / apart), 1)
+        kept = number if saves.keep is None else min(saves.keep, number)
+        if saves.archive_steps is not None:
+            kept += max(math.floor((number - kept) * apart / saves.archive_steps), 0)
+        return kept * saves.remote.bytes
+
+    @property
     def lost_gpu_hours(self) -> dict[str, float]:
         """By cause of failure."""
         return {cause: seconds * self.gpus / _HOUR for cause, seconds in self.runs.by_cause().items()}
@@ -219,6 +234,7 @@ class SimulatedRun:
                 "load_seconds": place.load_seconds,
                 "slowdown_seconds": place.slowdown_seconds,
                 "host_bytes_per_node": place.host_bytes_per_node,
+                "stored_bytes": self.stored_bytes,
             },
             "cost": asdict(self.bill),
             "sources": {

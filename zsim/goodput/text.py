@@ -134,6 +134,8 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
             f"{format_duration(place.durable_seconds)}; loading takes {format_duration(place.load_seconds)}, "
             f"starting {format_duration(run.prepared.startup_seconds)}."
         )
+    if run.stored_bytes:
+        yield f"Saves that are kept fill {format_bytes(run.stored_bytes)} of the store at the end."
     curve = run.curve
     if curve is not None:
         low, high = curve.flat
