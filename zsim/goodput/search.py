@@ -73,8 +73,8 @@ def comparable(scenario: Scenario) -> ComparableRuns:
     expected, max_steps = rate * scenario.ideal_seconds, None
     pilot = pilot_of(replace(scenario, horizon_seconds=None), 1, _LONGEST)
     if not pilot.is_whole and pilot.goodput_fraction < _LITTLE_KEPT:
-        # as many failures as steps would have, and long against repairs: at first, all spares are there
-        seconds = max(_LONGEST / rate, MANY * slowest(scenario))
+        # about as long as all steps would take, and long against repairs: at first, all spares are there
+        seconds = max(_LONGEST / rate / _LITTLE_KEPT, MANY * slowest(scenario))
         return ComparableRuns(_seeds(rate * seconds), seconds=seconds)
     if expected > _LONGEST:
         max_steps = max(round(_LONGEST / rate / first.step_seconds), 1)
