@@ -52,6 +52,7 @@ def _expert_cases() -> Iterator[SavedCase]:
     dcp, titan = {"format": "dcp"}, {**_FSDP2, "wrapping": "torchtitan"}
     two, both = {"expert": 2}, ("experts", "few")
     yield SavedCase("spread2-dcp", "experts", titan, dcp, two, two, models=both)
+    yield SavedCase("spread2-full", "experts", titan, {"format": "full"}, two, two, models=both)
     four = {"expert": 4}
     yield SavedCase("spread4-dcp", "experts", titan, dcp, four, four, (4,), models=("experts",))
     hybrid, options = {**titan, "replicate": 2}, {**two, "replicate": 2}

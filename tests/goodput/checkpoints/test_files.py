@@ -271,9 +271,12 @@ def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None
     assert whole.chunks == 4 * (32 * (8 * 3 + 5) + 3)  # parameters, masters, two moments
 
 
-def test_experts_are_not_gathered_into_one_file() -> None:
-    with pytest.raises(NotSimulatedError, match="gather into one file is not simulated; expected 'dcp'"):
-        saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), "full")
+def test_experts_are_gathered_into_one_file() -> None:
+    """Of rank 0, with all experts: 12 bytes of every parameter, as without expert parallelism."""
+    spread = saved_files(mixtral(strategy=TITAN, parallelism={"expert": 8}), "full")
+    assert spread.bytes == pytest.approx(12 * MIXTRAL, rel=1e-3)
+    assert sum(spread.gathered) == pytest.approx(12 * MIXTRAL, rel=1e-3)
+    assert spread.read_once
 
 
 def swapped(**keys: Any) -> Job:

@@ -76,11 +76,6 @@ def saved_files(
         return megatron_files(held, strategy)
     if isinstance(strategy, Reference):
         return reference_files(held, job.model)
-    if kind == "full" and held.expert_ranks:
-        raise NotSimulatedError(
-            "run.checkpoint.format: found 'full' with experts that are spread over ranks, whose gather into "
-            "one file is not simulated; expected 'dcp'"
-        )
     layout = dcp_layout(job, held, threads=threads, single_file_per_rank=single_file_per_rank)
     return full_file(held, layout) if kind == "full" else dcp_files(held, layout)
 

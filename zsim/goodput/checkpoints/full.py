@@ -7,8 +7,6 @@ buffer, and torch.save writes buffers, so padding is saved; a tied weight, one b
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 
 from zsim.goodput.checkpoints.dcp import DcpLayout
@@ -32,7 +30,7 @@ def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
             file.add_states([size] * held.num_states + [STEP_BYTES] * held.has_steps)
             gathered += [size] * held.num_states
     world = held.world_size
-    is_cut = layout.shards * held.tensor_ranks > 1
+    is_cut = layout.shards * held.tensor_ranks * held.expert_places > 1
     staged, read = np.zeros((2, world), dtype=np.int64)
     staged[0] = read[0] = file.tensors
     return Saved(
@@ -47,6 +45,7 @@ def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
 
 
 def _padded_bytes(held: HeldStates, tensor: HeldTensor, layout: DcpLayout) -> int:
-    rows = -(-tensor.rows // layout.shards) * layout.shards
-    ranks = held.tensor_ranks if tensor.is_cut else 1
-    return rows * prod(tensor.shape[1:]) * ranks * layout.dtype_bytes
+    """Bytes of a gathered tensor; of spread experts, over the ranks that cut each of their places first."""
+    rows, shards = layout.rows_of(tensor), layout.shards_of(tensor)
+    padded = -(-rows // shards) * shards
+    return tensor.numel // rows * padded * held.places_of(tensor) * layout.dtype_bytes
