@@ -14,11 +14,13 @@ from tests.goodput.scenarios import SOFTWARE, save, scenario
 from zsim.cli import app
 from zsim.errors import InputError
 from zsim.goodput.goodput import simulate_run
-from zsim.goodput.page import goodput_page
+from zsim.goodput.page import goodput_page, trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval
 from zsim.goodput.text import goodput_lines
+from zsim.report.views.text.sentences import trust_words
+from zsim.units import format_seconds
 
 STATED = {"every": "20 min", "blocking": "5 s", "durable": "60 s", "load": "1 min", "bytes": "96 GB"}
 CONTRACT = {
@@ -91,6 +93,22 @@ def test_the_page_shows_a_run_with_its_failures(whole: Any) -> None:
     for name in ("waterfall", "progress", "timeline", "interval", "spares", "causes", "days"):
         assert f'id="plot-{name}"' in text, name
     assert "effective training time ratio" in text
+    assert "Should I believe this?" in text
+
+
+def test_the_page_says_what_the_days_rest_on(whole: Any) -> None:
+    """The step with its validated runs, and the days in proportion to its interval; then every table that
+    brought rates, with its evidence."""
+    rows = {what: (evidence, whence) for what, evidence, whence, _ in trust_rows(whole)}
+    report = whole.prepared.first.result.report
+    low, high = report.step_seconds_range
+    evidence, whence = rows[f"a step of {format_seconds(report.step_seconds)}"]
+    assert "compute " in evidence
+    assert trust_words(report) in whence
+    days = [whole.expected_days * end / report.step_seconds for end in (low, high)]
+    assert f"Days in proportion: {days[0]:.3g} to {days[1]:.3g}." in whence
+    for name, table in whole.sources.items():
+        assert rows[name] == (table.evidence, table.source)
 
 
 def test_the_command_writes_the_json(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zsim.goodput.ledger import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
@@ -13,6 +13,8 @@ from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+from zsim.report.views.text.sentences import trust_words
+from zsim.units import format_seconds
 
 _DAY = 86_400.0
 _HOUR = 3600.0
@@ -28,6 +30,11 @@ COLORS = {
     "degraded": "#7B3F6F",
 }
 _MAX_SPANS = 6_000
+_TRUST_HEAD = ("rests on", "evidence", "source", "what would narrow it")
+_NARROWED = {
+    "failures": "[run.failures] with the rate of your own fleet",
+    "storage": "[run.storage] with your store's rates, or a measured [run.checkpoint] blocking",
+}
 
 
 def goodput_page(run: SimulatedRun) -> str:
@@ -74,6 +81,7 @@ def goodput_page(run: SimulatedRun) -> str:
     sections.append(Section("Failures", [lost], ["cause", "in a run", "lost GPU-hours"], _causes(run)))
     what = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
     sections.append(Section("All runs", [("days", f"{what} of every run.", days(run))]))
+    sections.append(Section("Should I believe this?", (), _TRUST_HEAD, [*trust_rows(run)]))
     told = [diverging_sentence(run)] if run.is_diverging else []
     told += shortening(run)
     return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
@@ -256,3 +264,28 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
         [name, f"{counts.get(name, 0.0):,.2f}", f"{hours.get(name, 0.0):,.1f}"]
         for name in sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
     ]
+
+
+def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
+    """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
+    report = run.prepared.first.result.report
+    words = trust_words(report) or "no published run is like it"
+    weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
+    own = f"a step of {format_seconds(report.step_seconds)}"
+    yield own, weakest, f"{words}{_days_words(run)}", "a measured step: zsim calibrate, zsim compare"
+    checkpoint = run.prepared.table.checkpoint
+    if checkpoint.blocking is not None:
+        yield "saves", "measured", "given by the experiment", ""
+    for name, table in run.sources.items():
+        yield name, table.evidence, table.source, _NARROWED[name]
+    if len(run.prepared.table.phases) > 1:
+        yield "phases", "", "the first phase's step is the one judged above", ""
+
+
+def _days_words(run: SimulatedRun) -> str:
+    """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
+    report, days = run.prepared.first.result.report, run.expected_days
+    if report.step_seconds_range is None or days is None or run.prepared.table.days is not None:
+        return ""
+    low, high = (days * end / report.step_seconds for end in report.step_seconds_range)
+    return f" Days in proportion: {low:.3g} to {high:.3g}."
