@@ -88,6 +88,7 @@ def test_data_parallelism_is_what_remains() -> None:
         ({"tensor": 2}, "ddp", "for data parallelism alone; expected strategy 'fsdp2'"),
         ({"async_tensor": True}, "fsdp2", "async_tensor: has no effect with tensor = 1"),
         ({"tensor": 2, "async_tensor": True}, "fsdp2", "expected training.compile = true"),
+        ({"tensor": 2, "async_tensor": True}, "megatron", "--tp-comm-overlap asserts; expected sequence_"),
     ],
 )
 def test_what_does_not_go_is_refused(parallelism: dict[str, Any], kind: str, message: str) -> None:

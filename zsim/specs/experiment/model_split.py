@@ -17,8 +17,8 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     checkpoints of which it recomputes a block once per parameter."""
     _check_loss(parallelism)
     _check_halves(model, parallelism)
+    _check_async(training, parallelism)
     if parallelism.style == "torch":
-        _check_async(training, parallelism)
         _check_split_backward(training, parallelism)
         if parallelism.pipeline > 1 and model.is_tied:
             raise InputError(
@@ -68,11 +68,18 @@ def _check_loss(parallelism: Parallelism) -> None:
 
 def _check_async(training: Training, parallelism: Parallelism) -> None:
     """torchtitan v0.2.2 distributed/tensor_parallel.py; torch 2.13 _inductor/fx_passes/micro_pipeline_tp.py,
-    which knows gathers and scatters."""
-    if not parallelism.async_tensor:
+    which knows gathers and scatters. Megatron-Core 0.16.1 training/arguments.py `validate_args`."""
+    if not parallelism.async_tensor or parallelism.style not in ("torch", "megatron"):
         return
-    if parallelism.tensor == 1:
+    if parallelism.tensor == 1 and parallelism.style == "torch":
         raise InputError("parallelism.async_tensor: has no effect with tensor = 1; expected tensor above 1")
+    if parallelism.style == "megatron" and parallelism.tensor > 1 and not parallelism.sequence_parallel:
+        raise InputError(
+            "parallelism.async_tensor: found true without sequence parallelism, which Megatron's "
+            "--tp-comm-overlap asserts; expected sequence_parallel = true"
+        )
+    if parallelism.style != "torch":
+        return
     if not training.compile:
         raise InputError(
             "parallelism.async_tensor: torch.compile makes it, and training.compile is false; expected "
