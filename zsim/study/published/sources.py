@@ -21,6 +21,9 @@ from zsim.study.published.table import PublishedRun
 _FILE = "published_sources.toml"
 
 
+_Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
+
+
 class SourceRule(BaseModel):
     """One rule of the file."""
 
@@ -30,7 +33,9 @@ class SourceRule(BaseModel):
     when: dict[str, str]
     unless: dict[str, str] = {}
     cells: dict[str, str] = {}
-    changes: dict[str, bool | int | float | str | tuple[str, ...]] = Field(default={}, alias="set")
+    changes: dict[str, bool | int | float | str | tuple[int, ...] | tuple[str, ...]] = Field(
+        default={}, alias="set"
+    )
     assume: str | None = None
 
     def applies(self, run: PublishedRun, kind: str) -> bool:
