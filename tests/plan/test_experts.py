@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
 from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.fp8 import Fp8, Fp8Recipe
 
 TINY: dict[str, Any] = {
     "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64,
@@ -188,3 +190,23 @@ def test_megatron_adds_the_scored_bias_of_each_expert_itself(
     assert sum(one.hbm_bytes for one in first) == numel * backward
     assert sum(one.launches for one in last) == 2 * 16 + 1 + (dtype == "fp32")
     assert [one.strided_elements for one in (*last, *first)] == [numel, 0, 2 * numel, 0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "transposes", "each"),
+    [("current", True, 3 * 16), ("mxfp8", False, 16), ("delayed", True, 1), ("delayed", False, 16)],
+)
+def test_transformer_engine_casts_the_rows_of_each_expert_apart(
+    recipe: Fp8Recipe, transposes: bool, each: int
+) -> None:
+    """Of 16 experts: current scaling has a maximum, a scale and a cast each; delayed scales both ways are
+    one kernel for all."""
+    made = with_experts(load_model("qwen3-30b-a3b"), ExpertSplit(library="megatron-fused", kernel="streams"))
+    module = next(one for one in made.blocks[-1].modules if one.name.endswith("down_proj"))
+    assert isinstance(module.work, GroupedLinear)
+    module = replace(module, work=replace(module.work, num_experts=16))
+    options = WorkOptions(dtype="fp8", fp8=Fp8(recipe, transposes=transposes, has_quantized_weights=True))
+    given = forward_kernels(module, SHAPE, options)
+    before = [one for one in given if one.kind != "gemm"]
+    assert sum(one.launches for one in before if one.hbm_bytes) >= each
+    assert before[0].launches == (16 if each > 1 else 1)

@@ -27,6 +27,7 @@ compiled: torch.compile joins what is elementwise with the gather before or the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
@@ -224,7 +225,7 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     n, k = work.out_features, work.in_features
     casts: Kernels = ()
     if grouped_in_fp8(work, options):
-        given = () if module.shares_input else fp8.cast(rows * k, options)
+        given = () if module.shares_input else _casts(work, rows * k, options)
         casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
     products = (_product(work, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
@@ -249,7 +250,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
     if grouped_in_fp8(work, options):
         weights = fp8.weight_casts(work.num_experts * k * n, options, is_backward=True)
-        of_input = (*fp8.cast(rows * n, options), *weights, *of_input)
+        of_input = (*_casts(work, rows * n, options), *weights, *of_input)
     if module.shares_input and not options.compile:
         of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
     of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
@@ -305,6 +306,16 @@ def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
     """Whether the experts' products run in fp8, as Transformer Engine's do."""
     is_engine = options.dtype == "fp8" and options.fp8.is_engine
     return is_engine and work.in_features % 16 == 0 and work.out_features % 16 == 0
+
+
+def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
+    """Casts of the experts' rows: one kernel for all with delayed scales in both directions, and in nvfp4; or
+    those of each expert (Transformer Engine d0067d0d pytorch/csrc/extensions/cast.cpp `split_quantize`,
+    `multi_tensor_quantize_impl`)."""
+    casts, recipe = fp8.cast(numel, options), options.fp8
+    if recipe.recipe == "nvfp4" or (recipe.recipe == "delayed" and recipe.transposes):
+        return tuple(casts)
+    return tuple(replace(one, launches=one.launches * work.num_experts) for one in casts)
 
 
 def _product(
