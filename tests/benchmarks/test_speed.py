@@ -146,13 +146,16 @@ def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
 @pytest.mark.speed
 def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
     """In a process of its own: 40,000,000 timeouts and 1.07 GB. On a busy machine, where so many objects miss
-    the caches that a raw timeout hits, they have been 55,000,000."""
+    the caches that a raw timeout hits, they have been 63,000,000, and once twice that for equal events. It
+    runs once, for a minute, so that it is held against raw timeouts of ten rounds, not of two."""
     print()
     ratio, peak_bytes = (float(word) for word in run_apart(
-        "before = test_speed.raw_processor_seconds(); began = time.process_time();"
+        "from statistics import median;"
+        "raw = [test_speed.raw_processor_seconds() for _ in range(5)]; began = time.process_time();"
         "test_speed.gpt3(128, unfold=True);"
         "seconds = time.process_time() - began;"
-        "print(2 * seconds / (before + test_speed.raw_processor_seconds()), end=' ')"
+        "raw += [test_speed.raw_processor_seconds() for _ in range(5)];"
+        "print(seconds / median(raw), end=' ')"
     ).split())  # fmt: skip
     print(f"{ratio:,.0f} raw timeouts, {peak_bytes / 1e9:.2f} GB")
     assert ratio < 48_000_000
