@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 P = ParamSpec("P")
+PHONE_WIDTH = 390  # pixels
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -121,8 +122,8 @@ def chromium() -> Iterator[Browser]:
 
 
 def check_file(browser: Browser, path: Path, plots: Sequence[str]) -> None:
-    """As `check_page`, for a file in a browser that runs; every plot must have drawn marks, and nothing may
-    stick out of its card."""
+    """As `check_page`, for a file in a browser that runs; every plot must have drawn marks, nothing may stick
+    out of its card, and on a phone in the dark nothing may be wider than the screen."""
     check_text(path.read_text(encoding="utf-8"), plots)
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     try:
@@ -133,6 +134,9 @@ def check_file(browser: Browser, path: Path, plots: Sequence[str]) -> None:
         assert list(marks) == [f"plot-{name}" for name in plots]
         assert all(marks.values()), marks
         assert page.evaluate(_TOO_WIDE) == []
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size({"width": PHONE_WIDTH, "height": 844})
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE_WIDTH
         assert said == []
         assert [url for url in asked if url != path.as_uri() and not url.startswith(("data:", "blob:"))] == []
     finally:
