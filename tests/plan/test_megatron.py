@@ -250,7 +250,7 @@ def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
 
 def test_layers_that_share_a_checkpoint_run_again_together(toys: Any) -> None:
     """Of 4 layers 2 share one: the last two run again, then both backwards, then the first two."""
-    whole = {"activation_checkpointing": "full", "checkpoint_is_reentrant": True}
+    whole: dict[str, Any] = {"activation_checkpointing": "full", "checkpoint_is_reentrant": True}
     plans = {
         count: toy_plan(toys, CORE, layers_per_checkpoint=count, checkpoint_stops_early=False, **whole)
         for count in (1, 2, 4)
