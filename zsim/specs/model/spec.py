@@ -179,12 +179,12 @@ class ModelSpec:
     which they run. `not_simulated`: why zsim only counts this family. `mtp_parameters`: parameters of a
     module for multi-token prediction that the published checkpoint has besides, without the embedding and
     head that it shares; `predicts`: so many layers of it are among the blocks. `has_encoder`: the first
-    blocks are those of an encoder, and the decoder sees as many tokens; `block_names`: full names of all
-    blocks where one prefix is not enough. Of a pipeline stage: `first_block`, the number of its first block.
-    `token_shards`: the fraction of the tokens that the residual stream has on a rank. `block_names`: complete
-    names of the blocks, where they are not numbered in one list; "" of a block that is not wrapped.
-    `registration`: complete names of all parameters in order, where the order is not that of modules before,
-    blocks, modules after. `captured`: of a model that was captured from a torch module."""
+    blocks are those of an encoder, and the decoder sees as many tokens. Of a pipeline stage: `first_block`,
+    the number of its first block. `token_shards`: the fraction of the tokens that the residual stream has on
+    a rank. `block_names`: complete names of the blocks, where they are not numbered in one list; "" of a
+    block that is not wrapped. `registration`: complete names of all parameters in order, where the order is
+    not that of modules before, blocks, modules after. `captured`: of a model that was captured from a torch
+    module."""
 
     name: str
     family: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PALETTE = ("#2F7FBF", "#D55E00", "#62D0AC", "#992641", "#FCBA18", "#3148D4", "#8A8F98")
 _SCALE = ((0.0, "#F9DC84"), (0.5, "#EE8A2B"), (1.0, "#B3261E"))  # ever darker
-_GREY = "#8A8F98"
+_GREY = PALETTE[-1]
 
 
 def drawing(name: str, num_nodes: int) -> Figure:
