@@ -19,6 +19,7 @@ from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
 from zsim.engine.lane import Lane
 from zsim.engine.offload import DeviceTraffic
+from zsim.engine.one_stream import is_one_rank, serial_times
 from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.together import ConcurrentJob, run_together
@@ -56,18 +57,19 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocation`: of torch's allocator of the fullest rank, if it was simulated;
-    `settled`: of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank),
-    the index of the communicator in which the rank waits for others; `peers`: by (simulated rank, op) of a
-    call with messages, the calls that it exchanged messages with; `jittered`: the drawn steps; `sent`: bytes
-    per GPU inside its node and between nodes, by phase, kind of collective and group; `together`: all
-    co-located jobs, this job first."""
+    """One simulated step. `prepared`: the input of its run, whose fabric is idle again; `allocation`: of
+    torch's allocator of the fullest rank, if it was simulated; `settled`: of each program; `calls`: the limit
+    of each collective; `meetings`: by (group, simulated rank), the index of the communicator in which the
+    rank waits for others; `peers`: by (simulated rank, op) of a call with messages, the calls that it
+    exchanged messages with; `jittered`: the drawn steps; `sent`: bytes per GPU inside its node and between
+    nodes, by phase, kind of collective and group; `together`: all co-located jobs, this job first."""
 
     job: Job
     plan: Plan
     topology: Topology
     classes: Classes
     slowdowns: Floats
+    prepared: Prepared
     trace: Trace
     stats: SimulationStats
     traffic: dict[str, LinkLoad]
@@ -192,6 +194,10 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
     """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, under another
     assumption: kernels and collectives one after the other (`is_serial`), or `connections` hardware queues.
     Plan, classes and the allocators before the first step are taken from the outcome."""
+    if is_serial:
+        seconds = _serial_seconds(outcome)
+        if seconds is not None:
+            return seconds
     job, plan, classes = outcome.job, outcome.plan, outcome.classes
     if connections is not None:
         job = replace(job, training=replace(job.training, device_max_connections=connections))
@@ -205,14 +211,35 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
             is_serial=is_serial,
         )  # fmt: skip
         run = run_once(prepared)
-        lanes = _first_lanes(prepared, run)
-        if all(
-            has_room_at(lane.program.program, one.empty, one.allocation, lane.issue, lane.ended)
-            for one, lane in zip(outcome.settled, lanes, strict=False)
-        ):
+        times = [(lane.issue, lane.ended) for lane in _first_lanes(prepared, run)]
+        if _have_room(prepared, outcome.settled, times):
             return run.step_seconds
         empty = [one.empty for one in outcome.settled]
         return _with_allocators(prepared, run, empty)[1].step_seconds
+
+
+def _serial_seconds(outcome: Outcome) -> float | None:
+    """Seconds of the step with kernels and collectives one after the other; None where only a clock tells
+    them: with several simulated ranks, offloading or messages, or where an allocator runs short."""
+    prepared = outcome.prepared
+    if not is_one_rank(prepared):
+        return None
+    times = serial_times(prepared)
+    has_room = _have_room(prepared, outcome.settled, [(times.issue, times.ended)])
+    return times.step_seconds if has_room else None
+
+
+def _have_room(
+    prepared: Prepared,
+    settled: Sequence[Settled],
+    times: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> bool:
+    """Whether the allocators, whose results at other times of a run are `settled`, have room at these `times`
+    of issue and end, program by program; also where none is simulated."""
+    return all(
+        has_room_at(priced.program, one.empty, one.allocation, *own)
+        for one, priced, own in zip(settled, prepared.programs, times, strict=False)
+    )
 
 
 def _has_room(job: Job, plan: Plan) -> bool:
@@ -324,6 +351,7 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
         topology=prepared.topology,
         classes=prepared.classes,
         slowdowns=prepared.slowdowns,
+        prepared=prepared,
         trace=trace,
         stats=SimulationStats(
             wall_seconds=0.0,

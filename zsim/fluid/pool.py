@@ -93,6 +93,14 @@ class FluidPool:
         activity.profile = profile
         self._mark_dirty()
 
+    def rate_alone(self, profile: Profile) -> float:
+        """The rate of an activity while no other is running."""
+        rate = self._rates_alone.get(profile.number)
+        if rate is None:
+            number = profile.number
+            rate = self._rates_alone[number] = self._rates_of((number,))[number]
+        return rate
+
     @property
     def active(self) -> Sequence[Activity]:
         return self._active
@@ -134,13 +142,9 @@ class FluidPool:
         if not self._active:
             return
         if len(self._active) == 1:
-            number = self._active[0].profile.number
-            rate = self._rates_alone.get(number)
-            if rate is None:
-                rate = self._rates_alone[number] = self._rates_of_active()[number]
-            self._run_alone(self._active[0], rate)
+            self._run_alone(self._active[0], self.rate_alone(self._active[0].profile))
             return
-        rates = self._rates_of_active()
+        rates = self._rates_of(tuple(sorted(activity.profile.number for activity in self._active)))
         soonest = float("inf")
         for activity in self._active:
             activity.rate = rates[activity.profile.number]
@@ -166,14 +170,14 @@ class FluidPool:
         wake_up = simpy.Timeout(self.env, delay)
         wake_up.callbacks = [partial(self._finish, ending, generation)]
 
-    def _rates_of_active(self) -> dict[int, float]:
-        key = tuple(sorted(activity.profile.number for activity in self._active))
-        known = self._rates.get(key)
+    def _rates_of(self, numbers: tuple[int, ...]) -> dict[int, float]:
+        """The rates of activities of these profiles together, by profile."""
+        known = self._rates.get(numbers)
         if known is None:
             self.num_solutions += 1
-            rows = [self._profiles[number].usage for number in key]
-            known = dict(zip(key, progressive_filling(rows, self.capacity), strict=True))
-            self._rates[key] = known
+            rows = [self._profiles[number].usage for number in numbers]
+            known = dict(zip(numbers, progressive_filling(rows, self.capacity), strict=True))
+            self._rates[numbers] = known
         return known
 
     def _finish(self, ending: list[Activity], generation: int, _event: simpy.Event) -> None:
