@@ -168,9 +168,8 @@ def _notes(recording: ModuleRecording, unused: Sequence[Module]) -> tuple[str, .
         found.append("convolutions are priced as the products that they are (implicit GEMM), uncalibrated")
     if recording.assumes_full:
         found.append(
-            "forward asks whether all elements of a tensor fulfil a condition, as of a padding mask: "
-            "taken as "
-            "true, samples without padding and not packed"
+            "forward asks whether all elements of a tensor fulfil a condition, as of a padding mask or a "
+            "check: taken as true, samples without padding and not packed"
         )
     names = [module.name for module in unused if module.parameters]
     if names:

@@ -25,8 +25,8 @@ _LEAST_CHANNELS = 4
 # Not of torch's tag "pointwise", but each element is read and written once or a few times.
 MEMORY_BOUND = frozenset(
     """
-    sum mean var var_mean std amax amin max min argmax argmin prod any all norm linalg_vector_norm
-    logsumexp _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+    sum mean var var_mean std amax amin max min argmax argmin prod any all _is_all_true norm
+    linalg_vector_norm logsumexp _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
     nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss
     mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
     binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits

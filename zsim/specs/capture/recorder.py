@@ -120,9 +120,9 @@ class Recorder:
         if func._overloadpacket.__name__ != "_local_scalar_dense":
             return None
         made = self._names.get(self.know(args[0]))
-        if made in ("all", "any"):
+        if made in ("all", "_is_all_true", "any"):
             self.recording.assumes_full = True
-            return made == "all"
+            return made != "any"
         return None
 
     # ---- operators -----------------------------------------------------------------------------------------

@@ -149,8 +149,12 @@ def _replacements(recorder: Recorder) -> dict[Any, Callable[..., Any]]:
     ) -> Any:
         return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
 
+    def printed(x: Tensor, form: str = "") -> str:
+        return "(no value)" if x.is_meta else f"{x.item()}" if x.dim() == 0 else str(x)
+
     return {
         F.scaled_dot_product_attention: attention,
+        torch.Tensor.__format__: printed,  # messages of checks, made before they are needed
         F.dropout: functional_dropout,
         torch.dropout: dropout,
         F.rms_norm: rms_norm,

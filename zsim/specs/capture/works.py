@@ -133,7 +133,11 @@ class Matcher:
         if name is None or width is None or not group.own_backward:
             return None
         most = 4 if name == "gelu_new" else 0 if name == "relu" else 1
-        return KnownWork(Activation(width, False, name)) if len(group.saved) == most else None
+        kept = [self.recording.storages[number] for number in group.saved]
+        is_own = {one.num_bytes // one.item_bytes for one in kept} <= {width * self.tokens}
+        if len(kept) != most or not is_own:  # a part of a wider tensor keeps all of it
+            return None
+        return KnownWork(Activation(width, False, name))
 
     def _attention(self, group: PlaceWork, kept_before: set[int]) -> KnownWork | None:
         backward = _names(group.own_backward)
