@@ -13,7 +13,9 @@ from zsim.units import (
     WATTS,
     Bytes,
     BytesPerSecond,
+    format_amount,
     format_bytes,
+    format_energy,
     format_flops,
     format_rate,
     format_seconds,
@@ -104,6 +106,19 @@ def test_numbers_for_people_use_decimal_prefixes() -> None:
     assert format_seconds(3.21) == "3.210 s"
     assert format_seconds(0.0142) == "14.20 ms"
     assert format_seconds(8e-6) == "8.0 us"
+
+
+def test_energy_and_amounts_have_three_digits_and_a_unit_of_their_size() -> None:
+    assert format_energy(2310.4) == "2.31 GWh"
+    assert format_energy(73.24) == "73.2 MWh"
+    assert format_energy(0.4154) == "415 kWh"
+    assert format_energy(0.9999) == "1.00 MWh"
+    assert format_energy(8.05e-6) == "8.05 Wh"
+    assert format_energy(0) == "0 Wh"
+    assert format_amount(96_734.6) == "96,735"
+    assert format_amount(99.97) == "100"
+    assert format_amount(9.6) == "9.60"
+    assert format_amount(0.042) == "0.0420"
 
 
 def refusal(text: object, units: dict[str, float]) -> str:

@@ -162,6 +162,22 @@ def format_flops(flops_per_second: float) -> str:
     return _scaled(flops_per_second, "FLOP/s")
 
 
+def format_energy(megawatt_hours: float) -> str:
+    """Energy as text of three digits: 2.31 GWh, 73.2 MWh, 415 kWh, 8.05 Wh."""
+    for unit, size in (("GWh", 1e3), ("MWh", 1.0), ("kWh", 1e-3)):
+        if abs(megawatt_hours) >= 0.9995 * size:
+            return f"{format_amount(megawatt_hours / size)} {unit}"
+    return f"{format_amount(megawatt_hours * 1e6)} Wh"
+
+
+def format_amount(value: float) -> str:
+    """A number as text: whole from 100 on, of three digits below: 96,735, 9.60, 0.0420."""
+    rounded = float(f"{value:.3g}")
+    if value == 0 or abs(rounded) >= 100:
+        return f"{value:,.0f}"
+    return f"{rounded:.{2 - math.floor(math.log10(abs(rounded)))}f}"
+
+
 def _scaled(value: float, unit: str) -> str:
     for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= factor:

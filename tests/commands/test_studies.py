@@ -44,6 +44,29 @@ def test_a_sweep_says_what_became_of_its_points(study: Path) -> None:
     assert "4 of 4 points: 0 simulated, 4 known, 2 failed" in again
 
 
+def test_a_sweep_of_whole_runs_prints_their_days_and_cost(study: Path) -> None:
+    """Two intervals between saves that block 60 s: one of 10 min loses about a tenth, one of 100 min about a
+    hundredth. Points with the same step are ordered by days; one that can never finish says why."""
+    study.write_text(
+        '[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\ngpus = 8\n[base.cost]\ngpu_hour_price = 2.0\n'
+        '[base.run]\ntokens = "1T"\nseeds = 4\n[base.run.failures]\nper_1000_node_days = 4.0\n'
+        '[base.run.checkpoint]\nblocking = "60 s"\ndurable = "60 s"\nload = "60 s"\n'
+        '[base.run.recovery]\nrestart = "4 min"\n[axes]\n'
+        'run.checkpoint.every = ["10 min", "100 min"]\nrun.failures.per_1000_node_days = [4.0, 1e7]\n'
+    )
+    output = ran("sweep", str(study), "--jobs", "1")
+    heading, first, second = [line for line in output.splitlines() if "GB" in line or "GPU memory" in line][
+        :3
+    ]
+    assert heading.split()[:7] == ["tokens/s/GPU", "GPU", "memory", "days", "goodput", "cost", "fastest"]
+    assert first.endswith("every 100 min, per_1000_node_days 4")
+    assert second.endswith("every 10 min, per_1000_node_days 4")
+    goodput = [float(line.split()[4].rstrip("%")) for line in (first, second)]
+    assert goodput[0] == pytest.approx(99.0, abs=0.5)
+    assert goodput[1] == pytest.approx(90.9, abs=0.5)
+    assert output.count("1 without a whole run: run: can never finish") == 2
+
+
 def test_a_study_of_which_nothing_works_ends_with_1(study: Path) -> None:
     study.write_text('[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\ngpus = [12, 20]\n')
     done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1"])

@@ -88,6 +88,29 @@ def test_the_text_fits_a_terminal(whole: Any) -> None:
     assert any("GPU-hours with spares" in line for line in lines)
 
 
+def test_the_text_says_how_far_to_trust_the_step(whole: Any) -> None:
+    """Its interval, the validated runs behind it with their errors, the days in proportion, and the grades of
+    evidence, as `zsim run` says them."""
+    said = " ".join(" ".join(goodput_lines(whole)).split())
+    report = whole.prepared.first.result.report
+    assert trust_words(report) in said
+    assert "off in the mean" in trust_words(report)
+    assert "Days in proportion: " in said
+    for part, grade in report.evidence.items():
+        assert f"{part} {grade}" in said
+
+
+def test_a_short_run_is_told_in_hours_and_energy_in_its_size() -> None:
+    """20 steps of an 8B model on 64 H100 take minutes, and less than a MWh."""
+    run = simulate_run(experiment(steps=20, failures={"per_1000_node_days": 0}), compares=False)
+    said = " ".join(" ".join(goodput_lines(run)).split())
+    assert "20 steps take" in said
+    assert " minutes (5 to 95 %" in said
+    assert "Where the time goes minutes share" in said
+    assert "kWh" in said
+    assert " 0 " not in said.partition("GPU-hours with spares")[2].partition(".")[0]
+
+
 def test_the_page_shows_a_run_with_its_failures(whole: Any) -> None:
     text = goodput_page(whole)
     for name in ("waterfall", "progress", "timeline", "interval", "spares", "causes", "days"):

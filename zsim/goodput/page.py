@@ -8,12 +8,19 @@ from collections.abc import Iterator, Sequence
 from zsim.goodput.ledger import Span
 from zsim.goodput.runs import HIGH, LOW, quantile
 from zsim.goodput.simulated_run import DEFINITIONS, SimulatedRun
-from zsim.goodput.text import MEANINGS, diverging_sentence, headline, sentences, shortening
+from zsim.goodput.text import (
+    MEANINGS,
+    days_in_proportion,
+    diverging_sentence,
+    headline,
+    sentences,
+    shortening,
+    step_trust,
+)
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.report.views.text.sentences import trust_words
 from zsim.units import format_seconds
 
 _DAY = 86_400.0
@@ -269,10 +276,14 @@ def _causes(run: SimulatedRun) -> Sequence[Sequence[str]]:
 def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what the days rest on: its name, its evidence, where it is from, what would narrow it."""
     report = run.prepared.first.result.report
-    words = trust_words(report) or "no published run is like it"
     weakest = ", ".join(f"{part} {grade}" for part, grade in report.evidence.items())
     own = f"a step of {format_seconds(report.step_seconds)}"
-    yield own, weakest, f"{words}{_days_words(run)}", "a measured step: zsim calibrate, zsim compare"
+    yield (
+        own,
+        weakest,
+        f"{step_trust(run)}{days_in_proportion(run)}",
+        "a measured step: zsim calibrate, zsim compare",
+    )
     checkpoint = run.prepared.table.checkpoint
     if checkpoint.blocking is not None:
         yield "saves", "measured", "given by the experiment", ""
@@ -280,12 +291,3 @@ def trust_rows(run: SimulatedRun) -> Iterator[tuple[str, str, str, str]]:
         yield name, table.evidence, table.source, _NARROWED[name]
     if len(run.prepared.table.phases) > 1:
         yield "phases", "", "the first phase's step is the one judged above", ""
-
-
-def _days_words(run: SimulatedRun) -> str:
-    """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
-    report, days = run.prepared.first.result.report, run.expected_days
-    if report.step_seconds_range is None or days is None or run.prepared.table.days is not None:
-        return ""
-    low, high = (days * end / report.step_seconds for end in report.step_seconds_range)
-    return f" Days in proportion: {low:.3g} to {high:.3g}."

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.views.text.plain import named_columns, paragraph, table
+from zsim.report.views.text.sentences import trust_words
 from zsim.specs.experiment.labels import strategy_label
-from zsim.units import format_bytes, format_duration
+from zsim.units import format_amount, format_bytes, format_duration, format_energy
 
 MEANINGS = {
     "steps": "steps that were kept",
@@ -22,6 +23,7 @@ MEANINGS = {
 }
 _MAX_CAUSES = 8
 _DAY = 86_400.0
+_UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 
 
 def goodput_lines(run: SimulatedRun) -> Iterator[str]:
@@ -32,8 +34,11 @@ def goodput_lines(run: SimulatedRun) -> Iterator[str]:
         yield from paragraph(diverging_sentence(run))
     for sentence in shortening(run):
         yield from paragraph(sentence)
+    yield from paragraph(f"{step_trust(run)}{days_in_proportion(run)}")
     yield ""
-    yield from table(named_columns("Where the days go", "days", "share"), _waterfall(run))
+    unit, seconds = unit_of(run)
+    title = f"Where the {'days go' if unit == 'days' else 'time goes'}"
+    yield from table(named_columns(title, unit, "share"), _waterfall(run, seconds))
     yield ""
     causes = _causes(run)
     if causes:
@@ -61,14 +66,37 @@ def _days_sentence(run: SimulatedRun) -> str:
         low, upper = run.goodput_range
         return (
             f"In {format_duration(horizon)}: {run.goodput_fraction * 100:.1f} % goodput (5 to 95 %: "
-            f"{low * 100:.1f} to {upper * 100:.1f}), {run.ideal_days:.1f} days of steps."
+            f"{low * 100:.1f} to {upper * 100:.1f}), {format_duration(run.ideal_days * _DAY)} of steps."
         )
-    ends = f"{low:.1f} to {high:.1f}" if high is not None else f"from {low:.1f}"
-    days = "no mean" if run.expected_days is None else f"{run.expected_days:.2f} days"
+    unit, seconds = unit_of(run)
+    size = seconds / _DAY
+    ends = f"{low / size:.1f} to {high / size:.1f}" if high is not None else f"from {low / size:.1f}"
+    days = "no mean" if run.expected_days is None else f"{run.expected_days / size:.2f} {unit}"
     return (
         f"{run.runs.scenario.steps:,} steps take {days} (5 to 95 %: {ends}; {len(run.runs.ledgers)} seeds), "
-        f"{run.ideal_days:.2f} without stops: {run.goodput_fraction * 100:.1f} % goodput."
+        f"{run.ideal_days / size:.2f} without stops: {run.goodput_fraction * 100:.1f} % goodput."
     )
+
+
+def unit_of(run: SimulatedRun) -> tuple[str, float]:
+    """The unit that a run's time is told in, and its seconds: days, and less for short runs."""
+    elapsed = run.runs.mean_of(lambda ledger: ledger.elapsed)
+    return next((unit for unit in _UNITS if elapsed >= unit[1]), _UNITS[-1])
+
+
+def step_trust(run: SimulatedRun) -> str:
+    """How far to trust the step that the run is made of."""
+    return trust_words(run.prepared.first.result.report) or "No published run is like the step."
+
+
+def days_in_proportion(run: SimulatedRun) -> str:
+    """A sentence: the days in proportion to the step's interval, as steps are nearly all of them."""
+    report, days = run.prepared.first.result.report, run.expected_days
+    if report.step_seconds_range is None or days is None or run.prepared.table.days is not None:
+        return ""
+    unit, seconds = unit_of(run)
+    ends = (days * _DAY / seconds * end / report.step_seconds for end in report.step_seconds_range)
+    return f" {unit.capitalize()} in proportion: {' to '.join(f'{end:.3g}' for end in ends)}."
 
 
 def diverging_sentence(run: SimulatedRun) -> str:
@@ -93,13 +121,13 @@ def shortening(run: SimulatedRun) -> Iterator[str]:
         yield f"{len(runs.ledgers):,} of {run.asked_seeds:,} seeds were drawn: all would take very long."
 
 
-def _waterfall(run: SimulatedRun) -> list[list[str]]:
+def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
     runs = run.runs
     useful = runs.mean_of(lambda ledger: ledger.useful)
     rows = {"steps": useful, **runs.lost_seconds()}
     whole = sum(rows.values())
     return [
-        [MEANINGS[name], f"{seconds / _DAY:.2f}", f"{seconds / whole * 100:.2f} %"]
+        [MEANINGS[name], f"{seconds / unit_seconds:.2f}", f"{seconds / whole * 100:.2f} %"]
         for name, seconds in rows.items()
         if abs(seconds) > 1e-9 or name == "steps"
     ]
@@ -108,11 +136,11 @@ def _waterfall(run: SimulatedRun) -> list[list[str]]:
 def _causes(run: SimulatedRun) -> list[list[str]]:
     counts, hours = run.runs.failures_by_cause(), run.lost_gpu_hours
     names = sorted({*counts, *hours}, key=lambda name: -hours.get(name, 0.0))
-    rows = [[name, f"{counts.get(name, 0.0):,.1f}", f"{hours.get(name, 0.0):,.0f}"] for name in names]
+    rows = [[name, f"{counts.get(name, 0.0):,.1f}", format_amount(hours.get(name, 0.0))] for name in names]
     rest = names[_MAX_CAUSES:]
     if len(rest) > 1:
         count, lost = (sum(table.get(name, 0.0) for name in rest) for table in (counts, hours))
-        rows[_MAX_CAUSES:] = [[f"{len(rest)} others", f"{count:,.1f}", f"{lost:,.0f}"]]
+        rows[_MAX_CAUSES:] = [[f"{len(rest)} others", f"{count:,.1f}", format_amount(lost)]]
     return rows
 
 
@@ -159,14 +187,16 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
         shown = ", ".join(f"{one.spares}: {one.goodput_fraction * 100:.1f} %" for one in run.spares)
         yield f"Goodput by spare nodes: {shown}. {cheapest.spares} cost the fewest GPU-hours."
     bill = run.bill
-    money = "" if bill.money is None else f", {bill.money:,.0f} {bill.currency}"
-    energy = "" if bill.megawatt_hours is None else f", {bill.megawatt_hours:,.0f} MWh"
-    yield f"{bill.gpu_hours:,.0f} GPU-hours with spares{money}{energy}."
+    money = "" if bill.money is None else f", {format_amount(bill.money)} {bill.currency}"
+    energy = "" if bill.megawatt_hours is None else f", {format_energy(bill.megawatt_hours)}"
+    yield f"{format_amount(bill.gpu_hours)} GPU-hours with spares{money}{energy}."
     if runs.scenario.failures.per_second:
         between = 1 / runs.scenario.failures.per_second
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
 
 
 def _evidence(run: SimulatedRun) -> Iterator[str]:
+    grades = ", ".join(f"{part} {grade}" for part, grade in run.prepared.first.result.report.evidence.items())
+    yield from paragraph(f"evidence of the step: {grades}", indent=2)
     for name, found in run.sources.items():
         yield from paragraph(f"{name} ({found.evidence}): {found.source}", indent=2)

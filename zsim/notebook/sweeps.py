@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from zsim.study.given import Given, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.study.sweep.sweep import Sweep, run_sweep
 from zsim.study.sweep.tables import Row, csv_text
-from zsim.units import format_bytes
+from zsim.units import format_amount, format_bytes
 
 _BEST = 5
 _RESULTS = ("status", "fits", "step_seconds", "tokens_per_second_per_gpu", "mfu_fraction", "gpu_peak_bytes")
+_OF_RUNS = ("expected_days", "goodput_fraction", "run_gpu_hours", "run_money")
 
 
 class SweepResult(Shown, Sweep):
@@ -37,8 +40,9 @@ class SweepResult(Shown, Sweep):
         return self.rows
 
     def best(self, count: int = _BEST) -> list[Row]:
-        """The rows of the `count` points that fit with the most tokens per second and GPU, best first."""
-        return sorted(self._fitting(), key=lambda row: -(row["tokens_per_second_per_gpu"] or 0.0))[:count]
+        """The rows of the `count` points that fit with the most tokens per second and GPU, best first; of
+        equal ones, whole runs with the fewest days first."""
+        return sorted(self._fitting(), key=_slowness)[:count]
 
     def headline(self) -> str:
         fresh = self.done - self.known
@@ -48,22 +52,26 @@ class SweepResult(Shown, Sweep):
         )
 
     def columns(self) -> Sequence[str]:
+        of_runs = [name for name in _OF_RUNS if any(row.get(name) is not None for row in self.rows)]
         failed = ["error"] if self.failed else []
-        return [*self.study.keys, *_RESULTS, *failed]
+        return [*self.study.keys, *_RESULTS, *of_runs, *failed]
 
     def lines(self) -> Iterator[str]:
         yield self.headline()
         best = self.best()
         if best:
-            columns = [Column(title) for title in ("tokens/s/GPU", "MFU", "GPU memory")]
-            columns.append(Column(f"fastest that fit, of {len(self._fitting())}", is_left=True))
-            yield from ["", *table(columns, [_cells(row, self.study.keys) for row in best])]
-        reasons: dict[str, int] = {}
-        for row in self.rows:
-            if row["status"] == "error":
-                reasons[row["error"]] = reasons.get(row["error"], 0) + 1
-        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:_BEST]:
-            yield f"\n{count} failed: {reason}"
+            cells = _columns_of(best)
+            columns = [
+                *map(Column, cells),
+                Column(f"fastest that fit, of {len(self._fitting())}", is_left=True),
+            ]
+            rows = [
+                [*(cell(row) for cell in cells.values()), ", ".join(_values(row, self.study.keys))]
+                for row in best
+            ]
+            yield from ["", *table(columns, rows)]
+        yield from _reasons("failed", [row["error"] for row in self.rows if row["status"] == "error"])
+        yield from _reasons("without a whole run", [row.get("run_error") for row in self.rows])
 
     def to_dict(self) -> dict[str, Any]:
         """The rows with the axes, as plain data."""
@@ -169,10 +177,40 @@ def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _cells(row: Row, keys: Sequence[str]) -> list[str]:
-    mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
-    tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
-    return [f"{tokens:,.0f}", mfu, memory, ", ".join(_values(row, keys))]
+def _slowness(row: Row) -> tuple[float, float]:
+    days = row.get("expected_days")
+    return -(row["tokens_per_second_per_gpu"] or 0.0), math.inf if days is None else days
+
+
+def _reasons(what: str, said: Iterable[str | None]) -> Iterator[str]:
+    """The most frequent reasons, each with how many points it is of."""
+    for reason, count in Counter(filter(None, said)).most_common(_BEST):
+        yield f"\n{count} {what}: {reason}"
+
+
+def _columns_of(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """A cell of each column, by its title; of whole runs, their days, goodput and cost instead of the MFU."""
+    tokens = {"tokens/s/GPU": lambda row: f"{row['tokens_per_second_per_gpu'] or 0.0:,.0f}"}
+    memory = {"GPU memory": lambda row: format_bytes(row["gpu_peak_bytes"])}
+    if all(row.get("expected_days") is None for row in rows):
+        return {**tokens, "MFU": lambda row: _percent(row["mfu_fraction"]), **memory}
+    is_priced = any(row.get("run_money") is not None for row in rows)
+    cost = "run_money" if is_priced else "run_gpu_hours"
+    return {
+        **tokens,
+        **memory,
+        "days": lambda row: _amount(row.get("expected_days")),
+        "goodput": lambda row: _percent(row.get("goodput_fraction")),
+        "cost" if is_priced else "GPU-hours": lambda row: _amount(row.get(cost)),
+    }
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"
+
+
+def _amount(value: float | None) -> str:
+    return "-" if value is None else format_amount(value)
 
 
 def points_figure(found: SweepResult) -> Figure:
