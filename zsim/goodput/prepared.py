@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from zsim.api import Result, simulate
+from zsim import garbage_collection
+from zsim.api import Result
 from zsim.dataclass import dataclass
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, ZsimError
+from zsim.explain.report_of import report_of_step
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.save_costs import save_cost, startup_cost
@@ -58,12 +62,18 @@ class SimulatedPhase:
 
 
 class PreparedRun:
-    """An experiment's run, ready for any interval, mode and number of spares."""
+    """An experiment's run, ready for any interval, mode and number of spares. `simulator`: that has the plans
+    of its steps."""
 
     def __init__(
-        self, experiment: Experiment, table: TrainingRunTable, phases: Sequence[SimulatedPhase]
+        self,
+        experiment: Experiment,
+        table: TrainingRunTable,
+        phases: Sequence[SimulatedPhase],
+        simulator: Simulator | None = None,
     ) -> None:
         self.experiment, self.table, self.phases = experiment, table, tuple(phases)
+        self.simulator = simulator or Simulator()
         self._costs: dict[tuple[int, CheckpointMode], Checkpoint] = {}
         self._files: dict[int, Saved] = {}
         self._sizes: dict[int, dict[int, float]] = {}
@@ -94,7 +104,9 @@ class PreparedRun:
         key = phase, mode
         if key not in self._costs:
             result, table = self.phases[phase].result, self.table.checkpoint
-            self._costs[key] = save_cost(result, table, mode, lambda: self._saved_files(phase))
+            self._costs[key] = save_cost(
+                result, table, mode, lambda: self._saved_files(phase), self.simulator
+            )
         return self._costs[key]
 
     def _saved_files(self, phase: int) -> Saved:
@@ -118,7 +130,7 @@ class PreparedRun:
             there = phase.experiment.model_copy(update={"run": table})
             job = replace(phase.result.job, experiment=there)
             phases.append(replace(phase, experiment=there, result=replace(phase.result, job=job)))
-        return PreparedRun(self.experiment.model_copy(update={"run": table}), table, phases)
+        return PreparedRun(self.experiment.model_copy(update={"run": table}), table, phases, self.simulator)
 
     # scenarios
 
@@ -256,7 +268,7 @@ class PreparedRun:
             asked = sorted({*counts[:2], *counts[::stride], *counts[-1:]}, reverse=True)
             rates = {phase.nodes: 1.0}
             for nodes in asked:
-                pace = _pace_on(phase, nodes)
+                pace = _pace_on(phase, nodes, self.simulator)
                 if pace is not None:
                     rates[nodes] = pace
             self._sizes[number] = {
@@ -266,10 +278,10 @@ class PreparedRun:
         return self._sizes[number]
 
 
-def _pace_on(phase: SimulatedPhase, nodes: int) -> float | None:
+def _pace_on(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float | None:
     """Seconds per token on so many nodes, over those on all; None where the job cannot run there."""
     try:
-        report = simulate(changed(phase.experiment, {"nodes": nodes})).report
+        report = _step_of(changed(phase.experiment, {"nodes": nodes}), simulator).report
     except ZsimError:
         return None
     if not report.fits:
@@ -291,12 +303,23 @@ def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun
         raise InputError(
             'run: how far does it go? expected run.tokens (as in tokens = "15T"), run.steps or run.days'
         )
+    simulator = Simulator()
     phases = []
     for phase in table.phases or (None,):
         own = experiment if phase is None else changed(experiment, phase.overrides())
         known = result if phase is None else None
-        phases.append(_simulated(own, table, tokens, phase, known))
-    return PreparedRun(experiment, table, phases)
+        phases.append(_simulated(own, table, tokens, phase, known, simulator))
+    return PreparedRun(experiment, table, phases, simulator)
+
+
+@garbage_collection.paused()
+def _step_of(experiment: Experiment, simulator: Simulator) -> Result:
+    """The step as `zsim.simulate` has it, but for what its report says of other assumptions."""
+    began = time.perf_counter()
+    job = simulator.job(experiment)
+    step = simulator.step(job)
+    report = report_of_step(step, time.perf_counter() - began)
+    return Result(job, step.outcome.plan, step.outcome.trace, report)
 
 
 def _simulated(
@@ -305,12 +328,13 @@ def _simulated(
     tokens: float | None,
     phase: PhaseTable | None,
     known: Result | None,
+    simulator: Simulator,
 ) -> SimulatedPhase:
     outer = None
     if table.local is None:
-        result = known or simulate(experiment)
+        result = known or _step_of(experiment, simulator)
     else:
-        result = simulate(one_replica(experiment, table.local))
+        result = _step_of(one_replica(experiment, table.local), simulator)
         outer = outer_step(experiment, table.local, result)
     report, added = result.report, 0.0 if outer is None else outer.added_seconds
     tokens_per_step = report.step_tokens * (1 if outer is None else outer.replicas)

@@ -35,6 +35,7 @@ import numpy as np
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
@@ -78,10 +79,15 @@ class SavePhases:
 
 
 def checkpoint_of(
-    job: Job, result: Result, *, mode: CheckpointMode | None = None, saved: Saved | None = None
+    job: Job,
+    result: Result,
+    *,
+    mode: CheckpointMode | None = None,
+    saved: Saved | None = None,
+    simulator: Simulator | None = None,
 ) -> Checkpoint:
     """The cost of a save of the job beside the step of `result`; `mode`: in place of the table's; `saved`:
-    its files, where they are known.
+    its files, where they are known; `simulator`: that simulated the step.
 
     Raises InputError for a format that the framework lacks, staging that host memory has no room for, and a
     tier that the cluster lacks.
@@ -92,7 +98,7 @@ def checkpoint_of(
     storage = resolve_storage(None if run is None else run.storage)
     saved = saved or saved_files(job, table.format, threads=table.threads)
     _check_mode(table, saved)
-    return cost_of(job, saved, table, storage, step_beside(result))
+    return cost_of(job, saved, table, storage, step_beside(result, simulator))
 
 
 def cost_of(
@@ -290,7 +296,7 @@ def _card_slowdown(
     sent = saved.staged if table.mode == "in-memory" else saved.written()
     fullest = float(np.bincount(machine.node_of, weights=sent).max())
     fraction = fullest / phases.store / machine.nic_bytes_per_second
-    return phases.store / step.seconds * machine.slower_step_seconds(fraction, step.seconds)
+    return phases.store / step.seconds * machine.slower_step_seconds(fraction, step)
 
 
 def _check_mode(table: CheckpointTable, saved: Saved) -> None:

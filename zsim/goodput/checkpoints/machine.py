@@ -9,7 +9,7 @@ import numpy as np
 from zsim.api import Result
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.simulator import Simulator
 from zsim.fabric.idle import idle_seconds
 from zsim.goodput.checkpoints.rates import SavingRates
 from zsim.goodput.checkpoints.saved import Saved
@@ -25,16 +25,17 @@ _NOTHING, _LEAST_LEFT = 0.01, 0.1  # fractions of a card's rate
 class StepBeside:
     """The step that saving goes on beside. `copying_seconds`: of it, in which staged states do not change,
     forward and backward; `host_fraction`: in which its host works; `host_bytes`: of a node's memory that is
-    in use."""
+    in use. `simulator`: that knows its plan, if any does."""
 
     seconds: float
     copying_seconds: float
     host_fraction: float
     host_bytes: int
+    simulator: Simulator | None = None
 
 
-def step_beside(result: Result) -> StepBeside:
-    """The facts of a simulated step."""
+def step_beside(result: Result, simulator: Simulator | None = None) -> StepBeside:
+    """The facts of a step, simulated by `simulator`."""
     report = result.report
     seconds = report.step_seconds
     trace = result.trace.of_rank(report.rank)
@@ -43,7 +44,7 @@ def step_beside(result: Result) -> StepBeside:
     busy = (float(np.ptp(issued)) - blocked) / trace.step_seconds if len(issued) else 1.0
     host = report.peaks["host"].total if "host" in report.peaks else 0
     update = report.breakdown.seconds.get("optimizer", 0.0)
-    return StepBeside(seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host)
+    return StepBeside(seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host, simulator)
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,9 @@ class SavingMachine:
     def broadcast_seconds(self, amount: int) -> float:
         return self._collectives("broadcast", (amount,))
 
-    def slower_step_seconds(self, fraction: float, alone_seconds: float) -> float:
-        """Seconds by which a step of `alone_seconds` is longer while `fraction` of what every card sends is
-        taken: simulated, with cards that are slower by as much; 0 on one node."""
+    def slower_step_seconds(self, fraction: float, step: StepBeside) -> float:
+        """Seconds by which the step is longer while `fraction` of what every card sends is taken: simulated,
+        with cards that are slower by as much; 0 on one node."""
         if self.job.num_nodes == 1 or fraction <= _NOTHING:
             return 0.0
         left = max(_LEAST_LEFT, 1.0 - fraction)
@@ -120,8 +121,8 @@ class SavingMachine:
         busy = faults.model_copy(
             update={"links": {**faults.links, _SENDING: LinkFault(bandwidth_fraction=left)}}
         )
-        beside = simulate_step(replace(self.job, faults=busy))
-        return max(0.0, beside.seconds - alone_seconds)
+        beside = (step.simulator or Simulator()).step(replace(self.job, faults=busy))
+        return max(0.0, beside.seconds - step.seconds)
 
     def _collectives(self, kind: CollectiveKind, sizes: tuple[int, ...]) -> float:
         world = self.job.world_size

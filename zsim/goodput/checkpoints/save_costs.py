@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zsim.api import Result
+from zsim.engine.simulator import Simulator
 from zsim.goodput.checkpoint import Checkpoint, Startup
 from zsim.goodput.checkpoints.cost import checkpoint_of
 from zsim.goodput.checkpoints.saved import Saved
@@ -17,15 +18,21 @@ _ALL_STATED = ("blocking", "load", "bytes")
 
 
 def save_cost(
-    result: Result, table: CheckpointTable, mode: CheckpointMode, files: Callable[[], Saved] | None = None
+    result: Result,
+    table: CheckpointTable,
+    mode: CheckpointMode,
+    files: Callable[[], Saved] | None = None,
+    simulator: Simulator | None = None,
 ) -> Checkpoint:
     """The cost of a save of this step's job in `mode`; what the table states is taken as it is, and a stated
-    time that training waits is all of the save unless more is stated. `files`: gives those of the save."""
+    time that training waits is all of the save unless more is stated. `files`: gives those of the save;
+    `simulator`: that simulated the step."""
     stated = {name: getattr(table, name) for name in STATED if getattr(table, name) is not None}
     if table.blocking is not None and all(name in stated for name in _ALL_STATED):
         simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
     else:
-        simulated = checkpoint_of(result.job, result, mode=mode, saved=None if files is None else files())
+        saved = None if files is None else files()
+        simulated = checkpoint_of(result.job, result, mode=mode, saved=saved, simulator=simulator)
     found = replace(
         simulated,
         bytes=stated.get("bytes", simulated.bytes),
