@@ -16,9 +16,13 @@ from zsim.errors import InputError
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.page import goodput_page, trust_rows
 from zsim.goodput.prepared import prepare
+from zsim.goodput.runs import Draw, run_each, wake_processes
 from zsim.goodput.scenario import Failures
 from zsim.goodput.search import best_interval
 from zsim.goodput.text import goodput_lines
+from zsim.plan import plans
+from zsim.plan.make import PlanBasis, plan_of
+from zsim.plan.ops import Plan
 from zsim.report.views.text.sentences import trust_words
 from zsim.units import format_seconds
 
@@ -98,6 +102,32 @@ def test_the_text_says_how_far_to_trust_the_step(whole: Any) -> None:
     assert "Days in proportion: " in said
     for part, grade in report.evidence.items():
         assert f"{part} {grade}" in said
+
+
+def test_a_run_and_its_saves_beside_the_step_make_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans made, not seconds: asynchronous saves over the cards slow the step, which is simulated again."""
+    made: list[PlanBasis] = []
+
+    def counted(basis: PlanBasis) -> Plan:
+        made.append(basis)
+        return plan_of(basis)
+
+    monkeypatch.setattr(plans, "plan_of", counted)
+    prepared = prepare(
+        experiment(tokens="10B", checkpoint={"mode": "async"}, storage={"write_bandwidth": "240 GB/s"})
+    )
+    assert prepared.cost("in-memory").slowdown_seconds > 0
+    assert len(made) == 1
+
+
+def test_processes_that_were_woken_give_what_one_gives() -> None:
+    """A failure every minute or so pays for processes: the same ledgers from one and from two."""
+    draw = Draw(scenario(100_000, 10, save(1.0), failures=Failures(0.01, SOFTWARE)), 30)
+    awake = wake_processes(draw, 2)
+    awake()
+    alone, both = (run_each([draw], jobs=jobs)[0].days for jobs in (1, 2))
+    assert draw.failures > 20_000
+    assert alone == both
 
 
 def test_a_short_run_is_told_in_hours_and_energy_in_its_size() -> None:

@@ -14,7 +14,7 @@ from zsim.goodput.choices import mode_choices, spare_choices
 from zsim.goodput.closed_forms import long_run_goodput
 from zsim.goodput.parts import Pilot, num_parts, num_seeds, part_of, pilot_of
 from zsim.goodput.prepared import PreparedRun, prepare
-from zsim.goodput.runs import Draw, begin_each
+from zsim.goodput.runs import Draw, begin_each, wake_processes
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.search import IntervalCurve, best_interval, starting_interval
 from zsim.goodput.simulated_run import SimulatedRun
@@ -57,7 +57,10 @@ def simulate_prepared(
 ) -> SimulatedRun:
     """`simulate_run` of a run whose steps are simulated already."""
     table, workers = prepared.table, jobs or os.cpu_count() or 1
+    asked = seeds or table.seeds
+    awake = wake_processes(Draw(prepared.scenario(math.inf, mode="none"), asked), workers)
     cost = prepared.reported_cost()
+    awake()
     tell = on_done or (lambda kind, count: None)
     tried = count(1)
 
@@ -75,7 +78,6 @@ def simulate_prepared(
     work = math.inf if cost is None else _work_seconds(prepared, curve)
     scenario = prepared.scenario(work)
     scenario = replace(scenario, limit_seconds=_check_hope(prepared, scenario))
-    asked = seeds or table.seeds
     pilot = pilot_of(scenario, table.seed)
     _check_pilot(scenario, pilot)
     parts = num_parts(scenario, asked, pilot)

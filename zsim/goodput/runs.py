@@ -137,6 +137,28 @@ def run_each(
     return begin_each(draws, first_seed, jobs=jobs, on_done=on_done)()
 
 
+def wake_processes(draw: Draw, jobs: int) -> Callable[[], None]:
+    """Let processes start and import what a run needs, if `draw` will pay for them, beside what this one
+    does; the function that is returned waits for them."""
+    if not _pays([draw], jobs):
+        return lambda: None
+    import joblib
+
+    idle = joblib.Parallel(n_jobs=jobs, return_as="generator")(
+        joblib.delayed(_some)(draw.scenario, ()) for _ in range(jobs)
+    )
+
+    def awake() -> None:
+        for _ in idle:
+            pass
+
+    return awake
+
+
+def _pays(draws: Sequence[Draw], jobs: int) -> bool:
+    return jobs > 1 and sum(draw.failures for draw in draws) > _WORTH_A_PROCESS
+
+
 def begin_each(
     draws: Sequence[Draw],
     first_seed: int = 1,
@@ -148,7 +170,7 @@ def begin_each(
     returned gives the runs."""
     parts = [(number, range(first_seed, first_seed + draw.seeds)) for number, draw in enumerate(draws)]
     found: Iterable[list[RunLedger]]
-    if jobs > 1 and sum(draw.failures for draw in draws) > _WORTH_A_PROCESS:
+    if _pays(draws, jobs):
         import joblib
 
         size = -(-sum(draw.seeds for draw in draws) // (jobs * 4))
