@@ -69,8 +69,9 @@ def find_keys(asked: str) -> tuple[FileKey, ...]:
     wanted = asked.strip().strip("[]")
     for matches in (
         [key for key in every if key.path == wanted],
+        [key for key in every if key.path.startswith((f"{wanted}.", f"{wanted}[].", f"gpu.{wanted}."))],
         [key for key in every if key.path.endswith(f".{wanted}")],
-        [key for key in every if key.path.startswith(f"{wanted}.") or f".{wanted}." in key.path],
+        [key for key in every if f".{wanted}." in key.path],
     ):
         if matches:
             return tuple(matches)
