@@ -397,3 +397,12 @@ def test_each_group_of_parameters_has_its_own_ranks(toys: Any) -> None:
         ("all_reduce", "ereplicate", padded // 4): 1,
     }  # fmt: skip
     assert sum(change.bytes for change in builder.memory) == 0
+
+
+def test_a_plan_says_where_padding_multiplies_what_is_gathered(toys: Any) -> None:
+    """4 rows on 32 ranks are 32, eight times as many; on 2 ranks none is added."""
+    model = toys.linear_blocks([(4, 16)] * 3)
+    (note,) = toy_plan(toys, model, 32).notes
+    assert "the 4 of a weight in" in note
+    assert "are padded to 32, and 8 times the parameters are gathered" in note
+    assert toy_plan(toys, model, 2).notes == ()

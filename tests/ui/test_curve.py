@@ -34,7 +34,7 @@ def test_another_process_computes_the_same_curve_and_says_the_same_mistakes(tmp_
 def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
     curves, experiment = Curves(tmp_path), changed(made(), {"model.n_layer": 2})
     curves.upto(experiment, COUNTS[:1], "weak")
-    os.kill(curves.pools[0].submit(os.getpid).result(), signal.SIGKILL)
+    os.kill(curves.worker.pools[0].submit(os.getpid).result(), signal.SIGKILL)
     assert "GPUs" in curves.upto(experiment, COUNTS, "weak").words
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ui.test_form import made
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui.answer import answer
+from zsim.ui.answer import answer, mends
 from zsim.ui.comparison import MAX_PINS, ratio_words
 from zsim.ui.form import form_of
 from zsim.ui.prediction import Predictions, differences, token_of
@@ -64,8 +64,9 @@ def test_what_does_not_fit_is_mended_by_its_own_switches() -> None:
     experiment = made(model="llama-2-7b", nodes=None, gpus=1, strategy={"kind": "fsdp2"})
     form, found = form_of(experiment), answer(experiment)
     assert found.fit.verdict == "does not fit"
-    assert found.mends
-    for overrides in found.mends.values():
+    offered = mends(experiment)
+    assert offered
+    for overrides in offered.values():
         changed = form.experiment(*mended(form, form.initial, "", overrides))
         assert resolve(changed)
         assert answer(changed).fit.verdict == "fits"

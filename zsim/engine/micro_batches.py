@@ -155,6 +155,13 @@ def few_of(job: Job) -> tuple[int, int]:
     return (ranks + 2, ranks) if split.schedule == "1f1b" else (FEW * ranks, (FEW - 1) * ranks)
 
 
+def with_few(job: Job) -> Job:
+    """The job with no more micro-batches than its memory's maximum needs; see `few_of`."""
+    most = few_of(job)[0]
+    is_longer = job.sequences is None and job.training.gradient_accumulation_steps > most
+    return _with_steps(job, most) if is_longer else job
+
+
 def _of(
     job: Job,
     steps: int,

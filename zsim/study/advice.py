@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim import api
+from zsim.report.memory import Remedy
 from zsim.report.report import Report
 from zsim.specs.experiment.tables import Experiment
 
@@ -26,8 +27,14 @@ def advised(report: Report, experiment: Experiment) -> Report:
     finding = report.out_of_memory
     if finding is None:
         return report
+    least, remedy = advice(experiment)
+    return replace(report, out_of_memory=replace(finding, least_gpus=least, remedy=remedy))
+
+
+def advice(experiment: Experiment) -> tuple[int | None, Remedy | None]:
+    """Of an experiment that does not fit: the least number of GPUs on which it does, and the fewest switches
+    with which it does."""
     from zsim.study.search import least_gpus
     from zsim.study.tune.remedy import remedy_of
 
-    found = replace(finding, least_gpus=least_gpus(experiment), remedy=remedy_of(experiment))
-    return replace(report, out_of_memory=found)
+    return least_gpus(experiment), remedy_of(experiment)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
 
+from zsim.engine.micro_batches import with_few
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import fits
+from zsim.plan.memory.capacity import load
 from zsim.specs.cluster.asked_nodes import asked_nodes
 from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.experiment.faults import FaultsTable
@@ -74,39 +77,95 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
 
 
 def least_gpus(experiment: Experiment) -> int | None:
-    """The fewest GPUs of the same cluster on which the job fits, from plans alone; None if it fits on none up
-    to 65,536. Only counts that the experiment allows are tried (replicas and batch sizes must divide
-    them); of nodes of several types, only multiples of each."""
+    """The fewest GPUs of the same cluster on which an experiment fits that does not fit its own, from plans
+    alone; None if it fits on none up to 65,536. Only counts that the experiment allows are tried (replicas
+    and batch sizes must divide them); of nodes of several types, only multiples of each."""
     job = resolve(experiment)
-    if job.cluster.nodes:
-        most = max(_MAX_GPUS // job.world_size, 1)
-        factor = least_number(lambda times: _fits(_times_as_many(experiment, times)), 1, most + 1)
-        return None if factor is None else factor * job.world_size
-    per_node: int = job.cluster.gpus_per_node
-    inside = [count for count in range(1, per_node) if per_node % count == 0]
-    counts: list[int] = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
+    world, per_node, is_mixed = job.world_size, job.cluster.gpus_per_node, bool(job.cluster.nodes)
+    if is_mixed:
+        more: Sequence[int] = range(2 * world, _MAX_GPUS + 1, world)
+    elif world < per_node:
+        inside = [count for count in range(world + 1, per_node) if per_node % count == 0]
+        more = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
+    else:
+        more = range((world // per_node + 1) * per_node, _MAX_GPUS + 1, per_node)
+
+    def on(count: int) -> Experiment:
+        return _times_as_many(experiment, count // world) if is_mixed else _on(experiment, count)
+
+    def is_allowed(count: int) -> bool:
+        try:
+            resolve(on(count))
+        except ZsimError:
+            return False
+        return True
+
+    return least_count(lambda count: _load(on(count)), [world, *more], is_allowed)
+
+
+def least_count(
+    load_of: Callable[[int], float], counts: Sequence[int], is_allowed: Callable[[int], bool]
+) -> int | None:
+    """The least of the ascending `counts`, the first apart, whose load is at most 1; None where none is
+    found. Loads fall about as a + b / count, and the next count that is asked for is where that comes to 1.
+    Counts that are not allowed are passed over, up to 100 in a row."""
 
     def allowed(start: int, end: int) -> int | None:
-        for place in range(start, min(start + _MAX_REFUSED, end)):
-            try:
-                resolve(_on(experiment, counts[place]))
-            except ZsimError:
-                continue
-            return place
-        return None
+        places = range(start, min(start + _MAX_REFUSED, end))
+        return next((place for place in places if is_allowed(counts[place])), None)
 
-    least = least_number(lambda place: _fits(_on(experiment, counts[place])), 0, len(counts), allowed)
-    return None if least is None else counts[least]
+    def where_it_is_one(one: tuple[int, float], other: tuple[int, float]) -> int:
+        """The first place at which the law through two (place, load) says at most 1; the last, if none."""
+        (x, load), (x_other, load_other) = ((1 / counts[place], load) for place, load in (one, other))
+        slope = (load - load_other) / (x - x_other)
+        constant = load - slope * x
+        is_ever = isfinite(slope) and slope > 0 and constant < 1
+        return bisect_left(counts, slope / (1 - constant)) if is_ever else len(counts) - 1
+
+    def loaded(place: int) -> tuple[int, float]:
+        return place, load_of(counts[place])
+
+    end = len(counts)
+    before, low, high = None, loaded(0), None
+    while high is None:
+        twice = bisect_left(counts, 2 * counts[low[0]])
+        guess = twice if before is None else where_it_is_one(before, low)
+        next_one = allowed(max(min(guess, end - 1), low[0] + 1), end)
+        if next_one is None:
+            next_one = allowed(max(min(twice, end - 1), low[0] + 1), end)
+        if next_one is None:
+            return None
+        found = loaded(next_one)
+        if found[1] <= 1:
+            high = found
+        else:
+            before, low = low, found
+    halves = False
+    while True:
+        guess = (low[0] + high[0]) // 2 if halves else where_it_is_one(low, high)
+        middle = allowed(max(min(guess, high[0] - 1), low[0] + 1), high[0])
+        if middle is None:
+            middle = allowed(low[0] + 1, high[0])
+        if middle is None:
+            return counts[high[0]]
+        found = loaded(middle)
+        low, high = (low, found) if found[1] <= 1 else (found, high)
+        halves = not halves
+
+
+def _load(experiment: Experiment) -> float:
+    """`load` of the experiment's plan; infinite for a job without one."""
+    job = with_few(resolve(experiment))
+    try:
+        plan = make_plan(job)
+    except ZsimError:
+        return inf
+    return load(job, plan)
 
 
 def _fits(experiment: Experiment) -> bool:
     """Whether the job fits every memory tier of its GPUs and nodes; a job without a plan does not fit."""
-    job = resolve(experiment)
-    try:
-        plan = make_plan(job)
-    except ZsimError:
-        return False
-    return fits(job, plan)
+    return _load(experiment) <= 1
 
 
 def _times_as_many(experiment: Experiment, times: int) -> Experiment:

@@ -22,7 +22,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import Exported, export_files
-from zsim.study.advice import advised
+from zsim.study.advice import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
 from zsim.ui.prediction import Prediction
@@ -60,7 +60,6 @@ class Answer:
     limit: str
     trust: str
     outcome: Prediction
-    mends: Mapping[str, Mapping[str, Any]]
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
     figures: Mapping[str, Figure]
@@ -82,7 +81,6 @@ def answer(experiment: Experiment) -> Answer:
     outcome = step.outcome
     wall_seconds = time.perf_counter() - began
     report = report_of_step(step, wall_seconds, step_variants(outcome, has_range=False))
-    report = advised(report, experiment)
     return Answer(
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
@@ -90,7 +88,6 @@ def answer(experiment: Experiment) -> Answer:
         limit=report.limit,
         trust=trust_words(report),
         outcome=Prediction.of(report),
-        mends=dict(_mends(report)),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
@@ -113,16 +110,15 @@ def scaling_counts(job: Job) -> list[int]:
     return sorted({world, *others})
 
 
-def _mends(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Changes that make a job fit that does not: words, and the settings that each changes."""
-    finding = report.out_of_memory
-    if finding is None:
-        return
-    if finding.remedy is not None:
-        remedy = finding.remedy
-        yield f"{remedy.words} ({format_seconds(remedy.step_seconds)} per step)", dict(remedy.overrides)
-    if finding.least_gpus is not None:
-        yield f"{finding.least_gpus:,} GPUs", {"gpus": finding.least_gpus, "nodes": None}
+def mends(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Changes that make an experiment fit that does not: the settings that each changes, by its words."""
+    least, remedy = advice(experiment)
+    found: dict[str, dict[str, Any]] = {}
+    if remedy is not None:
+        found[f"{remedy.words} ({format_seconds(remedy.step_seconds)} per step)"] = dict(remedy.overrides)
+    if least is not None:
+        found[f"{least:,} GPUs"] = {"gpus": least, "nodes": None}
+    return found
 
 
 def _tiers(report: Report) -> Iterator[Tier]:

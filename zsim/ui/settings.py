@@ -9,12 +9,14 @@ from typing import Any
 from zsim.specs.formats.toml import toml_text
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO
+from zsim.ui.answer import mends
 from zsim.ui.comparison import MAX_PINS, comparison
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
 from zsim.ui.prediction import Prediction, Predictions, token_of
-from zsim.ui.words import said
+from zsim.ui.words import mend_buttons, said
+from zsim.ui.worker import Worker
 
 Asked = Mapping[str, Any]
 _SPELT = {
@@ -97,8 +99,23 @@ def without(pins: Sequence[Asked], number: int) -> list[Asked]:
 
 
 def mend(app: Any, form: Form) -> None:
-    """A click on a change that makes the job fit turns its settings."""
+    """Of a job that does not fit, changes with which it does are looked for beside the page; a click on one
+    turns its settings."""
     from dash import ALL, Input, Output, State, ctx, no_update
+
+    worker = Worker("what would fit")
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("mends", "children"),
+        Output("offered", "data"),
+        Input("asked", "data"),
+        prevent_initial_call=True,
+    )
+    def offer(asked: Asked) -> tuple[list[Any], list[Mapping[str, Any]]]:
+        if asked["fits"]:
+            return [], []
+        found, error = said(lambda: worker.result(mends, form.experiment(asked["shown"], asked["more"])))
+        return ([error], []) if found is None else (mend_buttons(found), list(found.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]
         [
@@ -107,14 +124,17 @@ def mend(app: Any, form: Form) -> None:
             Output("apply", "n_clicks"),
         ],
         Input({"type": "mend", "number": ALL}, "n_clicks"),
+        State("offered", "data"),
         State("asked", "data"),
         State("apply", "n_clicks"),
         prevent_initial_call=True,
     )
-    def turn(clicks: Sequence[int | None], asked: Asked, applied: int | None) -> Any:
+    def turn(
+        clicks: Sequence[int | None], offered: Sequence[Mapping[str, Any]], asked: Asked, applied: int | None
+    ) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
-        shown, more = mended(form, asked["shown"], asked["more"], asked["mends"][ctx.triggered_id["number"]])
+        shown, more = mended(form, asked["shown"], asked["more"], offered[ctx.triggered_id["number"]])
         return [*(shown[key] for key in form.fields), more, (applied or 0) + 1]
 
 

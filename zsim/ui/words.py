@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
@@ -12,6 +12,8 @@ from zsim.ui.answer import Answer, Tier
 from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
+LOOKING = "Looking for changes with which it fits ..."
+NOTHING = "No number of GPUs up to 65,536 and no switch makes it fit."
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
 FILM_FILE = "film.html"
@@ -29,7 +31,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
     return [
         html.H1(found.title),
         verdict,
-        *mend_buttons(found),
+        html.Div([] if fit.verdict != "does not fit" else LOOKING, className="views mends", id="mends"),
         html.P(found.limit, className="limit"),
         html.P(found.trust, className="limit", id="trust"),
         html.P(change_words(found.tokens_per_second, before), id="change"),
@@ -39,15 +41,15 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
     ]
 
 
-def mend_buttons(found: Answer) -> list[Any]:
-    """A button for each change that makes the job fit."""
+def mend_buttons(changes: Iterable[str]) -> list[Any]:
+    """A button for each change, in words, that makes the job fit."""
     from dash import html
 
     buttons = [
         html.Button(words, id={"type": "mend", "number": number}, type="button")
-        for number, words in enumerate(found.mends)
+        for number, words in enumerate(changes)
     ]
-    return [html.Div([html.Span("It fits with "), *buttons], className="views mends")] if buttons else []
+    return [html.Span("It fits with "), *buttons] if buttons else [html.Span(NOTHING)]
 
 
 def change_words(now: float, before: float | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from zsim.arrays import Ints
@@ -130,13 +132,19 @@ def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
 
 def fits(job: Job, plan: Plan) -> bool:
     """Whether a job's plan fits on every tier of its GPUs and nodes."""
-    nodes = node_capacity_bytes(job.cluster).items()
-    return (
-        excess_bytes(job, plan) <= 0
-        and not any(
-            program_startup_bytes(job, plan, number) > usable_bytes(job.cluster, gpu_of(job, plan, number))
-            for number in range(len(plan.programs))
-        )
-        and not exceeds_pinned_limit(job, plan)
-        and all(node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes)
-    )
+    return load(job, plan) <= 1
+
+
+def load(job: Job, plan: Plan) -> float:
+    """Bytes over usable bytes of the tier that is fullest, of GPUs and nodes: above 1, the plan does not
+    fit."""
+    cluster = job.cluster
+    held = [(pinned_bytes(job, plan), cluster.host.pinned_limit)]
+    held += [
+        (node_peak_bytes(job, plan, device), limit or 0)
+        for device, limit in node_capacity_bytes(cluster).items()
+    ]
+    for number in range(len(plan.programs)):
+        peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))
+        held.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))
+    return max(bytes / limit if limit else inf for bytes, limit in held if bytes and limit is not None)

@@ -178,6 +178,9 @@ class Fsdp2UnitGradient:
     post_reduce_event: int | None = None
 
 
+_MUCH_PADDED = 1.5  # times the parameters
+
+
 def _rows(parameter: Parameter, dimension: int = 0) -> int:
     return parameter.shape[dimension] if parameter.shape else 1
 
@@ -214,7 +217,28 @@ def make_param_groups(
     units = [unit for unit in groups if unit.parameters]
     for unit in units:
         unit.has_differentiable_input &= _takes_gradient(stage, unit)
+    stage.builder.notes += _padding_notes(units)
     return units
+
+
+def _padding_notes(units: Sequence[ParamGroup]) -> list[str]:
+    """One note, if padding makes what is gathered half as large again as the parameters are."""
+    whole, padded = sum(unit.numel for unit in units), sum(unit.unsharded_numel for unit in units)
+    if padded < _MUCH_PADDED * whole:
+        return []
+    worst = max(
+        ((one, unit) for unit in units for one in unit.parameters),
+        key=lambda pair: _padded(pair[0], pair[1].shard_size, pair[1].shard_dimension) - pair[0].numel,
+    )
+    parameter, unit = worst
+    ranks, cut = unit.shard_size, unit.shard_dimension
+    rows, times = _rows(parameter, cut), padded / whole
+    return [
+        f"FSDP2 cuts dimension {cut} of a parameter into as many rows as there are ranks: the {rows:,} of a "
+        f"{parameter.name} in {unit.name} are padded to {-(-rows // ranks) * ranks:,}, and {times:.3g} "
+        "times the parameters are gathered and kept; fewer ranks to a shard (strategy.replicate) or, of "
+        "experts, parallelism.expert, for which torchtitan cuts dimension 1, avoid it"
+    ]
 
 
 def _takes_gradient(stage: Stage, unit: ParamGroup) -> bool:

@@ -56,11 +56,15 @@ class FlatGroup:
         if numel:
             yield owner, numel
 
-    def owned_whole(self, rank: int) -> int:
-        """Elements of all parameters that overlap with a rank's part, counted whole."""
-        start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
-        offsets = self.offsets
-        return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
+    def most_owned_whole(self) -> int:
+        """Elements of all parameters that overlap with a rank's part, counted whole, of the rank with
+        most."""
+        changes = [0] * (self.world_size + 1)
+        for name, numel in self.numels.items():
+            if numel:
+                changes[self.offsets[name] // self.shard_numel] += numel
+                changes[(self.offsets[name] + numel - 1) // self.shard_numel + 1] -= numel
+        return max(accumulate(changes))
 
 
 class FlatGroups:

@@ -7,6 +7,8 @@ parameters per step, where the ZeRO paper says 2.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
 from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
@@ -123,13 +125,13 @@ class Zero12Schedule(DeepSpeedEngine):
     def _own_gradient_bytes(self) -> int:
         return self.shard_numel * DTYPE_BYTES[self.config.grad_accum_dtype]
 
-    @property
+    @cached_property
     def _foreign_gradient_bytes(self) -> int:
         """Gradient bytes outside of the partition on the fullest rank: gradients that overlap with it are
         kept whole (`copy_grads_in_partition`), unless the accumulation type differs."""
         if self.config.grad_accum_dtype != self.config.param_dtype:
             return 0
-        whole = sum(max(flat.owned_whole(rank) for rank in range(flat.world_size)) for flat in self._flats)
+        whole = sum(flat.most_owned_whole() for flat in self._flats)
         return max(0, whole * self.param_bytes - self._own_gradient_bytes)
 
     def _free_own_gradients(self) -> None:
