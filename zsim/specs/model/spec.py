@@ -121,7 +121,7 @@ class Module:
     def trainable_numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
 
-    @property
+    @cached_property
     def trains_weight(self) -> bool:
         """Whether the weight that it multiplies by gets a gradient."""
         own = next((one.trainable for one in self.parameters if one.name == "weight"), None)

@@ -72,6 +72,7 @@ class ParamGroup:
     shard_dimension: int = 0
     forward_prefetch: tuple[str, ...] | None = None
     backward_prefetch: tuple[str, ...] | None = None
+    _gathered: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by type
 
     @property
     def shard_size(self) -> int:
@@ -107,10 +108,13 @@ class ParamGroup:
 
     def gathered_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each gathered parameter with padding: in `dtype`, but for 4-bit weights, which stay so."""
-        return tuple(
-            stored_bytes(one, dtype, numel) if is_packed(one) else numel * _element_bytes(one, dtype)
-            for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
-        )
+        found = self._gathered.get(dtype)
+        if found is None:
+            found = self._gathered[dtype] = tuple(
+                stored_bytes(one, dtype, numel) if is_packed(one) else numel * _element_bytes(one, dtype)
+                for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
+            )
+        return found
 
     def cast_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each shard that is cast to `dtype` before the gather: those kept in another type."""
