@@ -42,9 +42,16 @@ def test_the_norm_leaves_the_add_out_and_apexs_goes_over_its_rows_twice() -> Non
 
 
 def test_scores_are_dropped_behind_the_fused_softmax() -> None:
-    """2 sequences of 2 heads, 40,000 scores: softmax reads and writes, 4 bytes, dropout 5; backward 5 and 6.
-    The output of 4 features a head is copied each way, 2 x 200 x 8 x 2 bytes."""
+    """2 sequences of 2 heads, 40,000 scores: softmax reads half, up to the diagonal, and writes all, 3 bytes,
+    dropout 5; backward 5, and half of two tensors read and one written, 4. The output of 4 features a head is
+    copied each way, 2 x 200 x 8 x 2 bytes."""
     module = Module("core", Attention(2, 2, 4, 4, rotary=False, dropout=0.1))
+    assert costs(module, CORE) == ((8 * 40_000 + 6_400, 3), (9 * 40_000 + 6_400, 3))
+
+
+def test_a_softmax_without_a_causal_mask_reads_all_scores() -> None:
+    """4 bytes forward and 6 backward, beside those of dropout."""
+    module = Module("core", Attention(2, 2, 4, 4, rotary=False, dropout=0.1, is_causal=False))
     assert costs(module, CORE) == ((9 * 40_000 + 6_400, 3), (11 * 40_000 + 6_400, 3))
 
 

@@ -17,7 +17,7 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import StuckError
 from zsim.fluid.pool import FluidPool
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.ops import Group, Memory, Op, Plan, Program
+from zsim.plan.ops import Group, Memory, Message, Op, Plan, PointToPoint, Program
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -175,6 +175,23 @@ def test_kernels_run_slower_while_a_collective_is_under_way() -> None:
     overlap = times["gather"][1] - times["kernel"][0]
     expected = times["gather"][1] + seconds_of(LONG) - overlap / 1.5
     assert times["kernel"][1] == pytest.approx(expected, **EXACT)
+
+
+def test_kernels_and_what_copy_engines_send_do_not_disturb_each_other() -> None:
+    """A message by copy engines beside a kernel: both take as long as alone, where NCCL's slows the kernel
+    and is slowed."""
+    taken = {}
+    for by_copy_engine in (False, True):
+        b = builder()
+        messages = (Message("send", 10**9, 1), Message("recv", 10**9, -1))
+        work = PointToPoint(messages, "bf16", "world", by_copy_engine=by_copy_engine)
+        b.communicate("ring", "comm", work)
+        b.kernels("kernel", [LONG])
+        times = spans(run(b, job_of(slowdown=1.5, communication=1.5)))
+        taken[by_copy_engine] = {name: end - start for name, (start, end) in times.items()}
+    assert taken[True]["kernel"] == pytest.approx(seconds_of(LONG), **EXACT)
+    assert taken[False]["kernel"] > 1.2 * seconds_of(LONG)
+    assert taken[False]["ring"] > 1.2 * taken[True]["ring"]
 
 
 def test_a_collective_that_comes_later_slows_the_kernel_from_then_on() -> None:

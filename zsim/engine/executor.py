@@ -320,8 +320,9 @@ class Executor:
 
     def _exchange(self, lane: Lane, op: int, now: float) -> None:
         """Start each message of a call once the other side has arrived too; see
-        `zsim.plan.ops` [Note: who a message meets]."""
+        `zsim.plan.ops` [Note: who a message meets]. Copy engines and kernels take nothing from each other."""
         sides = lane.program.sides[op]
+        on_gpu = not lane.works[op].by_copy_engine  # type: ignore[union-attr]
         lane.messages_left[op] = len(sides)
         for side in sides:
             communicator = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
@@ -333,15 +334,18 @@ class Executor:
             both = [other, (lane, op)]
             for (member, number), peer in zip(both, reversed(both), strict=True):
                 member.peers.setdefault(number, []).append(peer)
-                member.gpu.collective_started(now)
+                if on_gpu:
+                    member.gpu.collective_started(now)
             transfer = self.fabric.transfer(side.work, communicator)
-            self._fly(transfer, both, partial(self._end_message, both))
+            on_end = partial(self._end_message, both, on_gpu)
+            self._fly(transfer, both, on_end) if on_gpu else self.fabric.run(transfer, on_end)
 
-    def _end_message(self, both: list[tuple[Lane, int]]) -> None:
+    def _end_message(self, both: list[tuple[Lane, int]], on_gpu: bool) -> None:
         self.num_events += len(both)
         now = self.env.now
         for lane, op in both:
-            lane.gpu.collective_ended(now)
+            if on_gpu:
+                lane.gpu.collective_ended(now)
             lane.messages_left[op] -= 1
             if not lane.messages_left[op]:
                 del lane.messages_left[op]

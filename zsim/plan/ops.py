@@ -87,16 +87,16 @@ class PointToPoint:
     The n-th send from one rank to another over a communicator matches the receiver's n-th receive from the
     sender: NCCL has no tags. A batch of torch's uses its group's communicator and stream, a lone `isend` or
     `irecv` a communicator of two ranks, whose one stream both directions share. Each message is transferred
-    once both sides have started it, and the call ends with the last of its messages.
-    """
+    once both sides have started it, and the call ends with the last of its messages. `by_copy_engine`: copy
+    engines send them, which take nothing from kernels."""
 
     messages: tuple[Message, ...]
     dtype: str
     group: str
+    by_copy_engine: bool = False
 
     @property
-    def bytes(self) -> int:
-        """Bytes sent plus bytes received."""
+    def bytes(self) -> int:  # sent plus received
         return sum(message.bytes for message in self.messages)
 
     @property

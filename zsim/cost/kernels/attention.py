@@ -293,7 +293,9 @@ def _softmax_forward(work: Attention, shape: BatchShape, options: WorkOptions) -
     softmax. Megatron's kernel: see [Note: softmax of four heads]."""
     e = options.activation_bytes
     if options.compile and not options.joins_norms:
-        return (2 * e, 1) if _fits_megatron(work, shape, options) else ((e + 4) + 8 + 9 + 8 + (4 + e), 5)
+        if _fits_megatron(work, shape, options):
+            return e + _masked(work, e), 1
+        return (e + 4) + 8 + 9 + 8 + (4 + e), 5
     if options.compile:
         return 2 * e + (1 if work.dropout else 0) + (e if work.softcaps else 0), 1
     softmax, launches = (e + 4 + 4 + e, 2) if work.upcasts_softmax and e < 4 else (2 * e, 1)
@@ -314,13 +316,19 @@ def _fits_megatron(work: Attention, shape: BatchShape, options: WorkOptions) -> 
     return options.dtype != "fp32" and shape.sequences * work.num_heads % 4 == 0
 
 
+def _masked(work: Attention, num_bytes: int) -> int:
+    """What Megatron's fused softmax reads of `num_bytes` per score: under a causal mask up to the diagonal,
+    while it writes all (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h of Megatron-LM 3)."""
+    return num_bytes // 2 if work.is_causal else num_bytes
+
+
 def _softmax_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[int, int]:
     """(bytes per score, launches) of the way back: dropout, cast, softmax backward (reads probabilities and
     gradient, writes one), sinks, cap, scale."""
     e = options.activation_bytes
     mask = 1 if work.dropout else 0
     if options.compile and not options.joins_norms:
-        softmax, launches = (3 * e, 1)
+        softmax, launches = (e + _masked(work, 2 * e), 1)
         if not _fits_megatron(work, shape, options):
             softmax, launches = (4 + e) + 12 + 9 + 8 + (4 + e), 5
         return softmax + (2 * e + 1) * mask, launches + mask

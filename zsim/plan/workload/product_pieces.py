@@ -2,7 +2,8 @@
 
 # [Note: rings and pipelines]
 A gathered product of t ranks runs in t pieces: each multiplies the tokens that are there while the next
-rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"). A scattered product runs in pieces, and the
+rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"), which the copy engines make (`use_ce`, on by
+default; torch's symmetric memory is copied by them too). A scattered product runs in pieces, and the
 reduce-scatter of one runs beneath the next ("pipeline"), so that the last one's is exposed. Gathers again and
 reductions beneath the two products of backward are those of `Beneath` ("bulk"). Source: Transformer Engine
 2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
@@ -112,7 +113,8 @@ def _in_ring(kernels: tuple[Kernel, ...], pieces: InPieces, whole: Collective) -
     """`kernels` for each rank's tokens in turn, the tensor that `whole` would gather arriving beneath
     them."""
     part = whole.bytes // pieces.ranks
-    step = PointToPoint((Message("send", part, 1), Message("recv", part, -1)), whole.dtype, pieces.group)
+    messages = (Message("send", part, 1), Message("recv", part, -1))
+    step = PointToPoint(messages, whole.dtype, pieces.group, by_copy_engine=True)
     found: list[WorkPart] = []
     for number in range(pieces.ranks):
         if number:
