@@ -9,14 +9,17 @@ model with one resource, solved in closed form.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Owner = TypeVar("Owner")
 
 
-class GpuKernels:
+class GpuKernels(Generic[Owner]):
     """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
-    `call_at(delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
-    `ticket` then; `on_end(op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, when
-    the GPU turns from idle to busy or back, but not when a kernel directly follows another.
+    `call_at(now, delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
+    `ticket` then; `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given,
+    when the GPU turns from idle to busy or back, but not when a kernel directly follows another.
 
     # [Note: late wake-ups]
     When kernels get slower, the wake-up that is already planned comes too early; it is left in place, and the
@@ -25,17 +28,19 @@ class GpuKernels:
 
     __slots__ = (
         "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_on_turn", "_ops",
-        "_slowdown", "is_busy", "ticket",
+        "_owner", "_slowdown", "is_busy", "ticket",
     )  # fmt: skip
 
     def __init__(
         self,
         slowdown: float,
-        call_at: Callable[[float, GpuKernels, int], None],
-        on_end: Callable[[int, float], None],
+        owner: Owner,
+        call_at: Callable[[float, float, GpuKernels[Owner], int], None],
+        on_end: Callable[[Owner, int, float], None],
         on_turn: Callable[[bool], None] | None = None,
     ) -> None:
         self._slowdown = slowdown
+        self._owner = owner
         self._call_at = call_at
         self._on_end = on_end
         self._on_turn = on_turn
@@ -49,20 +54,21 @@ class GpuKernels:
 
     def start(self, now: float, op: int, seconds: float) -> None:
         """Start the kernels of an op that take `seconds` on an idle GPU."""
-        if self._ops:
+        ops = self._ops
+        if ops:
             self._settle(now)
-            self._ops.append(op)
+            ops.append(op)
             self._left.append(seconds)
-            self._plan_wake_up()
+            self._plan_wake_up(now)
             return
         if not self.is_busy:
             self._turn(True)
         self._last_change = now
-        self._ops.append(op)
+        ops.append(op)
         self._left.append(seconds)
         self._is_early = False
-        self.ticket += 1
-        self._call_at(seconds * self._slowdown if self._collectives else seconds, self, self.ticket)
+        self.ticket = ticket = self.ticket + 1
+        self._call_at(now, seconds * self._slowdown if self._collectives else seconds, self, ticket)
 
     def collective_started(self, now: float) -> None:
         if self._collectives == 0 and self._ops and self._slowdown > 1.0:
@@ -75,7 +81,7 @@ class GpuKernels:
             self._settle(now)
             self._collectives = 0
             if not self._is_early:
-                self._plan_wake_up()
+                self._plan_wake_up(now)
         else:
             self._collectives -= 1
 
@@ -83,12 +89,12 @@ class GpuKernels:
         """End the kernels with the least work left; to be called for the latest `ticket` only."""
         if self._is_early:
             self._settle(now)
-            self._plan_wake_up()
+            self._plan_wake_up(now)
             return
         ops = self._ops
         if len(ops) == 1:
             self._left.clear()
-            self._on_end(ops.pop(), now)
+            self._on_end(self._owner, ops.pop(), now)
             if not ops:
                 self.is_busy = False
                 if self._on_turn is not None:
@@ -100,9 +106,9 @@ class GpuKernels:
         self._ops = [op for op, left in zip(self._ops, self._left, strict=True) if left > least]
         self._left = [left for left in self._left if left > least]
         if self._ops:
-            self._plan_wake_up()
+            self._plan_wake_up(now)
         for op in ended:
-            self._on_end(op, now)
+            self._on_end(self._owner, op, now)
         if not self._ops:
             self._turn(False)
 
@@ -123,10 +129,10 @@ class GpuKernels:
         else:
             self._left = [each - done for each in left]
 
-    def _plan_wake_up(self) -> None:
+    def _plan_wake_up(self, now: float) -> None:
         left = self._left
         stretch = len(left) * (self._slowdown if self._collectives else 1.0)
         least = left[0] if len(left) == 1 else min(left)
         self._is_early = False
         self.ticket += 1
-        self._call_at(max(least, 0.0) * stretch, self, self.ticket)
+        self._call_at(now, (least if least > 0.0 else 0.0) * stretch, self, self.ticket)

@@ -53,7 +53,7 @@ class Executor:
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
-        self._agenda: dict[float, list[tuple[Lane | GpuKernels, int]]] = {}
+        self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
         self._at_fire: list[Callable[[simpy.Event], None]] = [self._fire]  # of all its timeouts
         self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
@@ -68,7 +68,7 @@ class Executor:
             communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
             lane = Lane(rank, program, works[id(program)], communicators, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
-            lane.gpu = GpuKernels(slowdowns[number], self._call_at, partial(self._end, lane), turn)
+            lane.gpu = GpuKernels(slowdowns[number], lane, self._call_at, self._end, turn)
             if allocators:
                 lane.allocator = allocators[number].copy()
             self.lanes.append(lane)
@@ -127,11 +127,12 @@ class Executor:
         time = lane.host_time
         op, num_ops = lane.next_op, program.num_ops
         allocator = lane.allocator
+        now = self.env.now
         while op < num_ops:
             if allocator is not None and op in allocator.changes.by_op:
-                if op in allocator.changes.asking and time > self.env.now:  # what ends by then must be known
+                if op in allocator.changes.asking and time > now:  # what ends by then must be known
                     lane.next_op, lane.host_time = op, time
-                    self._call_at(time - self.env.now, lane, _HOST)
+                    self._call_at(now, time - now, lane, _HOST)
                     return
                 wait = allocator.advance(op, time, ended)
                 while wait >= 0:
@@ -165,11 +166,11 @@ class Executor:
                     for successor in successors[op]:
                         pending[successor] -= 1
                 else:
-                    delay = time - self.env.now
+                    delay = time - now
                     if delay > 0:
-                        self._call_at(delay, lane, op)
+                        self._call_at(now, delay, lane, op)
                     else:
-                        self._start(lane, op)
+                        self._start(lane, op, now)
             op += 1
         lane.next_op, lane.host_time = op, time
         if self._left == 0:
@@ -198,15 +199,14 @@ class Executor:
 
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
-    def _call_at(self, delay: float, what: Lane | GpuKernels, number: int) -> None:
-        """After `delay`, start op `number` of a lane (or let its host go on), or wake a GPU with ticket
-        `number`."""
-        env = self.env
-        time = env.now + delay
+    def _call_at(self, now: float, delay: float, what: Lane | GpuKernels[Lane], number: int) -> None:
+        """In `delay` seconds from `now`, start op `number` of a lane (or let its host go on), or wake a GPU
+        with ticket `number`."""
+        time = now + delay
         entries = self._agenda.get(time)
         if entries is None:
             self._agenda[time] = [(what, number)]
-            Timeout(env, delay).callbacks = self._at_fire
+            Timeout(self.env, delay).callbacks = self._at_fire
         else:
             entries.append((what, number))
 
@@ -219,7 +219,7 @@ class Executor:
                 if number == what.ticket:
                     what.on_wake(now)
             elif number >= 0:
-                self._start(what, number)  # type: ignore[arg-type]
+                self._start(what, number, now)  # type: ignore[arg-type]
             elif number == _HOST:
                 self._advance_host(what)  # type: ignore[arg-type]
             else:
@@ -228,8 +228,7 @@ class Executor:
 
     # -- ops ----------------------------------------------------------------------------------------
 
-    def _start(self, lane: Lane, op: int) -> None:
-        now = self.env.now
+    def _start(self, lane: Lane, op: int, now: float) -> None:
         if lane.ready is not None:
             self._run_recorded(lane, op, now)
             return
@@ -253,7 +252,8 @@ class Executor:
 
     def _start_recorded(self, lane: Lane, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""
-        self._call_at(max(lane.start_recorded(op) - self.env.now, 0.0), lane, op)
+        now = self.env.now
+        self._call_at(now, max(lane.start_recorded(op) - now, 0.0), lane, op)
 
     def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
         recorded = lane.program.recorded
@@ -265,7 +265,7 @@ class Executor:
         elif recorded.shares_gpu and runs_on_gpu(work):
             lane.gpu.start(now, op, work.seconds)
         else:
-            self._call_at(max(lane.start[op] + work.seconds - now, 0.0), lane, _HOST - 1 - op)
+            self._call_at(now, max(lane.start[op] + work.seconds - now, 0.0), lane, _HOST - 1 - op)
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
         """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
@@ -274,7 +274,7 @@ class Executor:
         if held >= 0:
             lane.pending[held] -= 1
             if lane.pending[held] == 0 and held < lane.next_op:  # issued already
-                self._call_at(max(lane.issue[held] - now, 0.0), lane, held)
+                self._call_at(now, max(lane.issue[held] - now, 0.0), lane, held)
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
@@ -364,14 +364,14 @@ class Executor:
             if left == 0 and successor < lane.next_op:  # issued already
                 delay = lane.issue[successor] - now
                 if delay > 0:
-                    self._call_at(delay, lane, successor)
+                    self._call_at(now, delay, lane, successor)
                     continue
                 seconds = lane.kernel_seconds[successor]
                 if seconds is not None and not lane.is_queued:
                     lane.start[successor] = now
                     lane.gpu.start(now, successor, seconds)
                 else:
-                    self._start(lane, successor)
+                    self._start(lane, successor, now)
         if lane.blocked_on == op:
             lane.go_on(op, now)
             self._advance_host(lane)

@@ -84,7 +84,7 @@ class Lane:
         self.flights = Flights()
         self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
         self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
-        self.gpu: GpuKernels
+        self.gpu: GpuKernels[Lane]
 
     def go_on(self, op: int, now: float) -> None:
         """Resume the host: the op that it was blocked on has ended."""

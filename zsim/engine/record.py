@@ -222,9 +222,10 @@ class _Times:
 
 
 def _host_blocks(lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
+    all_shown = {id(lane.shown): lane.shown for lane in lanes}
     position = {
-        id(shown): dict(zip(shown.ops.tolist(), shown.infos.tolist(), strict=True))
-        for shown in (lane.shown for lane in lanes)
+        number: dict(zip(shown.ops.tolist(), shown.infos.tolist(), strict=True))
+        for number, shown in all_shown.items()
     }
     return tuple(
         (lane.rank, start, end, position[id(lane.shown)][op])
