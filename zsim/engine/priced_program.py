@@ -117,16 +117,17 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     """The waits between ops: an op waits for the previous op on its stream, for its `after`, and for its turn
     in a hardware queue; see `price_program`."""
     pending: list[int] = []
-    successors: list[list[int]] = [[] for _ in program.ops]
+    successors: list[tuple[int, ...]] = [()] * len(program.ops)
     last_on_stream: dict[str, int] = {}
-    for index, op in enumerate(program.ops):
-        before: Collection[int] = op.after
+    for index, (_, stream, work, after, *_) in enumerate(program.ops):
+        before: Collection[int] = after
         count = 0
-        if op.work is not None:
-            stream = COMPUTE if is_serial and isinstance(op.work, _ON_GPU) else op.stream
+        if work is not None:
+            if is_serial and isinstance(work, _ON_GPU):
+                stream = COMPUTE
             previous = last_on_stream.get(stream, -1)
             if previous >= 0 and previous not in before:
-                successors[previous].append(index)
+                successors[previous] += (index,)
                 count = 1
             last_on_stream[stream] = index
         if before:
@@ -134,14 +135,14 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
                 before = set(before)
             for other in before:
                 assert other < index, f"op {index} waits for op {other}, which is issued later"
-                successors[other].append(index)
+                successors[other] += (index,)
             count += len(before)
         pending.append(count)
-    after = program.once(queued_behind, connections)
-    for held in after or ():
+    behind = program.once(queued_behind, connections)
+    for held in behind or ():
         if held >= 0:
             pending[held] += 1
-    return ProgramOrder(pending, [tuple(s) for s in successors], after)
+    return ProgramOrder(pending, successors, behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +171,21 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
     issues: list[Op] = []
     issue_of: list[int] = []
     for index, op in enumerate(program.ops):
-        work = op.work
-        if isinstance(work, Kernels):
+        _, _, work, _, _, launches, overhead, _, _, events = op
+        if type(work) is Kernels:
             place = place_of_work.setdefault(id(work), len(works))
             if place == len(works):
                 works.append(work)
             work_of.append(place)
         else:
             work_of.append(-1)
-            if isinstance(work, Collective):
+            if type(work) is Collective:
                 place = place_of_group[work.group]
                 meetings[index] = calls[place] * len(groups) + place
                 calls[place] += 1
             else:
                 assert work is None or isinstance(work, _TIMED_ELSEWHERE)
-        place = place_of_issue.setdefault((op.overhead, op.events, op.launches), len(issues))
+        place = place_of_issue.setdefault((overhead, events, launches), len(issues))
         if place == len(issues):
             issues.append(op)
         issue_of.append(place)
@@ -215,10 +216,10 @@ def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
     waits = [op.host_waits for op in program.ops]
     quantum = max(limit // 8, 1)
     launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
-    for number, op in enumerate(program.ops):
-        if op.stream != COMPUTE or op.work is None:
+    for number, (_, stream, work, _, _, launches, *_) in enumerate(program.ops):
+        if stream != COMPUTE or work is None:
             continue
-        before, launched = launched, launched + op.launches
+        before, launched = launched, launched + launches
         if before // quantum != launched // quantum:
             oldest = -1
             while marks and marks[0][0] <= launched - limit:

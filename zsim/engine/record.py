@@ -25,6 +25,7 @@ from zsim.plan.ops import (
     Plan,
     PointToPoint,
     Program,
+    Work,
 )
 from zsim.specs.experiment.job import Job
 from zsim.trace.trace import MemoryEvents, SpanInfo, Trace, joined
@@ -109,7 +110,7 @@ class _Shown:
         """The shown ops of `program`, whose infos are appended to `infos`."""
         numbers = [number for number, op in enumerate(program.ops) if op.work is not None]
         first, tracks = len(infos), _copy_tracks(program)
-        known: dict[int, _Kernels] = {}
+        known: dict[int, _Columns] = {}
         infos += [_info(program.ops[number], plan, tracks, known) for number in numbers]
         return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
 
@@ -134,57 +135,53 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     }
 
 
-class _Kernels(NamedTuple):
-    """The columns of a span for all kernels of a work together."""
+class _Columns(NamedTuple):
+    """The columns of a span that follow from its work alone; `kind` is "" for kernels that are more than
+    copies: their phase decides it."""
 
-    is_copy: bool
-    dtype: str
-    flops: float
-    hbm_bytes: float
+    kind: str
+    bytes: int = 0
+    dtype: str = ""
+    group: str = ""
+    group_size: int = 1
+    flops: float = 0.0
+    hbm_bytes: float = 0.0
 
     @staticmethod
-    def of(work: Kernels) -> _Kernels:
-        kernels = work.kernels
-        return _Kernels(
-            {kernel.kind for kernel in kernels} == {"copy"},
-            kernels[0].dtype if kernels else "",
-            sum(kernel.flops for kernel in kernels),
-            sum(kernel.hbm_bytes for kernel in kernels),
-        )
+    def of(work: Work, plan: Plan) -> _Columns:
+        if isinstance(work, Kernels):
+            kernels = work.kernels
+            return _Columns(
+                "copy" if {kernel.kind for kernel in kernels} == {"copy"} else "",
+                dtype=kernels[0].dtype if kernels else "",
+                flops=sum(kernel.flops for kernel in kernels),
+                hbm_bytes=sum(kernel.hbm_bytes for kernel in kernels),
+            )
+        if isinstance(work, Collective | PointToPoint):
+            return _Columns(work.kind, work.bytes, work.dtype, work.group, plan.groups[work.group].size)
+        if isinstance(work, Copy):
+            return _Columns(work.direction, work.bytes)
+        if isinstance(work, HostWork):
+            return _Columns("cpu", work.bytes)
+        assert isinstance(work, DriveIo), f"{work} is not shown"
+        return _Columns(f"nvme_{work.direction}", work.bytes)
 
 
-def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str], known: dict[int, _Kernels]) -> SpanInfo:
-    """The columns of a span of the op; `known`: kernels by the id of their work, filled here."""
-    work = op.work
-    if isinstance(work, Kernels):
-        shown = known.get(id(work))
-        if shown is None:
-            shown = known[id(work)] = _Kernels.of(work)
-        kind = "copy" if shown.is_copy else "optimizer" if op.phase == "optimizer" else "compute"
-        return SpanInfo(
-            op.name,
-            kind,
-            op.stream,
-            dtype=shown.dtype,
-            phase=op.phase,
-            module=op.module,
-            flops=shown.flops,
-            hbm_bytes=shown.hbm_bytes,
-        )
-    if isinstance(work, Collective | PointToPoint):
-        return SpanInfo(
-            op.name, work.kind, op.stream, work.bytes, work.dtype, work.group, plan.groups[work.group].size,
-            op.phase, op.module,
-        )  # fmt: skip
-    if isinstance(work, Copy):
-        track = tracks[work.direction, op.stream]
-        return SpanInfo(op.name, work.direction, track, work.bytes, phase=op.phase, module=op.module)
-    if isinstance(work, HostWork):
-        return SpanInfo(op.name, "cpu", op.stream, work.bytes, phase=op.phase, module=op.module)
-    if isinstance(work, DriveIo):
-        kind = f"nvme_{work.direction}"
-        return SpanInfo(op.name, kind, op.stream, work.bytes, phase=op.phase, module=op.module)
-    raise AssertionError(f"'{op.name}' has no work that is shown")
+def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str], known: dict[int, _Columns]) -> SpanInfo:
+    """The columns of a span of the op; `known`: those of works by their id, filled here."""
+    name, track, work, _, _, _, _, phase, module, _ = op
+    assert work is not None
+    columns = known.get(id(work))
+    if columns is None:
+        columns = known[id(work)] = _Columns.of(work, plan)
+    kind, count, dtype, group, size, flops, hbm_bytes = columns
+    if not kind:
+        kind = "optimizer" if phase == "optimizer" else "compute"
+    elif isinstance(work, Copy):
+        track = tracks[work.direction, track]
+    # without the call of the named tuple's own __new__, which takes as long again
+    row = (name, kind, track, count, dtype, group, size, phase, module, flops, hbm_bytes)
+    return tuple.__new__(SpanInfo, row)
 
 
 class _Times:

@@ -40,11 +40,11 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_order(program: Program) -> None:
-    for number, op in enumerate(program.ops):
-        for other in op.after:
+    for number, (name, _, _, after, host_waits, *_) in enumerate(program.ops):
+        for other in after:
             if other >= number:
-                raise PlanError(f"{_of(program)}op {number} '{op.name}' comes after op {other}, issued later")
-        for other in op.host_waits:
+                raise PlanError(f"{_of(program)}op {number} '{name}' comes after op {other}, issued later")
+        for other in host_waits:
             if other >= number:
                 raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
 
@@ -53,7 +53,7 @@ def _check_parts(program: Program, plan: Plan) -> None:
     """An all-to-all of unequal parts has one for each pair of members, and the bytes of its largest input."""
     for op in program.ops:
         work = op.work
-        if not isinstance(work, Collective) or work.parts is None:
+        if type(work) is not Collective or work.parts is None:
             continue
         size, where = plan.groups[work.group].size, f"{_of(program)}'{op.name}' on '{work.group}'"
         if work.kind != "all_to_all":

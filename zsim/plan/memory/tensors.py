@@ -95,22 +95,30 @@ def tensor_changes(program: Program) -> list[TensorChange]:
         if live is None:
             live = alive[key] = []
         if count <= 0:
-            is_last = live and sizes[live[-1]] == -count
-            moved.append((live.pop(),) if is_last else found.take(-count, live))
-            continue
-        made = range(len(sizes), len(sizes) + (len(parts) or 1))
-        sizes += parts or (count,)
-        places += [place] * len(made)
-        moved.append(made)
-        live += made
+            if live and sizes[live[-1]] == -count:
+                moved.append((live.pop(),))
+            else:
+                moved.append(found.take(-count, live))
+        elif parts:
+            made = range(len(sizes), len(sizes) + len(parts))
+            sizes += parts
+            places += [place] * len(parts)
+            moved.append(made)
+            live += made
+        else:
+            tensor = len(sizes)
+            sizes.append(count)
+            places.append(place)
+            moved.append((tensor,))
+            live.append(tensor)
     streams, numbers = _next_streams(program), found.numbers()
-    rows: list[tuple[int, int, int, str, int]] = []
-    add = rows.append
+    rows: list[TensorChange] = []
+    add, new = rows.append, tuple.__new__  # without the call of the named tuple's own __new__
     for (op, category, count, _, until, _, _, _, own, _, _), tensors in zip(changes, moved, strict=True):
         stream = COMPUTE if category == "activations" else own or streams[op]
         for tensor in tensors:
-            add((op, numbers[tensor], sizes[tensor] if count > 0 else 0, stream, until))
-    return [tuple.__new__(TensorChange, row) for row in rows]
+            add(new(TensorChange, (op, numbers[tensor], sizes[tensor] if count > 0 else 0, stream, until)))
+    return rows
 
 
 def _next_streams(program: Program) -> list[str]:

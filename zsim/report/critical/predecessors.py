@@ -14,14 +14,16 @@ class Predecessors:
 
     def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
         self._ops = ops = program.ops
-        self.numbers = [number for number, op in enumerate(ops) if op.work is not None]
-        self._place_of = {number: place for place, number in enumerate(self.numbers)}
+        self.numbers: list[int] = []
+        self._place_of: dict[int, int] = {}
         last_on_stream: dict[str, int] = {}
         self._on_stream: list[int] = []
-        for place, number in enumerate(self.numbers):
-            stream = ops[number].stream
-            self._on_stream.append(last_on_stream.get(stream, -1))
-            last_on_stream[stream] = place
+        for number, (_, stream, work, *_) in enumerate(ops):
+            if work is not None:
+                place = self._place_of[number] = len(self.numbers)
+                self.numbers.append(number)
+                self._on_stream.append(last_on_stream.get(stream, -1))
+                last_on_stream[stream] = place
         self._found: dict[int, tuple[int, ...]] = {}
         self.ahead: dict[int, int] = {}
         behind = program.once(queued_behind, connections)
@@ -33,7 +35,13 @@ class Predecessors:
         """The places that the op at `place` waits for."""
         found = self._found.get(place)
         if found is None:
-            found = self._found[place] = tuple(self._before(place))
+            after = self._ops[self.numbers[place]].after
+            on_stream = self._on_stream[place]
+            if after:
+                found = tuple(self._before(place))
+            else:
+                found = (on_stream,) if on_stream >= 0 else ()
+            self._found[place] = found
         return found
 
     def _before(self, place: int) -> list[int]:
