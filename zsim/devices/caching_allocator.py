@@ -144,12 +144,11 @@ class CachingAllocator:
         free = block.pool.free
         if after is not None and after.is_free:
             del free[bisect_left(free, (after.bytes, after.address))]
-            _absorb(block, after)
-            size = block.bytes
+            size = _absorb(block, after)
         if before is not None and before.is_free:
             del free[bisect_left(free, (before.bytes, before.address))]
-            _absorb(before, block)
-            block, size = before, before.bytes
+            size = _absorb(before, block)
+            block = before
         insort(free, (size, block.address, block))  # no two have one address
 
     def release_cached(self) -> int:
@@ -339,15 +338,17 @@ def _insert(block: MemoryBlock) -> None:
     insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
 
 
-def _absorb(block: MemoryBlock, after: MemoryBlock) -> None:
-    """Merge `after` into the block before it."""
-    block.bytes += after.bytes
-    block.unmapped_bytes += after.unmapped_bytes
-    block.next = after.next
-    if after.next is not None:
-        after.next.previous = block
+def _absorb(block: MemoryBlock, after: MemoryBlock) -> int:
+    """Merge `after` into the block before it, and return the bytes of both."""
+    size = block.bytes = block.bytes + after.bytes
+    if after.unmapped_bytes:
+        block.unmapped_bytes += after.unmapped_bytes
+    behind = block.next = after.next
+    if behind is not None:
+        behind.previous = block
     elif block.pool.last is after:
         block.pool.last = block
+    return size
 
 
 def _up(count: int, unit: int) -> int:

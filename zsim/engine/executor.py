@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import simpy
-from simpy.events import Timeout
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
@@ -26,6 +25,28 @@ from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.recorded.alone import runs_on_gpu
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
+
+
+class _Alarm(simpy.Event):
+    """An event that calls back at every time for which it is scheduled: simpy empties the `callbacks` of an
+    event that it has processed, but not of this one."""
+
+    def __init__(self, env: simpy.Environment, call: Callable[[simpy.Event], None]) -> None:
+        self._calls = [call]
+        super().__init__(env)
+        self._ok, self._value = True, None
+
+    @property
+    def callbacks(self) -> list[Callable[[simpy.Event], None]]:
+        return self._calls
+
+    @callbacks.setter
+    def callbacks(self, _emptied: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        """Call back no more."""
+        self._calls = []
 
 
 class Executor:
@@ -54,7 +75,7 @@ class Executor:
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
         self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
-        self._at_fire: list[Callable[[simpy.Event], None]] = [self._fire]  # of all its timeouts
+        self._alarm = _Alarm(env, self._fire)
         self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
@@ -110,7 +131,7 @@ class Executor:
                 raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
             del lane.gpu  # which calls back: without it all of this goes with its last user
-        self._at_fire = []
+        self._alarm.stop()
         return last
 
     # -- the host -----------------------------------------------------------------------------------
@@ -206,7 +227,7 @@ class Executor:
         entries = self._agenda.get(time)
         if entries is None:
             self._agenda[time] = [(what, number)]
-            Timeout(self.env, delay).callbacks = self._at_fire
+            self.env.schedule(self._alarm, delay=delay)
         else:
             entries.append((what, number))
 

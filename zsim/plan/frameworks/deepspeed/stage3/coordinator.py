@@ -60,10 +60,10 @@ class Coordinator:
         if self._prefetch_bucket > 0:
             queue, fetched_for, position = self._queue, self._fetched_for, self._position
             budget = min(self._max_live - self._live_numel, self._prefetch_bucket)
-            numel, end = 0, len(queue)
+            numel, end, is_near = 0, len(queue), self.store.is_on_gpu
             while position < end and numel < budget:
                 number, used_at = queue[position]
-                if self.store.is_far(number):
+                if not is_near and self.store.is_far(number):
                     break  # to keep the order of fetches
                 position += 1
                 if used_at > fetched_for[number]:
