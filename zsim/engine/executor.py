@@ -44,10 +44,6 @@ class _Alarm(simpy.Event):
     def callbacks(self, _emptied: object) -> None:
         pass
 
-    def stop(self) -> None:
-        """Call back no more."""
-        self._calls = []
-
 
 class Executor:
     """Runs one step: on each of `ranks` (all of them, or one per class) its program.
@@ -131,7 +127,7 @@ class Executor:
                 raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
             del lane.gpu  # which calls back: without it all of this goes with its last user
-        self._alarm.stop()
+        del self._alarm  # which calls back too
         return last
 
     # -- the host -----------------------------------------------------------------------------------

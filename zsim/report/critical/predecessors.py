@@ -37,11 +37,8 @@ class Predecessors:
         if found is None:
             after = self._ops[self.numbers[place]].after
             on_stream = self._on_stream[place]
-            if after:
-                found = tuple(self._before(place))
-            else:
-                found = (on_stream,) if on_stream >= 0 else ()
-            self._found[place] = found
+            alone = (on_stream,) if on_stream >= 0 else ()
+            found = self._found[place] = tuple(self._before(place)) if after else alone
         return found
 
     def _before(self, place: int) -> list[int]:
