@@ -120,19 +120,20 @@ class GpuKernels(Generic[Owner]):
     def _settle(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        left = self._left
-        stretch = len(left) * (self._slowdown if self._collectives else 1.0)
-        done = (now - self._last_change) / stretch
-        self._last_change = now
+        left, stretch = self._left, self._slowdown if self._collectives else 1.0
+        elapsed, self._last_change = now - self._last_change, now
         if len(left) == 1:
-            left[0] -= done
+            left[0] -= elapsed / stretch
         else:
+            done = elapsed / (len(left) * stretch)
             self._left = [each - done for each in left]
 
     def _plan_wake_up(self, now: float) -> None:
-        left = self._left
-        stretch = len(left) * (self._slowdown if self._collectives else 1.0)
-        least = left[0] if len(left) == 1 else min(left)
+        left, stretch = self._left, self._slowdown if self._collectives else 1.0
+        if len(left) == 1:
+            least = left[0]
+        else:
+            least, stretch = min(left), len(left) * stretch
         self._is_early = False
-        self.ticket += 1
-        self._call_at(now, (least if least > 0.0 else 0.0) * stretch, self, self.ticket)
+        self.ticket = ticket = self.ticket + 1
+        self._call_at(now, least * stretch if least > 0.0 else 0.0, self, ticket)

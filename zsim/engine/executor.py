@@ -7,10 +7,10 @@ ended. The executor decides no policy: the plan has.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import simpy
 
 from zsim.devices.allocator import Allocator
@@ -123,9 +123,10 @@ class Executor:
         """The time at which the last op of the lanes ended, after the clock has stopped; see `run`."""
         last = 0.0
         for lane in self.lanes:
-            if lane.next_op < lane.program.num_ops or any(map(math.isnan, lane.ended)):
+            ended = np.asarray(lane.ended)
+            if lane.next_op < lane.program.num_ops or np.isnan(ended).any():
                 raise StuckError(lane.who_waits())
-            last = max(last, lane.host_time, max(lane.ended, default=0.0))
+            last = max(last, lane.host_time, float(ended.max(initial=0.0)))
             del lane.gpu  # which calls back: without it all of this goes with its last user
         del self._alarm  # which calls back too
         return last

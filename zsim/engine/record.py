@@ -94,7 +94,8 @@ def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
 
 def _begin(lane: Lane, num_ops: int) -> float:
     """The start of the plan's last run, of `num_ops` ops, on a lane: the end of the previous run."""
-    return max(lane.ended[: len(lane.ended) - num_ops], default=lane.began)
+    before = len(lane.ended) - num_ops
+    return float(np.asarray(lane.ended)[:before].max()) if before else lane.began
 
 
 @dataclass(frozen=True, eq=False)

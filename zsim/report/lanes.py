@@ -41,9 +41,9 @@ class StepTimes:
     def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
         ranks, self._counts = np.unique(trace.ranks, return_counts=True)
         self.ranks: list[int] = ranks.tolist()
-        order = np.lexsort((trace.info_indices, trace.ranks))
+        order = _order(trace)
         self._issue, self.start, self._end = (
-            _in_rows(seconds[order], self._counts)
+            _in_rows(seconds if order is None else seconds[order], self._counts)
             for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
         )
         self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
@@ -72,6 +72,14 @@ class StepTimes:
         row = int(np.argmax(self._end.max(axis=1)))
         ends = self._end[row]
         return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
+
+
+def _order(trace: Trace) -> Ints | None:
+    """The spans sorted by rank and information; None if they are in that order."""
+    places = trace.ranks * len(trace.infos) + trace.info_indices
+    if (places[1:] >= places[:-1]).all():
+        return None
+    return np.lexsort((trace.info_indices, trace.ranks))
 
 
 def _in_rows(seconds: Floats, counts: Ints) -> Floats:
