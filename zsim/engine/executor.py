@@ -15,6 +15,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
+from zsim.engine.alarm import Alarm
 from zsim.engine.lane import Lane
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
@@ -25,24 +26,6 @@ from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.recorded.alone import runs_on_gpu
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
-
-
-class _Alarm(simpy.Event):
-    """An event that calls back at every time for which it is scheduled: simpy empties the `callbacks` of an
-    event that it has processed, but not of this one."""
-
-    def __init__(self, env: simpy.Environment, call: Callable[[simpy.Event], None]) -> None:
-        self._calls = [call]
-        super().__init__(env)
-        self._ok, self._value = True, None
-
-    @property
-    def callbacks(self) -> list[Callable[[simpy.Event], None]]:
-        return self._calls
-
-    @callbacks.setter
-    def callbacks(self, _emptied: object) -> None:
-        pass
 
 
 class Executor:
@@ -71,7 +54,7 @@ class Executor:
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
         self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
-        self._alarm = _Alarm(env, self._fire)
+        self._alarm = Alarm(env, self._fire)
         self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}

@@ -43,7 +43,7 @@ def serial_times(prepared: Prepared) -> SerialTimes:
     """
     (priced,), (kernel_seconds,) = prepared.programs, prepared.kernel_seconds
     fabric, (rank,) = prepared.fabric, prepared.classes.representatives
-    communicators = {name: fabric.communicator_of(name, rank) for name in fabric.groups}
+    transfers: dict[int, tuple[float, float]] = {}  # by the id of their work, seconds of latency and sending
     count, nothing = priced.num_ops, array("d", [math.nan])
     issue, ended = nothing * count, nothing * count
     now = time = last = 0.0
@@ -66,7 +66,11 @@ def serial_times(prepared: Prepared) -> SerialTimes:
             start += time - start
         if seconds is None:
             assert isinstance(work, Collective)
-            last = _end_alone(fabric.pool, fabric.transfer(work, communicators[work.group]), start)
+            known = transfers.get(id(work))
+            if known is None:
+                transfer = fabric.transfer(work, fabric.communicator_of(work.group, rank))
+                known = transfers[id(work)] = _seconds_alone(fabric.pool, transfer)
+            last = start + known[0] + known[1]
         else:
             last = start + seconds
         ended[number] = last
@@ -74,9 +78,9 @@ def serial_times(prepared: Prepared) -> SerialTimes:
     return SerialTimes(issue, ended, max(time, last) - max(ended[:before], default=0.0))
 
 
-def _end_alone(pool: FluidPool, transfer: Transfer, start: float) -> float:
-    """The end of a transfer that starts at `start` while no other runs, and no kernels on its GPUs."""
-    begun = start + transfer.latency_seconds if transfer.latency_seconds > 0 else start
+def _seconds_alone(pool: FluidPool, transfer: Transfer) -> tuple[float, float]:
+    """Seconds of latency, and of sending while no other transfer runs and no kernels on its GPUs."""
+    latency = max(transfer.latency_seconds, 0.0)
     if transfer.size <= 0 or not transfer.profile.usage:
-        return begun
-    return begun + transfer.size / pool.rate_alone(transfer.profile)
+        return latency, 0.0
+    return latency, transfer.size / pool.rate_alone(transfer.profile)
