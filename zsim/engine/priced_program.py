@@ -119,7 +119,7 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     pending: list[int] = []
     successors: list[tuple[int, ...]] = [()] * len(program.ops)
     last_on_stream: dict[str, int] = {}
-    for index, (_, stream, work, after, *_) in enumerate(program.ops):
+    for index, (_, stream, work, after, _, _, _, _, _, _) in enumerate(program.ops):
         before: Collection[int] = after
         count = 0
         if work is not None:
@@ -216,7 +216,7 @@ def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
     waits = [op.host_waits for op in program.ops]
     quantum = max(limit // 8, 1)
     launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
-    for number, (_, stream, work, _, _, launches, *_) in enumerate(program.ops):
+    for number, (_, stream, work, _, _, launches, _, _, _, _) in enumerate(program.ops):
         if stream != COMPUTE or work is None:
             continue
         before, launched = launched, launched + launches

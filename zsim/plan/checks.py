@@ -40,7 +40,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_order(program: Program) -> None:
-    for number, (name, _, _, after, host_waits, *_) in enumerate(program.ops):
+    for number, (name, _, _, after, host_waits, _, _, _, _, _) in enumerate(program.ops):
         for other in after:
             if other >= number:
                 raise PlanError(f"{_of(program)}op {number} '{name}' comes after op {other}, issued later")
@@ -73,7 +73,7 @@ def _check_parts(program: Program, plan: Plan) -> None:
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
     held: dict[tuple[Device, Category, str], int] = {}
-    for _, category, count, device, _, _, owner, *_ in program.memory:
+    for _, category, count, device, _, _, owner, _, _, _, _ in program.memory:
         key = device, category, owner
         held[key] = held.get(key, 0) + count
     for (device, category, owner), left in held.items():

@@ -18,7 +18,7 @@ class Predecessors:
         self._place_of: dict[int, int] = {}
         last_on_stream: dict[str, int] = {}
         self._on_stream: list[int] = []
-        for number, (_, stream, work, *_) in enumerate(ops):
+        for number, (_, stream, work, _, _, _, _, _, _, _) in enumerate(ops):
             if work is not None:
                 place = self._place_of[number] = len(self.numbers)
                 self.numbers.append(number)
