@@ -47,7 +47,10 @@ class DeepSpeedTrainer:
         adamw = torch.optim.AdamW(groups, lr=optimization.learning_rate, foreach=False)
         self.tracer = tracer
         self.model, *_ = deepspeed.initialize(
-            model=model, optimizer=adamw, config=full, dist_init_required=False
+            model=model,
+            optimizer=None if "optimizer" in full else adamw,
+            config=full,
+            dist_init_required=False,
         )
         self.deepspeed = deepspeed
 

@@ -52,14 +52,19 @@ def write(found: Found, path: Path) -> None:
 def main(words: list[str]) -> int:
     arguments = argparse.ArgumentParser(prog="python -m validation.deepspeed_calls", description=__doc__)
     arguments.add_argument("--out", type=Path, metavar="DIR", help="write calls.json here")
-    arguments.add_argument("--only", metavar="TEXT", help="configurations with this in their names")
+    arguments.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="configurations with this in their names; others in DIR/calls.json stay",
+    )
     arguments.add_argument("--ranks", type=int, action="append", help="2 and 4")
     options = arguments.parse_args(words)
     if importlib.util.find_spec("deepspeed") is None:
         print("SKIPPED: DeepSpeed is not installed (see validation/README.md)", file=sys.stderr)
         return 3
     cases = [case for case in configurations() if (options.only or "") in f"{case[0].name}-{case[1]}"]
-    found: Found = {}
+    known = options.out / "calls.json" if options.out and options.only else None
+    found: Found = json.loads(known.read_text())["configurations"] if known and known.exists() else {}
     for ranks in options.ranks or (2, 4):
         for batch in batches([case for case in cases if case[0].min_ranks <= ranks]):
             record(batch, ranks, found)

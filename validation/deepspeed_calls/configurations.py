@@ -29,9 +29,11 @@ def configuration(
     checkpointing: bool = False,
     gradient_clipping: float = 0.0,
     min_ranks: int = 2,
+    zero_init: bool = True,
     **top: Any,
 ) -> Recording:
-    """A user's DeepSpeed JSON with the keys `zero` and `top`, and the equivalent experiment."""
+    """A user's DeepSpeed JSON with the keys `zero` and `top`, and the equivalent experiment; `zero_init`:
+    whether it matters not that the recorder's models are built whole."""
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation_steps,
@@ -43,7 +45,7 @@ def configuration(
         name,
         "deepspeed",
         {"config": config},
-        {"kind": "deepspeed", "config": config},
+        {"kind": "deepspeed", "config": config, **({} if zero_init else {"zero_init": False})},
         min_ranks=min_ranks,
         accumulation_steps=accumulation_steps,
         checkpointing=checkpointing,
@@ -59,6 +61,8 @@ def configurations() -> Iterator[tuple[Recording, str]]:
             yield one, model
     for one in (*low_precision(), *offloaded()):
         yield one, "even"
+    for one in muon():
+        yield one, "uneven"
 
 
 def stages() -> Iterator[Recording]:
@@ -163,3 +167,18 @@ def offloaded() -> Iterator[Recording]:
         "stage3-hpz-offload-all", {**hpz, **OPTIMIZER_ON_CPU, **PARAMETERS_ON_CPU}, min_ranks=4,
         accumulation_steps=2,
     )  # fmt: skip
+
+
+def muon() -> Iterator[Recording]:
+    """DeepSpeed's own Muon, of a model whose matrices the ranks do not share evenly; it sorts whole ones."""
+    params = {"lr": 1e-3, "torch_adam": True}  # what updates the others sends nothing
+    own: dict[str, Any] = {"optimizer": {"type": "Muon", "params": params}}
+    for stage in (1, 2):
+        zero = {"stage": stage, **SMALL_BUCKETS}
+        yield configuration(f"stage{stage}-muon", zero, **own)
+        yield configuration(f"stage{stage}-muon-bf16", zero, accumulation_steps=2, **own, **BF16)
+    zero = {**STAGE_3, "reduce_scatter": False}
+    own["zero_init"] = False
+    yield configuration("stage3-muon", zero, **own)
+    yield configuration("stage3-muon-bf16", zero, accumulation_steps=2, **own, **BF16)
+    yield configuration("stage3-muon-sub-groups", {**zero, "sub_group_size": 100_000}, **own)

@@ -176,9 +176,11 @@ def folder_name(strategy: Recording, model: str, ranks: int) -> str:
 
 def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | None:
     """The run as a zsim experiment, without a cluster, on which a plan does not depend; None without a
-    `strategy`."""
+    `strategy`. An optimizer that the strategy's own file names has one implementation."""
     if strategy.strategy is None:
         return None
+    is_named = "optimizer" in strategy.strategy.get("config", {})
+    is_fixed = is_named or strategy.backend == "engine"
     return {
         "model": SHAPES[model],
         "gpus": ranks,
@@ -191,7 +193,7 @@ def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | 
             "attention": "math",
             "optimizer": "adamw",
             "gradient_clipping": strategy.gradient_clipping,
-            **({} if strategy.backend == "engine" else {"optimizer_implementation": "for_loop"}),
+            **({} if is_fixed else {"optimizer_implementation": "for_loop"}),
         },
         "strategy": dict(strategy.strategy),
     }

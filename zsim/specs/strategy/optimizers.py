@@ -60,7 +60,13 @@ _ALL = (
     Optimizer("adamw-fp8-torchao", "torchao", _AO, rounds_stochastically=True),
     Optimizer("adafactor", "torch", "torch 2.13", needs_shapes=True),
     Optimizer("adafactor-transformers", "transformers", "transformers 5.23", needs_shapes=True),
-    Optimizer("muon", "torch", "torch 2.13, AdamW for all but matrices", needs_shapes=True),
+    Optimizer(
+        "muon",
+        "torch",
+        "torch 2.13, AdamW for all but matrices; DeepSpeed 0.19.8 its own",
+        needs_shapes=True,
+        in_deepspeed=True,
+    ),
 )
 OPTIMIZERS: Mapping[str, Optimizer] = {one.name: one for one in _ALL}
 

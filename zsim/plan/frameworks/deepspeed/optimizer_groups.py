@@ -2,14 +2,17 @@
 and routed experts, which fewer ranks have.
 
 DeepSpeed 0.19.8 `moe/utils.py`, `split_params_into_different_moe_groups_for_optimizer`: experts are cut into
-groups of at most 178,956,971 elements.
+groups of at most 178,956,971 elements. Muon's matrices are a group before all others, which FusedAdam
+updates (`runtime/engine.py` `_muon_param_groups`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from zsim.cost.optimizers.deepspeed_muon import is_muons
 from zsim.dataclass import dataclass
+from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.specs.model.spec import Parameter
@@ -24,6 +27,7 @@ class OptimizerGroup:
     numels: Mapping[str, int]
     group: Group
     is_of_experts: bool = False
+    is_of_matrices: bool = False  # Muon's
 
     @property
     def numel(self) -> int:
@@ -33,19 +37,32 @@ class OptimizerGroup:
 def optimizer_groups(
     stage: Stage, group: Group, named: Iterable[tuple[str, Parameter]]
 ) -> list[OptimizerGroup]:
-    """The groups of the trained ones among `named`, those of all ranks (`group`) first."""
+    """The groups of the trained ones among `named`, those of all ranks (`group`) first.
+
+    Raises NotSimulatedError for Muon on routed experts that other ranks have.
+    """
     dense: dict[str, int] = {}
+    matrices: dict[str, int] = {}
     experts: list[dict[str, int]] = []
+    is_muon = stage.training.optimizer == "muon"
     for name, parameter in named:
         if not parameter.trainable:
             continue
-        if not parameter.belongs_to:
+        if is_muon and parameter.belongs_to:
+            raise NotSimulatedError(
+                "training.optimizer: 'muon' of DeepSpeed is not simulated with experts that other ranks "
+                "have; expected parallelism.expert = 1, or 'adamw'"
+            )
+        if is_muon and is_muons(name, parameter.shape):
+            matrices[name] = parameter.numel
+        elif not parameter.belongs_to:
             dense[name] = parameter.numel
         elif experts and sum(experts[-1].values()) + parameter.numel <= _MAX_GROUP_NUMEL:
             experts[-1][name] = parameter.numel
         else:
             experts.append({name: parameter.numel})
-    found = [OptimizerGroup(dense, group)] if dense or not experts else []
+    found = [OptimizerGroup(matrices, group, is_of_matrices=True)] if matrices else []
+    found += [OptimizerGroup(dense, group)] if dense or not (experts or matrices) else []
     if experts:
         few = stage.expert_group()
         found += [OptimizerGroup(numels, few, is_of_experts=True) for numels in experts]

@@ -3,7 +3,8 @@
 # [Note: plain kernels and DTensors]
 FSDP2's parameters are DTensors. bitsandbytes' optimizers call operators of their own on them, and on plain
 tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bitsandbytes 0.50.2 with torch
-2.13; its 32-bit operator "does not have a sharding strategy registered").
+2.13; its 32-bit operator "does not have a sharding strategy registered"). DeepSpeed's FusedLion reads raw
+pointers. Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused_adam.py of 2.17).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
 
 _WHERE = "training.optimizer"
 _MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16")
-_PLAIN = ("lion", "adamw-bf16")  # multi-tensor kernels on raw pointers
 
 
 def chosen_optimizer(
@@ -99,21 +99,43 @@ def _check_fsdp2(optimizer: Optimizer) -> None:
             "are DTensors ('got mixed torch.Tensor and DTensor'); expected 'adamw-8bit-torchao', or strategy "
             "'fsdp1' or 'ddp'"
         )
-    if optimizer.name in _PLAIN:
+    if optimizer.name == "lion":  # its multi-tensor kernel reads raw pointers
         raise NotSimulatedError(
-            f"{_WHERE}: '{optimizer.name}' of {optimizer.source} is not simulated under FSDP2: its kernels "
-            "take plain tensors; expected strategy 'fsdp1' or 'ddp'"
+            f"{_WHERE}: 'lion' of {optimizer.source} is not simulated under FSDP2: its kernel takes plain "
+            "tensors; expected strategy 'fsdp1' or 'ddp'"
         )
+
+
+def _check_deepspeeds_muon(config: DeepSpeedConfig) -> None:
+    """DeepSpeed 0.19.8 runtime/zero/stage3.py `__init__`; 0.19.5 and earlier orthogonalise every bucket of
+    every micro-batch (its issue 8443)."""
+    zero, where = config.zero, f"{_WHERE}: 'muon' of DeepSpeed"
+    if config.stage == 3 and zero.reduce_scatter:
+        raise InputError(
+            f'{where} needs "reduce_scatter": false in zero_optimization of {config.name} at stage 3 '
+            "('Muon and reduce scatter cannot be used together')"
+        )
+    is_as_by_default = config.stage == 3 or zero.use_multi_rank_bucket_allreduce
+    lacks = {
+        "at stage 0": config.stage == 0,
+        "before DeepSpeed 0.19.8": config.release.number < (0, 19, 8),
+        "with zero_optimization.offload_optimizer": zero.offload_optimizer is not None,
+        "without zero_optimization.use_multi_rank_bucket_allreduce": not is_as_by_default,
+        "with MiCS": zero.is_mics,
+    }
+    for what, is_so in lacks.items():
+        if is_so:
+            raise NotSimulatedError(
+                f"{where} is not simulated {what}; expected stages 1 to 3 of 0.19.8 on the GPU, or strategy "
+                "'fsdp2' or 'ddp'"
+            )
 
 
 def _check_deepspeed(optimizer: Optimizer, config: DeepSpeedConfig) -> None:
     """DeepSpeed 0.19.8 runtime/engine.py `_do_optimizer_sanity_check`, `_configure_optimizer`."""
     name, choice = optimizer.name, config.optimizer
     if name == "muon":
-        raise NotSimulatedError(
-            f"{_WHERE}: 'muon' is not simulated under DeepSpeed, whose own Muon (MuonWithAuxAdam) "
-            "orthogonalises whole gradients in another way by stage; expected strategy 'fsdp2' or 'ddp'"
-        )
+        _check_deepspeeds_muon(config)
     if config.stage > 0 and not optimizer.in_deepspeed and not choice.allows_untested:
         tested = ", ".join(one.name for one in OPTIMIZERS.values() if one.in_deepspeed)
         raise InputError(

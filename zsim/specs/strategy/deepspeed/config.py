@@ -74,13 +74,15 @@ class ZeroConfig(ZeroBlock):
 class OptimizerChoice:
     """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it. `training_name`: what
     `training.optimizer` calls it. `allows_untested` and `forces_cpu_optimizer`: the file's
-    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`."""
+    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`. `orthogonalisation`: Muon's
+    `ns_method`."""
 
     name: str | None
     implementation: OptimizerImplementation
     training_name: str | None = None
     allows_untested: bool = False
     forces_cpu_optimizer: bool = True
+    orthogonalisation: Literal["gram", "standard"] = "gram"
 
 
 @dataclass(frozen=True, slots=True)

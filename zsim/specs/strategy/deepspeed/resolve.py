@@ -230,6 +230,7 @@ def resolve_optimizer(file: DeepSpeedFile, zero: ZeroConfig) -> OptimizerChoice:
     if block is not None and block.params.get("torch_adam") is True:
         implementation = "torch"
     training_name = TRAINING_NAMES.get(name or "")
+    params = {} if block is None else block.params
     if training_name == "sgd" and block is not None and block.params.get("momentum"):
         training_name = "sgd_momentum"
     return OptimizerChoice(
@@ -238,6 +239,7 @@ def resolve_optimizer(file: DeepSpeedFile, zero: ZeroConfig) -> OptimizerChoice:
         training_name,
         allows_untested=file.zero_allow_untested_optimizer is True,
         forces_cpu_optimizer=file.zero_force_ds_cpu_optimizer is not False,
+        orthogonalisation="standard" if params.get("ns_method") == "standard" else "gram",
     )
 
 

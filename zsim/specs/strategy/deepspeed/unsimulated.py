@@ -8,7 +8,7 @@ from zsim.specs.strategy.deepspeed.keys import NotSimulated, is_enabled
 from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
 
-SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor")
+SIMULATED_OPTIMIZERS = ("adam", "adamw", "lion", "adagrad", "sgd", "adafactor", "muon")
 
 
 # Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
@@ -40,7 +40,8 @@ def find_unsimulated(
         found.append(
             Unsimulated(
                 "optimizer.type",
-                f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD and Adafactor,",
+                f"the optimizer '{optimizer.name}', only Adam, AdamW, Lion, Adagrad, SGD, Adafactor and "
+                "Muon,",
             )
         )
     return tuple(found)

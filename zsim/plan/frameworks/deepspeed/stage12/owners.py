@@ -59,12 +59,22 @@ class FlatGroup:
     def most_owned_whole(self) -> int:
         """Elements of all parameters that overlap with a rank's part, counted whole, of the rank with
         most."""
-        changes = [0] * (self.world_size + 1)
+        return round(max(self.whole_by_rank(self.numels)))
+
+    def whole_by_rank(self, amounts: Mapping[str, float]) -> list[float]:
+        """By rank, the `amounts` of all parameters that overlap with its part."""
+        changes = [0.0] * (self.world_size + 1)
         for name, numel in self.numels.items():
             if numel:
-                changes[self.offsets[name] // self.shard_numel] += numel
-                changes[(self.offsets[name] + numel - 1) // self.shard_numel + 1] -= numel
-        return max(accumulate(changes))
+                changes[self.offsets[name] // self.shard_numel] += amounts[name]
+                changes[(self.offsets[name] + numel - 1) // self.shard_numel + 1] -= amounts[name]
+        return list(accumulate(changes))
+
+    def overlapping(self, rank: int) -> list[str]:
+        """The parameters that overlap with a rank's part."""
+        start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
+        offsets = self.offsets
+        return [name for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start]
 
 
 class FlatGroups:

@@ -7,6 +7,7 @@ parameters per step, where the ZeRO paper says 2.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
@@ -15,6 +16,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
+from zsim.plan.frameworks.deepspeed.muon import orthogonalise_partition, step_partition, whole_momentum
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
@@ -47,8 +49,9 @@ class Zero12Schedule(DeepSpeedEngine):
         self._loose_bytes = 0
         named = list(workload.model.named_parameters())
         self._numels = {name: one.numel for name, one in named if one.trainable}
+        self._shapes = {name: one.shape for name, one in named}
         self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
-        self._groups = optimizer_groups(stage, self.group, named)
+        self._groups = [self._in_order(one) for one in optimizer_groups(stage, self.group, named)]
         self._flats = [self._flattened(one) for one in self._groups]
         self.shard_numel = sum(flat.shard_numel for flat in self._flats)
         self._release = config.release
@@ -59,6 +62,13 @@ class Zero12Schedule(DeepSpeedEngine):
         if self.zero.offload_optimizer is not None:
             self.home = Zero12Home(stage, config, self.shard_numel, self._numels)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
+
+    def _in_order(self, one: OptimizerGroup) -> OptimizerGroup:
+        """Muon sorts its matrices by shape, the largest first (`MuonWithAuxAdam.__init__`)."""
+        if not one.is_of_matrices:
+            return one
+        names = sorted(one.numels, key=self._shapes.__getitem__, reverse=True)
+        return replace(one, numels={name: one.numels[name] for name in names})
 
     def _flattened(self, one: OptimizerGroup) -> FlatGroup:
         """Padded to `nccl_start_alignment_factor` elements per rank, and cut into equal parts."""
@@ -78,8 +88,8 @@ class Zero12Schedule(DeepSpeedEngine):
         masters = tuple(flat.shard_numel * DTYPE_BYTES[config.master_weights_dtype] for flat in self._flats)
         moments = tuple(
             size
-            for flat in self._flats
-            for size in partition_states(self.training, flat.shard_numel, config.optimizer_states_dtype)
+            for one, flat in zip(self._groups, self._flats, strict=True)
+            for size in self._moments(one, flat)
         )
         is_lazy = self._release.makes_states_in_first_step
         return [
@@ -92,7 +102,20 @@ class Zero12Schedule(DeepSpeedEngine):
                 leftovers=() if is_lazy else masters,
             ),
             Memory("gradients", 0, leftovers=masters if is_lazy else ()),
+            *(Memory("buffers", whole_momentum(flat, config)) for flat in self._muons),
         ]
+
+    def _moments(self, one: OptimizerGroup, flat: FlatGroup) -> tuple[int, ...]:
+        """Bytes of each state of a group's partition; of Muon's matrices momenta of whole ones."""
+        if one.is_of_matrices:
+            return (whole_momentum(flat, self.config),)
+        return partition_states(self.training, flat.shard_numel, self.config.optimizer_states_dtype)
+
+    @property
+    def _muons(self) -> list[FlatGroup]:
+        """The partition of Muon's matrices, if it has one."""
+        pairs = zip(self._groups, self._flats, strict=True)
+        return [flat for one, flat in pairs if one.is_of_matrices]
 
     def _casts(self) -> tuple[int, ...]:
         """Bytes of the copy of the rank's partition from which masters are cast; () without a cast."""
@@ -249,6 +272,9 @@ class Zero12Schedule(DeepSpeedEngine):
             builder.host("end of backward")
         if self.home is None:
             self._own_gradients()
+        if self._is_boundary:
+            for flat in self._muons:
+                orthogonalise_partition(builder, self.config, flat, self._shapes)
         builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
 
     def reduce_gradients(self) -> None:
@@ -303,7 +329,10 @@ class Zero12Schedule(DeepSpeedEngine):
             kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
             builder.kernels("cast gradients", kernels)
             self._free_own_gradients()
-        for shard in shards:
+        for one, shard in zip(self._groups, shards, strict=True):
+            if one.is_of_matrices:
+                step_partition(builder, config, shard)
+                continue
             update(
                 builder,
                 self.training,

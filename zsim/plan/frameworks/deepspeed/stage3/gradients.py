@@ -74,13 +74,18 @@ class Zero3Gradients(DeepSpeedEngine):
 
     def _make_sub_groups(self) -> list[list[int]]:
         """The sub-groups: parameters in order, those of experts last, with a new sub-group once local
-        elements reach `sub_group_size`."""
+        elements reach `sub_group_size`. Muon sorts its matrices by shape, the largest first; those of a model
+        built under `deepspeed.zero.Init` have none yet."""
         named = self.stage.workload.model.named_parameters()
         found = []
+        self.num_muons = 0  # sub-groups of Muon's matrices, which come first
         for group in optimizer_groups(self.stage, self.group, named):
             of = group.numels.keys()
             numbers = [number for number, one in enumerate(self.trace.parameters) if one.name in of]
+            if group.is_of_matrices and not self.config.zero_init:
+                numbers.sort(key=lambda number: self.trace.parameters[number].shape, reverse=True)
             found += self._cut(numbers)
+            self.num_muons = len(found) if group.is_of_matrices else self.num_muons
         return found
 
     def _cut(self, numbers: list[int]) -> list[list[int]]:

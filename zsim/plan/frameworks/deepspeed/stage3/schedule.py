@@ -18,6 +18,11 @@ from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
+from zsim.plan.frameworks.deepspeed.muon import (
+    momentum_dtype,
+    orthogonalise_sub_group,
+    step_partition,
+)
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.plan.frameworks.deepspeed.stage3.early import EarlyGatherer
@@ -85,8 +90,10 @@ class Zero3Schedule(Zero3Gradients):
         persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
         master = DTYPE_BYTES[config.master_weights_dtype]
         moments = sum(
-            sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
-            for group in self.sub_groups
+            self._group_numel(group) * DTYPE_BYTES[momentum_dtype(config)]
+            if number < self.num_muons
+            else sum(partition_states(self.training, self._group_numel(group), config.optimizer_states_dtype))
+            for number, group in enumerate(self.sub_groups)
         )
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered = persistent * self.param_bytes if self.world_size > 1 else 0
@@ -259,6 +266,9 @@ class Zero3Schedule(Zero3Gradients):
         builder, config = self.builder, self.config
         shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
+        for group in self.sub_groups[: self.num_muons]:
+            parameters = [self.trace.parameters[number] for number in group]
+            orthogonalise_sub_group(builder, config, parameters, self.group.name, self.world_size)
         self._norm(shards)
         for number, group in enumerate(self.sub_groups):
             numel = self._group_numel(group)
@@ -268,15 +278,19 @@ class Zero3Schedule(Zero3Gradients):
             if cast:
                 kernels = cast_kernels(numel, config.grad_accum_dtype, config.master_weights_dtype)
                 builder.kernels(f"cast gradients of sub-group {number}", kernels)
-            update(
-                builder,
-                self.training,
-                [Updated((numel,))],
-                gradient_dtype=config.master_weights_dtype,
-                state_dtype=config.optimizer_states_dtype,
-                low_precision_copy=config.precision != "fp32",
-                name=f"optimizer step of sub-group {number}",
-            )
+            name = f"optimizer step of sub-group {number}"
+            if number < self.num_muons:
+                step_partition(builder, config, numel, name)
+            else:
+                update(
+                    builder,
+                    self.training,
+                    [Updated((numel,))],
+                    gradient_dtype=config.master_weights_dtype,
+                    state_dtype=config.optimizer_states_dtype,
+                    low_precision_copy=config.precision != "fp32",
+                    name=name,
+                )
             builder.free("buffers", cast)
             self.store.put_from_gpu(number)
 

@@ -1,0 +1,114 @@
+"""Muon under ZeRO: whole gradients are orthogonalised before the norm is taken, once per step.
+
+DeepSpeed 0.19.8. Stages 1 and 2 (runtime/zero/stage_1_and_2.py `get_flat_partition`): every rank does that
+for the matrices that its partition overlaps, one that two ranks share on both; momentum is of whole matrices,
+in the gradients' type, and a second buffer of its size takes the step's. Stage 3 (runtime/zero/stage3.py
+`_apply_muon_to_accumulated_grads`, `_muon_update_sub_group`): gradients, then momenta, are gathered, up to
+`reduce_bucket_size` elements at a time; of as many matrices as there are ranks every rank takes one, and the
+updates and momenta are gathered, padded to the largest where shapes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import cast_kernels
+from zsim.cost.optimizers.deepspeed_muon import matrix_kernels, products_flops, step_kernels
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
+from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.parts.optimizer import UPDATE
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+
+Shape = tuple[int, ...]
+
+
+def momentum_dtype(config: DeepSpeedConfig) -> str:
+    """The type of momenta: in stage 2 that of `param.grad`, in stage 1 of accumulated gradients, in stage 3
+    of communication."""
+    if config.stage == 3:
+        return config.communication_dtype
+    return config.param_dtype if config.stage == 2 else config.grad_accum_dtype
+
+
+def whole_momentum(flat: FlatGroup, config: DeepSpeedConfig) -> int:
+    """Bytes of the momenta on the fullest rank, in stages 1 and 2."""
+    return flat.most_owned_whole() * DTYPE_BYTES[momentum_dtype(config)]
+
+
+def orthogonalise_partition(
+    builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, shapes: Mapping[str, Shape]
+) -> None:
+    """Stages 1 and 2, on the rank whose matrices take most FLOPs; the committed momentum is copied first."""
+    method, dtype = config.optimizer.orthogonalisation, momentum_dtype(config)
+    work = {name: products_flops(shapes[name], method) for name in flat.numels}
+    of_ranks = flat.whole_by_rank(work)
+    names = flat.overlapping(of_ranks.index(max(of_ranks)))
+    size = sum(flat.numels[name] for name in names) * DTYPE_BYTES[dtype]
+    builder.kernels("stage momentum", moves(size, size))
+    for name in names:
+        builder.kernels(f"orthogonalise {name}", matrix_kernels(shapes[name], dtype, method))
+
+
+def step_partition(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, name: str = UPDATE) -> None:
+    """`MuonWithAuxAdam.step` of a flat partition, and the cast of its weights."""
+    stored = config.master_weights_dtype
+    kernels: tuple[Kernel, ...] = step_kernels(numel, stored, stored)
+    if config.precision != "fp32":
+        kernels = (*kernels, *cast_kernels(numel, stored, "bf16"))
+    builder.kernels(name, kernels, overhead="optimizer_step")
+
+
+def orthogonalise_sub_group(
+    builder: PlanBuilder, config: DeepSpeedConfig, parameters: Sequence[ZeroParameter], group: str, ranks: int
+) -> None:
+    """Stage 3, one sub-group."""
+    for chunk in _chunks(parameters, config.zero.reduce_bucket_size):
+        padded = sum(one.padded_numel for one in chunk)
+        size = padded * DTYPE_BYTES[config.communication_dtype]
+        held = 4 * size if ranks > 1 else 0  # what is gathered, and put in order, of gradients and momenta
+        builder.allocate("buffers", held)
+        for what in ("gradients", "momenta"):
+            _gather(builder, config, f"{what} of matrices", size, group, ranks)
+            builder.kernels(f"put {what} in order", moves(size, size, launches=ranks * len(chunk)))
+        for start in range(0, len(chunk), ranks):
+            _round(builder, config, chunk[start : start + ranks], group, ranks)
+        shards = sum(one.shard_numel for one in chunk) * DTYPE_BYTES[config.communication_dtype]
+        builder.kernels("keep update and momentum", moves(2 * shards, 2 * shards, launches=2 * len(chunk)))
+        builder.free("buffers", held)
+
+
+def _chunks(parameters: Sequence[ZeroParameter], most: int) -> Iterator[list[ZeroParameter]]:
+    """Up to `most` elements at a time, one matrix at least."""
+    chunk: list[ZeroParameter] = []
+    for one in parameters:
+        if chunk and sum(each.numel for each in chunk) + one.numel > most:
+            yield chunk
+            chunk = []
+        chunk.append(one)
+    if chunk:
+        yield chunk
+
+
+def _round(
+    builder: PlanBuilder, config: DeepSpeedConfig, matrices: Sequence[ZeroParameter], group: str, ranks: int
+) -> None:
+    """A matrix per rank: the one that takes longest counts; then updates and momenta go to all."""
+    method, dtype = config.optimizer.orthogonalisation, config.communication_dtype
+    slowest = max(matrices, key=lambda one: products_flops(one.shape, method))
+    builder.kernels(f"orthogonalise {slowest.name}", matrix_kernels(slowest.shape, dtype, method))
+    largest = max(one.numel for one in matrices)
+    size = ranks * largest * DTYPE_BYTES[dtype]
+    for what in ("updates", "momenta"):
+        _gather(builder, config, what, size, group, ranks)
+
+
+def _gather(
+    builder: PlanBuilder, config: DeepSpeedConfig, what: str, size: int, group: str, ranks: int
+) -> None:
+    if ranks > 1:
+        builder.collective(
+            "all_gather", size, config.communication_dtype, group, stream=COMPUTE, name=f"all_gather {what}"
+        )
