@@ -170,7 +170,7 @@ def test_notes_and_files_are_listed_last_and_paths_stay_whole(report: Callable[.
 
 def test_states_that_never_fit_are_called_so() -> None:
     """Nothing ran yet: there is no op to blame."""
-    finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9)
+    finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9, is_advised=True)
     assert missing_memory(finding) == (
         "GPU memory: what is held from the start exceeds 3.00 GB by 750.00 MB; by 14.75 GB at the peak. "
         "No number of GPUs up to 65,536 would hold all tensors."

@@ -69,7 +69,8 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The first op that does not fit: `missing_bytes` when it ran, `peak_missing_bytes` at the peak."""
+    """The first op that does not fit: `missing_bytes` when it ran, `peak_missing_bytes` at the peak. Where
+    changes that make the job fit have been looked for, it `is_advised`."""
 
     op: str
     pool: str
@@ -80,6 +81,7 @@ class OutOfMemory:
     capacity_bytes: int
     least_gpus: int | None = None
     remedy: Remedy | None = None
+    is_advised: bool = False
 
 
 START_UP = "start-up"  # the `op` of an OutOfMemory before the first step

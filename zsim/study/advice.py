@@ -28,7 +28,7 @@ def advised(report: Report, experiment: Experiment) -> Report:
     if finding is None:
         return report
     least, remedy = advice(experiment)
-    return replace(report, out_of_memory=replace(finding, least_gpus=least, remedy=remedy))
+    return replace(report, out_of_memory=replace(finding, least_gpus=least, remedy=remedy, is_advised=True))
 
 
 def advice(experiment: Experiment) -> tuple[int | None, Remedy | None]:

@@ -13,7 +13,7 @@ from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
 LOOKING = "Looking for changes with which it fits ..."
-NOTHING = "No number of GPUs up to 65,536 and no switch makes it fit."
+NOTHING = "No number of GPUs up to 65,536 and no switch would make it fit."
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
 FILM_FILE = "film.html"
@@ -29,7 +29,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
     fit = found.fit
     verdict = html.P([html.Strong(fit.label), " ", fit.words], className=f"verdict {fit.tone}")
     return [
-        html.H1(found.title),
+        html.H1(_unbroken(found.title)),
         verdict,
         html.Div([] if fit.verdict != "does not fit" else LOOKING, className="views mends", id="mends"),
         html.P(found.limit, className="limit"),
@@ -39,6 +39,14 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
     ]
+
+
+def _unbroken(title: str) -> list[Any]:
+    """The parts of a title, each on one line where it has room."""
+    from dash import html
+
+    first, *others = title.split(" | ")
+    return [html.Span(first), *(part for other in others for part in (" | ", html.Span(other)))]
 
 
 def mend_buttons(changes: Iterable[str]) -> list[Any]:

@@ -65,7 +65,7 @@ def missing_memory(finding: OutOfMemory) -> str:
     if finding.least_gpus is not None:
         count = f"{finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''}"
         return f"{text}. {count} would hold all tensors.{remedy}"
-    if finding.pool == "gpu":
+    if finding.pool == "gpu" and finding.is_advised:
         as_is = " as they are" if remedy else ""
         return f"{text}. No number of GPUs up to 65,536 would hold all tensors{as_is}.{remedy}"
     return f"{text}.{remedy}"
