@@ -26,7 +26,7 @@ ROWS = LAYERS * TOKENS * TOP_K
 OUTPUT = {"moe_act": ROWS * WIDTH * 2, "layernorm": LAYERS * TOKENS * HIDDEN * 2}  # bytes
 
 
-def plan_of(*modules: str, **model: Any) -> Plan:
+def plan_of(*modules: str, graphs: tuple[str, ...] = (), **model: Any) -> Plan:
     recomputed = {"activation_checkpointing": "selective", "recompute_modules": list(modules)}
     training = {"sequence_length": TOKENS, **(recomputed if modules else {})}
     return make_plan(
@@ -36,7 +36,12 @@ def plan_of(*modules: str, **model: Any) -> Plan:
                 cluster="dgx-h100",
                 gpus=8,
                 training=training,
-                strategy={"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True},
+                strategy={
+                    "kind": "megatron",
+                    "moe_grouped_gemm": True,
+                    "moe_permute_fusion": True,
+                    **({"cuda_graph_modules": graphs} if graphs else {}),
+                },
                 parallelism={"expert": 8, "dispatcher": "all-to-all"},
             )
         )
@@ -67,6 +72,28 @@ def test_a_dropped_output_is_made_again_where_it_is_read(module: str) -> None:
     assert flops(plan, "recompute", "") == 0.0  # neither has products
     peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plan_of(), plan)]
     assert 0 < peaks[0] - peaks[1] <= OUTPUT[module]
+
+
+def test_latent_attention_has_a_norm_of_its_own_that_is_made_again() -> None:
+    """Its input is not normalised by a product, as other attention's is: two norms a layer, read by the first
+    projection and by the shared experts."""
+    latent = {
+        "model_type": "deepseek_v3", "n_routed_experts": 16, "n_shared_experts": 1, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 0, "kv_lora_rank": 64, "q_lora_rank": 96,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4,
+        "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    plan = plan_of("layernorm", **latent)
+    readers = Counter(name.removesuffix(" recompute").rpartition(".")[2] for name in again(plan))
+    assert readers == {"q_a_proj": LAYERS, "linear_fc1": LAYERS}
+    peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (plan_of(**latent), plan)]
+    assert 0 < peaks[0] - peaks[1] <= 2 * OUTPUT["layernorm"]
+
+
+def test_a_graph_of_the_router_keeps_the_norm_before_it() -> None:
+    """Its output is a static buffer of the graph; not where the graph sorts the rows as well."""
+    assert again(plan_of("layernorm", graphs=("moe_router",))) == []
+    assert len(again(plan_of("layernorm", graphs=("moe_router", "moe_preprocess")))) == LAYERS
 
 
 def test_what_clamps_keep_is_made_again_with_the_activation() -> None:

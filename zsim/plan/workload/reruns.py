@@ -1,10 +1,12 @@
 """Modules that run once more before their backward: Megatron's `--recompute-modules` beside attention's core.
 
-As in Megatron-Core 0.16.1, not yet held against its text (core/transformer/transformer_layer.py,
-moe/moe_layer.py, moe/experts.py, core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output
-(`CheckpointWithoutOutput`), which is made again when the backward that reads it begins: the activation before
-the experts' second product, the norm before the router. The norm before attention is a part of its product
-(`TELayerNormColumnParallelLinear`) and stays. "mla_up_proj" drops the queries, keys and values of multi-head
+As in the text of Megatron-Core 0.16.1 (core/transformer/transformer_layer.py, moe/moe_layer.py,
+moe/experts.py, core/tensor_parallel/random.py). "moe_act" and "layernorm" drop an output
+(`CheckpointWithoutOutput`), which Megatron makes again when backward reaches the end of what was computed
+from it, zsim at the first module that reads it: the activation before the experts' second product, the norms
+before the router and before latent attention. Before other attention and dense MLPs the norm is a part of the
+product (`TELayerNormColumnParallelLinear`) and stays. "input_layernorm": the one before latent attention
+alone. "mla_up_proj" drops the queries, keys and values of multi-head
 latent attention, which their norms, up-projections and rotary positions make again
 (`qkv_up_proj_and_rope_apply` of core/transformer/multi_latent_attention.py); what is between norms and
 projections goes too. "moe", "shared_experts" and "mlp" are checkpoints around the layer of experts, around
@@ -32,6 +34,8 @@ def with_reruns(
 ) -> tuple[Works, tuple[Rerun, ...]]:
     """The works of a block of which `names` run once more, and the runs of modules that do so together."""
     found, runs = list(works), []
+    if "layernorm" in names or "input_layernorm" in names:
+        _normalise_again(modules, found)
     if "mla_up_proj" in names:
         _project_again(modules, found)
     norm, mlp = _mlp(modules)
@@ -79,6 +83,16 @@ def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
         recompute_launches=launches_of(maker.forward),
         recomputed_bytes=dropped,
     )
+
+
+def _normalise_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
+    """Latent attention whose input is made again; nothing where it is not latent."""
+    core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), 0)
+    attention = modules[core].work
+    if isinstance(attention, Attention) and attention.is_latent:
+        norm = next(n for n in range(core) if isinstance(modules[n].work, Norm))
+        reader = _reader(modules, range(norm + 1, core))
+        works[reader] = _making(works[reader], works[norm])
 
 
 def _project_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:

@@ -71,12 +71,23 @@ def recomputation_of(
     is_void = isinstance(strategy, MegatronTable) and not is_core(strategy.version) and attention == "flash"
     has_core = CORE in modules and not is_void
     others = tuple(name for name in modules if name != CORE)
+    if isinstance(strategy, MegatronTable) and _keeps_norm(strategy, parallelism):
+        others = tuple("input_layernorm" if name == "layernorm" else name for name in others)
     if LATENT in others and (attention != "flash" or parallelism.context > 1):
         raise NotSimulatedError(
             f"{_MODULES}: zsim simulates recomputation of '{LATENT}' with attention 'flash' and without "
             f"context parallelism, found '{attention}' and context = {parallelism.context}"
         )
     return replace(found, policy="selective" if has_core else "none", modules=others)
+
+
+def _keeps_norm(strategy: MegatronTable, parallelism: Parallelism) -> bool:
+    """Whether the norm before the router is an output of the router's CUDA graph, which stays where it is:
+    Megatron then makes only the norm before attention again (core 0.16.1
+    core/transformer/transformer_layer.py `can_recompute_pre_mlp_layernorm_for_cudagraph`)."""
+    graphs = strategy.cuda_graph_modules
+    is_inside = "moe_preprocess" in graphs and parallelism.experts.dispatcher == "all-to-all"
+    return "moe_router" in graphs and not is_inside
 
 
 def with_interval(
