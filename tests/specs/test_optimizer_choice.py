@@ -25,6 +25,15 @@ def job(strategy: dict[str, Any], **training: Any) -> Any:
         ({"kind": "fsdp1"}, {"optimizer": "muon"}, "flat parameters are vectors"),
         ({"kind": "deepspeed", "stage": 2}, {"optimizer": "adamw-8bit"}, "zero_allow_untested_optimizer"),
         ({"kind": "megatron"}, {"optimizer": "adamw-bf16"}, "needs the distributed optimizer"),
+        ({"kind": "megatron"}, {"optimizer": "adafactor"}, "Megatron has no 'adafactor'; expected one of"),
+        ({"kind": "megatron"}, {"optimizer": "adagrad"}, "Megatron has no 'adagrad'"),
+        ({"kind": "megatron"}, {"optimizer": "adamw-8bit"}, "Megatron has no 'adamw-8bit'"),
+        ({"kind": "megatron"}, {"optimizer": "lion"}, "has 'lion' from 0.17 on; found strategy.version"),
+        (
+            {"kind": "megatron", "version": "0.17.1", "distributed_optimizer": True},
+            {"optimizer": "lion"},
+            "with the distributed optimizer from 0.19 on",
+        ),
         ({"kind": "ddp"}, {"optimizer": "lion", "optimizer_implementation": "foreach"}, "one implementation"),
         ({"kind": "ddp"}, {"paged_states": "host"}, "not paged; expected training.optimizer to be one of"),
         ({"kind": "ddp"}, {"stochastic_rounding": True}, "expected stored_dtype = 'bf16'"),
@@ -41,7 +50,7 @@ def test_a_pair_that_a_framework_refuses_is_one_sentence(
 @pytest.mark.parametrize(
     ("strategy", "training", "sentence"),
     [
-        ({"kind": "megatron"}, {"optimizer": "lion"}, "under Megatron"),
+        ({"kind": "megatron"}, {"optimizer": "muon"}, "own 'muon' and 'dist_muon'"),
         ({"kind": "deepspeed", "stage": 0}, {"optimizer": "muon"}, "not simulated at stage 0"),
         ({"kind": "fsdp2"}, {"optimizer": "lion"}, "its kernel takes plain tensors"),
         ({"kind": "fsdp2", "cpu_offload": True}, {"optimizer": "adafactor"}, "strategy.cpu_offload"),
@@ -76,3 +85,20 @@ def test_offload_demands_deepspeeds_own_cpu_optimizer() -> None:
     config = {**ONE, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
     with pytest.raises(InputError, match="zero_force_ds_cpu_optimizer"):
         job({"kind": "deepspeed", "config": config}, optimizer="sgd_momentum")
+
+
+def test_megatrons_lion_keeps_one_moment_and_passes_nine_times() -> None:
+    """GPT-2 has 124,439,808 parameters: an fp32 master and a moment on every rank without the distributed
+    optimizer, 8 bytes each; 36 bytes moved each, three kernels a tensor."""
+    from zsim.plan.make import make_plan
+    from zsim.plan.ops import Kernels
+
+    lion = job({"kind": "megatron", "version": "0.17.1"}, optimizer="lion")
+    program = make_plan(lion).programs[0]
+    states = sum(one.bytes for one in program.resident if one.category == "optimizer_states")
+    numel = lion.model.numel
+    assert states == 8 * numel
+    (step,) = (op.work for op in program.ops if op.name == "optimizer step")
+    assert isinstance(step, Kernels)
+    assert step.kernels[0].hbm_bytes == 36 * numel
+    assert step.kernels[0].launches % 3 == 0

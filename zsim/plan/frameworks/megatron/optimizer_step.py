@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
+from zsim.cost.optimizers.kernels import megatron_lion_kernels
 from zsim.cost.optimizers.tensors import Updated
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.low_precision_states import update_low_precision
 from zsim.plan.parts.host_reads import read_scalar
-from zsim.plan.parts.optimizer import update
+from zsim.plan.parts.optimizer import UPDATE, update
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.training import Training
 
@@ -56,6 +57,12 @@ def update_parameters(
         update_low_precision(builder, states, strategy.param_dtype, gradient_dtype, numels)
         if not is_decoupled and copies_back:
             builder.kernels("copy main weights", cast_kernels(numel, "fp32", strategy.param_dtype))
+        builder.free("gradients", copies)
+        return
+    if training.optimizer == "lion":
+        kernels = megatron_lion_kernels(numel, len(numels))
+        casts = cast_kernels(numel, "fp32", strategy.param_dtype) if is_low and copies_back else ()
+        builder.kernels(UPDATE, (*kernels, *casts), overhead="optimizer_step")
         builder.free("gradients", copies)
         return
     update(

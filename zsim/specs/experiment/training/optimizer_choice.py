@@ -12,12 +12,13 @@ from __future__ import annotations
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.megatron import is_newer
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
 
 _WHERE = "training.optimizer"
-_MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16")
+_MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion")
 
 
 def chosen_optimizer(
@@ -34,15 +35,7 @@ def chosen_optimizer(
     if deepspeed is not None:
         _check_deepspeed(optimizer, deepspeed)
     elif isinstance(strategy, MegatronTable):
-        if name not in _MEGATRON:
-            raise NotSimulatedError(
-                f"{_WHERE}: '{name}' is not simulated under Megatron; expected one of {', '.join(_MEGATRON)}"
-            )
-        if name == "adamw-bf16" and not strategy.distributed_optimizer:
-            raise InputError(
-                f"{_WHERE}: Megatron keeps moments in bf16 only with --use-precision-aware-optimizer, which "
-                "needs the distributed optimizer; expected strategy.distributed_optimizer = true, or 'adamw'"
-            )
+        _check_megatron(name, strategy)
     elif isinstance(strategy, Fsdp2Table):
         _check_fsdp2(optimizer)
     elif isinstance(strategy, Fsdp1Table) and name == "muon":
@@ -56,6 +49,32 @@ def chosen_optimizer(
             f"{', '.join(one.name for one in OPTIMIZERS.values() if one.is_torch_list)}"
         )
     return optimizer
+
+
+def _check_megatron(name: str, strategy: MegatronTable) -> None:
+    """Megatron-Core 0.16.1 to 0.19.0 training/arguments.py (`--optimizer`) and
+    core/optimizer/distrib_optimizer.py, whose assertion names Lion from 0.19 on."""
+    if name == "muon":
+        raise NotSimulatedError(
+            f"{_WHERE}: Megatron's own 'muon' and 'dist_muon' are not simulated; expected one of "
+            f"{', '.join(_MEGATRON)}"
+        )
+    if name not in _MEGATRON:
+        raise InputError(f"{_WHERE}: Megatron has no '{name}'; expected one of {', '.join(_MEGATRON)}")
+    if name == "adamw-bf16" and not strategy.distributed_optimizer:
+        raise InputError(
+            f"{_WHERE}: Megatron keeps moments in bf16 only with --use-precision-aware-optimizer, which "
+            "needs the distributed optimizer; expected strategy.distributed_optimizer = true, or 'adamw'"
+        )
+    since = (0, 19) if strategy.distributed_optimizer else (0, 17)
+    is_of_megatron = strategy.engine == "megatron" and strategy.fsdp_sharding is None
+    if name == "lion" and not (is_of_megatron and is_newer(strategy.version, since)):
+        beside = " with the distributed optimizer" if strategy.distributed_optimizer else ""
+        raise InputError(
+            f"{_WHERE}: Megatron-Core has 'lion'{beside} from {since[0]}.{since[1]} on; found "
+            f"strategy.version '{strategy.version}', expected a newer one under Megatron's own data "
+            "parallelism, or 'adamw'"
+        )
 
 
 def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:

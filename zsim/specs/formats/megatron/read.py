@@ -75,11 +75,11 @@ def _read_batch(found: Arguments, file: TrainingFile) -> None:
     clipping = found.number("clip-grad", 1.0)
     (file.says if found.has("clip-grad") else file.assumes)["training.gradient_clipping"] = clipping
     optimizer = found.text("optimizer", "adam", ("adam", "sgd", "muon", "dist_muon", "lion"))
-    if optimizer not in ("adam", "sgd"):
+    if "muon" in optimizer:
         raise NotSimulatedError(f"{found.where}: --optimizer: zsim does not simulate '{optimizer}' yet")
     has_momentum = found.number("sgd-momentum", 0.9) > 0
     sgd = "sgd_momentum" if has_momentum else "sgd"
-    file.says["training.optimizer"] = "adamw" if optimizer == "adam" else sgd
+    file.says["training.optimizer"] = {"adam": "adamw", "sgd": sgd}.get(optimizer, optimizer)
 
 
 def _read_precision(found: Arguments, file: TrainingFile) -> None:

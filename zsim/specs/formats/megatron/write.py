@@ -94,6 +94,8 @@ def _training(job: Job) -> Iterator[str]:
     yield f"--micro-batch-size {training.micro_batch_size}"
     yield f"--global-batch-size {training.micro_batch_size * steps * job.data_parallel_size}"
     yield f"--clip-grad {training.gradient_clipping:g}"
+    if training.optimizer == "lion":
+        yield "--optimizer lion"
     if training.optimizer.startswith("sgd"):
         yield f"--optimizer sgd --sgd-momentum {0.9 if training.optimizer == 'sgd_momentum' else 0:g}"
     if training.precision != "fp32":
