@@ -68,11 +68,11 @@ class Prepared:
     def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
         """The limit of each collective, and of a call with messages the limit of its slowest message."""
         sides = [side for priced in self.programs for own in priced.sides.values() for side in own]
-        works = dict.fromkeys([*chain.from_iterable(self.works), *(side.work for side in sides)])
+        # by identity first: ops share works, and works take long to hash
+        own_works = {id(work): work for work in chain.from_iterable(self.works)}.values()
+        works = dict.fromkeys([*own_works, *(side.work for side in sides)])
         limits = {work: self.fabric.limit(work) for work in works}
-        found: dict[Collective | PointToPoint, CallLimit] = {
-            work: limits[work] for work in chain.from_iterable(self.works)
-        }
+        found: dict[Collective | PointToPoint, CallLimit] = {work: limits[work] for work in own_works}
         for priced in self.programs:
             for number, own in priced.sides.items():
                 work = priced.program.ops[number].work

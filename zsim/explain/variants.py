@@ -5,7 +5,7 @@ from __future__ import annotations
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
-from zsim.plan.ops import Collective, OffloadWork, PointToPoint
+from zsim.plan.ops import Collective, PointToPoint
 from zsim.plan.passes.queues import queued_behind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -59,8 +59,7 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     """Simulate the step again: without overlap, with CUDA's default number of hardware queues and, with
     `has_range`, with offloading as fast and as slow as it may be."""
     without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
-    is_offloading = any(isinstance(work, OffloadWork) for work in outcome.plan.works())
-    if not has_range or not is_offloading:
+    if not has_range or not outcome.plan.has_offload:
         return Variants(without, apart)
     note = no_range_note(outcome)
     if note is not None:

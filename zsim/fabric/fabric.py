@@ -32,7 +32,7 @@ from zsim.fabric.communicators import (
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.lumped_links import NO_EXTRA, Extra, Usage, lump
-from zsim.fabric.messages import Pairs
+from zsim.fabric.messages import Pairs, counted
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
@@ -326,9 +326,7 @@ class Fabric:
 
     def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
         """Bytes over every link when every rank of a program calls `works` in all of its groups."""
-        counts: dict[Collective, int] = {}
-        for work in works:
-            counts[work] = counts.get(work, 0) + 1
+        counts = counted(works)
         total = np.zeros(self.topology.num_links)
         for (name, number), communicator in self._communicators.items():
             if self._programs[name, number] != program:

@@ -7,7 +7,8 @@ pair, and pairs have routes, latency, sharing and folding like any other groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -97,6 +98,18 @@ def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collecti
         elif type(op.work) is PointToPoint:
             found += sends(op.work, groups)
     return found
+
+
+def counted(works: Iterable[Collective]) -> dict[Collective, int]:
+    """How often each of `works` is among them, in the order of the first ones. Ops share their works, and a
+    work takes long to hash, so they are counted by identity first."""
+    shared = list(works)
+    by_id = {id(work): work for work in shared}
+    counts: dict[Collective, int] = {}
+    for number, count in Counter(map(id, shared)).items():
+        work = by_id[number]
+        counts[work] = counts.get(work, 0) + count
+    return counts
 
 
 def _sends(program: Program, groups: Mapping[str, Group]) -> Iterator[tuple[str, int]]:

@@ -28,8 +28,7 @@ from zsim.trace.trace import SpanInfo, Trace
 _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are the same instant
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """An interval in which the compute stream did not compute; `info` is the index of the span information
     that it waited for, None where it waited for the host."""
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 
@@ -201,7 +200,7 @@ def with_bubbles(
             cause, info = ("bubble", None) if is_bubble else (wait.cause, wait.info)
             if info is None and cause == "host_bound" and start >= over_seconds:
                 cause = "exposed_communication"
-            waits.append(replace(wait, start_seconds=start, end_seconds=end, cause=cause, info=info))
+            waits.append(wait._replace(start_seconds=start, end_seconds=end, cause=cause, info=info))
             waited.setdefault((wait.phase, cause), []).append(end - start)
     by_phase = {
         phase: {

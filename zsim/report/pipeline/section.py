@@ -174,7 +174,7 @@ def rank_breakdown(trace: Trace, rank: int) -> Breakdown:
         rank,
     )
     waits = tuple(
-        wait if wait.info is None else replace(wait, info=wait.info + first) for wait in found.waits
+        wait if wait.info is None else wait._replace(info=wait.info + first) for wait in found.waits
     )
     return replace(found, waits=waits)
 
