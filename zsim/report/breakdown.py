@@ -99,20 +99,23 @@ def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
     waits: list[Wait] = []
     phase = "forward"
     for row in rows:
-        phase = own.infos[row.info].phase if row.info >= 0 else phase
+        before, began, ended, _, number = row
+        op = own.infos[number] if number >= 0 else None
+        if op is not None:
+            phase = op.phase
         table = by_phase.get(phase)
         if table is None:
             table = by_phase[phase] = dict.fromkeys(BREAKDOWN, 0.0)
-        if row.start > row.gap_start:
+        if began > before:
             for start, end, cause, info in _gap(row, scene):
                 table[cause] += end - start
                 waits.append(Wait(start, end, cause, info, phase))
-        if row.info < 0:
+        if op is None:
             continue
-        meaning = _meaning_on_compute_stream(own.infos[row.info])
-        table[meaning] += row.end - row.start
+        meaning = _meaning_on_compute_stream(op)
+        table[meaning] += ended - began
         if meaning in ("exposed_communication", "offload_stall"):
-            waits.append(Wait(row.start, row.end, meaning, row.info, phase))
+            waits.append(Wait(began, ended, meaning, number, phase))
     seconds = {name: math.fsum(table[name] for table in by_phase.values()) for name in BREAKDOWN}
     return Breakdown(seconds, by_phase, tuple(waits))
 

@@ -73,7 +73,7 @@ class _Tensors:
         if not self.is_split:
             return range(len(self.bytes))
         numbers = [0] * len(self.bytes)
-        order = sorted(range(len(self.bytes)), key=lambda tensor: (self.places[tensor], tensor))
+        order = sorted(range(len(self.bytes)), key=self.places.__getitem__)
         for number, tensor in enumerate(order):
             numbers[tensor] = number
         return numbers
