@@ -89,10 +89,7 @@ class Executor:
         return self._offload
 
     def run(self) -> float:
-        """The time at which every op of every lane has ended.
-
-        Raises StuckError when the clock stops with work left.
-        """
+        """The time at which every op of every lane has ended. Raises StuckError if the clock stops before."""
         self.begin()
         self.env.run()
         return self.end()
