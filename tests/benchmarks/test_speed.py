@@ -123,18 +123,19 @@ def median_timeouts(*runs: Callable[[], Any], rounds: int) -> list[float]:
 
 @pytest.mark.speed
 def test_folding_makes_the_cost_nearly_independent_of_the_gpu_count() -> None:
-    """GPT-3's step, its run without overlap and its report: 1,024 GPUs at 520,000 timeouts, 16,384 at 1.07 to
-    1.15 times that. Of 12,446 ops and 18,704 tensors the plan is a fifth, two runs on the clock another,
-    torch's allocator a fifth, the report a sixth, the prices and the trace a tenth."""
+    """GPT-3's step, its time without overlap and its report: 1,024 GPUs at 430,000 timeouts, 520,000 on a
+    busy machine, 16,384 at 1.07 to 1.15 times that. Of 12,446 ops and 18,704 tensors the plan is a quarter,
+    the run on the clock a seventh, torch's allocator a quarter, the report a sixth, the prices and the trace
+    an eighth."""
     gpt3(128)
     few, many = median_timeouts(lambda: gpt3(128), lambda: gpt3(2048), rounds=7)
     print(f"\n1,024 GPUs: {few:,.0f} raw timeouts; 16,384: {many:,.0f}, {many / few:.2f} times as many")
-    assert few < 650_000
+    assert few < 580_000
     assert many < 1.2 * few
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("gpus", "limit"), [(64, 1_200_000), (512, 650_000), (4096, 750_000)])
+@pytest.mark.parametrize(("gpus", "limit"), [(64, 1_050_000), (512, 580_000), (4096, 640_000)])
 def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
     """64 run twice, because torch's allocator runs short there."""
     gpt3(gpus // 8)
