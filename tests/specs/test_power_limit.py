@@ -108,3 +108,8 @@ def test_a_cluster_of_several_types_is_told_where_its_limits_are() -> None:
     one = {"extends": "h100-sxm-80gb", "power_limit": "500 W"}
     cluster = load_cluster({"extends": "dgx-h100", "nodes": [{"gpu": one}, {"gpu": "h100-sxm-80gb"}]})
     assert [node.name for node in cluster.nodes] == ["h100-sxm-80gb at 500 W", "h100-sxm-80gb"]
+
+
+def test_a_limit_without_a_unit_is_said_of_the_gpu_not_of_its_file() -> None:
+    with pytest.raises(InputError, match=r"^gpu: power_limit: '500' has no unit; expected one of W, kW, MW"):
+        load_gpu({"extends": "h100-sxm-80gb", "power_limit": 500})

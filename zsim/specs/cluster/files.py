@@ -130,7 +130,7 @@ def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -
         if isinstance(parent, str) and set(source) == {"extends", "power_limit"}:  # keeps its name
             path = _find(parent, gpu_preset_path)
             data = {**_read_with_parents(path, gpu_preset_path, read), "power_limit": source["power_limit"]}
-            return with_power_limit(validated(data, path.name, Gpu))
+            return with_power_limit(validated(data, "gpu", Gpu))  # the file has been read before
         return with_power_limit(
             validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
         )
