@@ -21,11 +21,11 @@ def moved(kind: str, size: int, ranks: int) -> float:
     return (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks * size
 
 
-def bytes_per_layer(asked: Question) -> float:
+def bytes_per_layer(asked: Question, **changes: Any) -> float:
     """Of the first layer, forward and backward."""
     return sum(
         moved(op.work.kind, op.work.bytes, asked["tp"])
-        for op in plan_for(asked).program_on(0).ops
+        for op in plan_for(asked, **changes).program_on(0).ops
         if isinstance(op.work, Collective)
         and op.work.group == "tensor"
         and op.module.startswith("model.layers.0.")
@@ -40,6 +40,18 @@ def test_a_layer_moves_eight_activations(ranks: int, is_sequence: bool) -> None:
     shape = {"hidden": WIDTH, "heads": 4, "kv_heads": 4, "head": 16, "ffn": 96, "vocab": 128}
     asked = question(tp=ranks, sequence_parallel=is_sequence, shape=shape)
     assert bytes_per_layer(asked) == 8 * (ranks - 1) / ranks * X
+
+
+@pytest.mark.parametrize(
+    ("is_sequence", "compiles", "moved"), [(True, False, 14), (True, True, 11), (False, True, 14)]
+)
+def test_products_that_gather_each(is_sequence: bool, compiles: bool, moved: int) -> None:
+    """q, k, v, gate and up gather their input and scatter its gradient each, o and down once each way: 7 + 7
+    of q X, of which compiled graphs leave out three that gather the same again (torch 2.13, CommDebugMode and
+    AOTAutograd's graphs); without sequence parallelism 5 + 2 all-reduces of 2 q X."""
+    shape = {"hidden": WIDTH, "heads": 4, "kv_heads": 4, "head": 16, "ffn": 96, "vocab": 128}
+    asked = question(tp=2, sequence_parallel=is_sequence, shape=shape, gather_per_product=True)
+    assert bytes_per_layer(asked, compile=compiles) == moved * X / 2
 
 
 @pytest.mark.parametrize(("policy", "more"), [("full", 3), ("selective-op", 2)])

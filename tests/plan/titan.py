@@ -31,6 +31,7 @@ def question(**changes: Any) -> Question:
         "pp": 1, "dp_replicate": 1, "fsdp": 2, "tp": 2, "shape": SHAPE, "layers_per_stage": [2],
         "schedule": "1f1b", "micro_batches": 1, "length": 32, "sequence_parallel": True,
         "checkpointing": "none", "reshards": None, "ranks": [0], "async_tensor": False,
+        "gather_per_product": False,
         "is_real": False, "file": "",
     }  # fmt: skip
     return base | changes
@@ -80,6 +81,7 @@ def parallelism_of(asked: Question) -> Parallelism:
         tensor=asked["tp"],
         sequence_parallel=asked["sequence_parallel"],
         async_tensor=asked["async_tensor"],
+        gather_per_product=asked["gather_per_product"],
         pipeline=asked["pp"],
         **pipeline,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective
 from zsim.specs.experiment.job import Job
@@ -182,6 +182,24 @@ def test_logits_may_be_gathered(tmp_path: Path) -> None:
     data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1}
     data |= {"strategy": {"kind": "megatron"}, "parallelism": {"tensor": 2, "loss_parallel": False}}
     with pytest.raises(InputError, match="which torchtitan alone has"):
+        resolve(experiment_from(data, {}, origin="test"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "message"),
+    [
+        ({"kind": "megatron"}, {}, "which torch's DTensors alone have"),
+        ({"kind": "fsdp2"}, {"tensor": 1}, "expected false, or strategy 'fsdp2' with tensor above 1"),
+        ({"kind": "fsdp2"}, {"async_tensor": True}, "found true with async_tensor"),
+    ],
+)
+def test_a_gather_per_product_is_plain_dtensors(
+    strategy: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    parallelism = {"tensor": 2, "gather_per_product": True, **changes}
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1, "strategy": strategy}
+    data |= {"parallelism": parallelism, "training": {"compile": True}}
+    with pytest.raises((InputError, NotSimulatedError), match=message):
         resolve(experiment_from(data, {}, origin="test"))
 
 

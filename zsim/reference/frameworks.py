@@ -21,6 +21,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "parallelism.tensor": _MODEL_PARALLEL,
     "parallelism.sequence_parallel": _MODEL_PARALLEL,
     "parallelism.async_tensor": ("fsdp2", "megatron"),
+    "parallelism.gather_per_product": ("fsdp2",),
     "parallelism.pipeline": _PIPELINES,
     "parallelism.schedule": _PIPELINES,
     "parallelism.virtual_stages": ("ddp", "fsdp2", "megatron"),

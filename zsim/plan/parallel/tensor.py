@@ -11,8 +11,8 @@ megatron: column products gather their input again and reduce its gradient benea
 loss is computed on a part of the vocabulary (Megatron-Core 0.16.1 core/tensor_parallel/layers.py,
 cross_entropy.py). Before Megatron-LM 3.0 (commit 16c90445 of September 2021), and in BigScience's
 Megatron-DeepSpeed, the gradient was reduced in line, behind both products (mpu/layers.py, mappings.py).
-torch: torchtitan's DTensors gather once for all columns and keep what they gathered;
-nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py)
+torch: torchtitan's DTensors gather once for all columns (`gather_per_product`: for each) and keep what they
+gathered; nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 tensor/parallel/loss.py)
 unless `async_tensor`, with which compiled blocks gather in pieces beneath the first column, scatter pieces
 beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
 columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py).
@@ -59,9 +59,8 @@ from zsim.specs.model.spec import (
 from zsim.specs.strategy.parallelism import Parallelism
 
 TENSOR = "tensor"
-_SCATTERED_PIECES = (
-    4  # of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py
-)
+# Of a pipelined reduce-scatter: `num_splits` of Transformer Engine 2.17 pytorch/module/base.py.
+_SCATTERED_PIECES = 4
 
 
 def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
@@ -184,8 +183,7 @@ class _Cutter:
         return found
 
     def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
-        """A product cut along its outputs, behind what brings its input together; columns behind the first
-        of a pair read the same input."""
+        """A product cut along its outputs, behind what brings its input together, once for a pair."""
         shares, width = self.ranks, work.in_features
         local = replace(work, out_features=work.out_features // shares)
         cut = replace(
@@ -210,15 +208,15 @@ class _Cutter:
             return [gather, product]
         if self.parallelism.style == "autotp":
             return [self._exchange(module.name, None, "all_reduce", width), cut]
-        if not is_first or module.shares_input:
+        repeats = not is_first or module.shares_input
+        if repeats and not self.parallelism.gather_per_product:
             return [cut]
         if pieces is not None:
             reduction = self._exchange(module.name, None, "reduce_scatter", width)
             return [reduction, replace(cut, work=replace(local, in_pieces=pieces))]
         if self.is_split:
-            reads = self._exchange(
-                module.name, "all_gather", "reduce_scatter", width, follows_precision=reads_fp8
-            )
+            kinds: tuple[ExchangeKind, ExchangeKind] = ("all_gather", "reduce_scatter")
+            reads = self._exchange(module.name, *kinds, width, follows_precision=reads_fp8, repeats=repeats)
             return [reads, cut]
         return [self._exchange(module.name, None, "all_reduce", width), cut]
 
@@ -372,10 +370,11 @@ class _Cutter:
         width: int,
         *,
         follows_precision: bool = False,
+        repeats: bool = False,
     ) -> Module:
         kind = forward or backward
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
-        return Module(f"{name} {kind}", work)
+        return Module(f"{name} {kind}", replace(work, repeats=repeats))
 
 
 def is_adapter_part(module: Module) -> bool:

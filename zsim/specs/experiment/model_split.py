@@ -16,6 +16,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
     for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
     checkpoints of which it recomputes a block once per parameter."""
     _check_loss(parallelism)
+    _check_gathers(parallelism)
     _check_halves(model, parallelism)
     _check_async(training, parallelism)
     if parallelism.style == "torch":
@@ -63,6 +64,21 @@ def _check_loss(parallelism: Parallelism) -> None:
         raise InputError(
             "parallelism.loss_parallel: found false, which torchtitan alone has, for tensor ranks; expected "
             "true, or strategy 'fsdp2' with tensor above 1"
+        )
+
+
+def _check_gathers(parallelism: Parallelism) -> None:
+    if not parallelism.gather_per_product:
+        return
+    if parallelism.style != "torch" or parallelism.tensor == 1:
+        raise InputError(
+            "parallelism.gather_per_product: found true, which torch's DTensors alone have, for tensor "
+            "ranks; expected false, or strategy 'fsdp2' with tensor above 1"
+        )
+    if parallelism.async_tensor:
+        raise NotSimulatedError(
+            "parallelism.gather_per_product: found true with async_tensor, which zsim simulates with one "
+            "gathering for all products of an input; expected false"
         )
 
 

@@ -184,7 +184,8 @@ class Exchange:
     fp8 training, and gets it gathered quantised where the recipe does so. `dtype`: of its elements, "" for
     the activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
     all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
-    `returns`) over the mean; () if all receive as much."""
+    `returns`) over the mean; () if all receive as much. `repeats`: an earlier product has gathered the same
+    input, and compiled graphs do so once (torch's `fx_graph_cse`)."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -197,6 +198,7 @@ class Exchange:
     numel: int = 0
     loads: tuple[float, ...] = ()
     returns: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class Parallelism:
     sequence_parallel: bool = False
     async_tensor: bool = False
     overlap_tensor_reduce: bool = True
+    gather_per_product: bool = False
     loss_parallel: bool = True
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
@@ -176,6 +177,7 @@ def resolve_parallelism(
         tensor=table.tensor,
         sequence_parallel=_sequence_parallel(table, style),
         async_tensor=table.async_tensor,
+        gather_per_product=table.gather_per_product,
         loss_parallel=table.loss_parallel,
         pipeline=table.pipeline,
         passes=table.passes,

@@ -38,6 +38,11 @@ class ParallelismTable(BaseModel):
     overlap_tensor_reduce: StrictBool | None = Field(
         default=None, description="sum inputs' gradients beneath weights' products; left out: by the release"
     )
+    gather_per_product: StrictBool = Field(
+        default=False,
+        description="products that read one input reduce its gradient, and unless compiled gather it, each "
+        "by itself, as torch's `ColwiseParallel` alone does",
+    )
     loss_parallel: StrictBool = Field(default=True, description="the loss sees a part of the vocabulary each")
     pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
     schedule: ScheduleName | None = Field(
