@@ -27,6 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "parallelism": {"tensor": 2, "sequence_parallel": True, "async_tensor": True},
         "training": {"compile": True},
     },
+    "parallelism.gather_per_product": {"parallelism": {"tensor": 2, "gather_per_product": True}},
     "parallelism.pipeline": {"parallelism": {"pipeline": 2}},
     "parallelism.schedule": {"parallelism": {"pipeline": 2, "schedule": "1f1b"}},
     "parallelism.virtual_stages": {"parallelism": {"pipeline": 2, "virtual_stages": 2}},

@@ -290,6 +290,7 @@ def test_only_degrees_above_one_are_written() -> None:
     ("table", "why"),
     [
         ({"tensor": 8, "sequence_parallel": False}, "always has sequence parallelism"),
+        ({"tensor": 8, "gather_per_product": True}, "of one input gather it together"),
         ({"tensor": 8, "order": "tp-cp-pp-dp"}, "its mesh has one order"),
     ],
 )

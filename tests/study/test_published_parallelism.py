@@ -101,7 +101,7 @@ def parallelism(row: RowExperiment) -> dict[str, Any]:
         ("torchtitan-2025-06-asynctp", TITAN, {"strategy": "FSDP2 8 x TP 8 (vanilla TP)", "tp": "8"}, "fsdp2",
          {"tensor": 8}),
         ("kempnerforge-h200", TITAN, {"strategy": "FSDP2 16 x TP 4", "tp": "4", "software": "KempnerForge"},
-         "fsdp2", {"tensor": 4}),
+         "fsdp2", {"tensor": 4, "gather_per_product": True, "loss_parallel": False}),
         ("torchtitan-2024-12", TITAN, {"strategy": "FSDP2 2 x CP 2 x TP 4 x PP 4 1F1B + AsyncTP", "tp": "4",
          "pp": "4", "cp": "2", "micro_batch": "8"}, "fsdp2",
          {"tensor": 4, "async_tensor": True, "pipeline": 4, "context": 2, "passes": 1}),

@@ -23,6 +23,8 @@ def why_not_degrees(job: Job) -> str | None:
         return f"it replicates batches: {strategy.replicate} replicas do not divide {job.data_parallel_size}"
     if parallelism.tensor > 1 and not parallelism.sequence_parallel:
         return "its tensor parallelism always has sequence parallelism"
+    if parallelism.gather_per_product:
+        return "its products of one input gather it together"
     if parallelism.order != Parallelism().order:
         return "its mesh has one order, tp-cp-dp-pp"
     if parallelism.pipeline == 1 and parallelism.passes > 1:
