@@ -15,30 +15,30 @@ from zsim import garbage_collection
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
-# Command name -> its module in zsim.commands (and its function, where that is called otherwise), in the
-# order of the help.
+# Command name -> its module in zsim.commands (and its function, where that is called otherwise), and its line
+# in the help, in that order.
 _COMMANDS = {
-    "calibrate": "calibrate",
-    "compare": "compare",
-    "check": "check",
-    "import": "import_file",
-    "export": "export",
-    "replay": "replay",
-    "tune": "tune",
-    "sweep": "sweep",
-    "scaling": "scaling",
-    "sensitivity": "sensitivity",
-    "needs": "needs",
-    "memory": "memory",
-    "ui": "ui",
-    "goodput": "goodput",
-    "trust": "run:trust",
-    "run": "run",
-    "plan": "plan",
-    "presets": "presets",
-    "topology": "topology",
-    "explain": "reference:explain",
-    "schema": "reference:schema",
+    "run": ("run", "Simulate one training step: memory, time, and why."),
+    "memory": ("memory", "Who holds a GPU's memory, and when."),
+    "trust": ("run:trust", "Should I believe this? The validated runs nearest to a job."),
+    "tune": ("tune", "Find the fastest configuration that fits, and what to change."),
+    "sweep": ("sweep", "Simulate an experiment at every point of a study."),
+    "scaling": ("scaling", "How far from linear on more GPUs, and what holds it back."),
+    "sensitivity": ("sensitivity", "What every number of the hardware is worth."),
+    "needs": ("needs", "How much of what would hide the offloading."),
+    "goodput": ("goodput", "Simulate a whole run: days and money to the last token."),
+    "topology": ("topology", "Draw, write, time and compare clusters."),
+    "ui": ("ui", "Open a local page: turn settings, see what they do."),
+    "plan": ("plan", "Print a rank's ops, bytes and streams, without simulation."),
+    "compare": ("compare", "Two traces: the same calls, times and bytes?"),
+    "replay": ("replay", "Run a recorded step again, on other hardware too."),
+    "calibrate": ("calibrate", "Fit a cluster's numbers to measurements."),
+    "check": ("check", "Is everything still predicted as it was measured?"),
+    "import": ("import_file", "Read other programs' training files."),
+    "export": ("export", "Write other programs' training files."),
+    "presets": ("presets", "The models and clusters that ship with zsim."),
+    "explain": ("reference:explain", "What a key of a file means."),
+    "schema": ("reference:schema", "JSON Schema of a file, for editors."),
 }
 
 
@@ -62,14 +62,17 @@ class _Commands(TyperGroup):
 
 def _command(name: str) -> Any:
     """The command, or the group of commands, that its module defines."""
-    place, _, function = _COMMANDS[name].partition(":")
+    where, line = _COMMANDS[name]
+    place, _, function = where.partition(":")
     module = importlib.import_module(f"zsim.commands.{place}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is not None:
-        return typer.main.get_group(group)
+        several = typer.main.get_group(group)
+        several.short_help = line
+        return several
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
-    alone.command(name=name, context_settings=settings)(getattr(module, function or place))
+    alone.command(name=name, short_help=line, context_settings=settings)(getattr(module, function or place))
     return typer.main.get_command(alone)
 
 
@@ -77,7 +80,6 @@ app = typer.Typer(
     name="zsim",
     cls=_Commands,
     help="Simulate a training step of a real model on a real cluster: will it fit, how fast, and why.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

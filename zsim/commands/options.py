@@ -19,12 +19,26 @@ if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
 
 
+def offered(what: str) -> Callable[[str], list[str]]:
+    """The function that lists what the shell offers behind a half-typed value, `what` of
+    `zsim.reference.completion`."""
+
+    def found(incomplete: str) -> list[str]:
+        from zsim.reference import completion
+
+        values: list[str] = getattr(completion, what)(incomplete)
+        return values
+
+    return found
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
         help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
+        autocompletion=offered("key_values"),
     ),
 ]
 Jobs = Annotated[
@@ -49,10 +63,14 @@ class ExperimentOptions:
         str | None,
         typer.Option(
             help="Model preset, path to a Hugging Face config.json, or package.module:function: a function "
-            "of yours that returns (torch module, inputs), which is imported and called."
+            "of yours that returns (torch module, inputs), which is imported and called.",
+            autocompletion=offered("models"),
         ),
     ] = None
-    cluster: Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Cluster preset, or path to a topology TOML.", autocompletion=offered("clusters")),
+    ] = None
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
     set_: Set = None

@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import answer, json_option
+from zsim.commands.options import answer, json_option, offered
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="A model: its details.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A model: its details.", show_default=False, autocompletion=offered("models")),
+    ] = None,
     json_: Annotated[Path | None, json_option("the presets")] = None,
 ) -> None:
     """The models and clusters that ship with zsim, and what is validated of them."""

@@ -10,12 +10,15 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import answer, as_json, json_option
+from zsim.commands.options import answer, as_json, json_option, offered
 
 
 def explain(
     key: Annotated[
-        str | None, typer.Argument(help="A key, a table, or a kind of file; none: the tables.")
+        str | None,
+        typer.Argument(
+            help="A key, a table, or a kind of file; none: the tables.", autocompletion=offered("keys")
+        ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="A whole file's reference as Markdown.")

@@ -32,8 +32,8 @@ def advised(report: Report, experiment: Experiment) -> Report:
 
 
 def advice(experiment: Experiment) -> tuple[int | None, Remedy | None]:
-    """Of an experiment that does not fit: the least number of GPUs on which it does, and the fewest switches
-    with which it does."""
+    """The least number of GPUs on which an experiment fits that does not, and the fewest switches with which
+    it does."""
     from zsim.study.search import least_gpus
     from zsim.study.tune.remedy import remedy_of
 

@@ -99,8 +99,8 @@ def without(pins: Sequence[Asked], number: int) -> list[Asked]:
 
 
 def mend(app: Any, form: Form) -> None:
-    """Of a job that does not fit, changes with which it does are looked for beside the page; a click on one
-    turns its settings."""
+    """Changes with which a job fits that does not are looked for beside the page; a click on one turns its
+    settings."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
     worker = Worker("what would fit")

@@ -30,7 +30,7 @@ class Worker:
     lock: Lock = field(default_factory=Lock)
 
     def result(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """What `work` returns or raises there; NotSimulatedError where the process dies again."""
+        """Return or raise what `work` does there; NotSimulatedError where the process dies again."""
         for _ in range(_TRIES):
             try:
                 return self._begun(work, *arguments, **named).result()

@@ -1,0 +1,47 @@
+"""Completions of half-typed words for a shell: presets, and keys with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def models(incomplete: str) -> list[str]:
+    """Model presets."""
+    from zsim.specs.presets import model_preset_names
+
+    return _that_begin(model_preset_names(), incomplete)
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Cluster presets."""
+    from zsim.specs.presets import topology_preset_names
+
+    return _that_begin(topology_preset_names(), incomplete)
+
+
+def keys(incomplete: str) -> list[str]:
+    """Keys of every file."""
+    from zsim.reference import FILES, keys_of
+
+    return _that_begin(dict.fromkeys(key.path for file in FILES for key in keys_of(file)), incomplete)
+
+
+def key_values(incomplete: str) -> list[str]:
+    """KEY=VALUE of `--set`: the keys of an experiment and, below `cluster.`, of its topology; behind the
+    "=" of a key its allowed values."""
+    from zsim.reference import keys_of
+
+    found = {key.path: key for key in keys_of("experiment")}
+    found |= {f"cluster.{key.path}": key for key in keys_of("topology")}
+    name, equals, _ = incomplete.partition("=")
+    if not equals:
+        return _that_begin((f"{path}=" for path in found), incomplete)
+    key = found.get(name)
+    values: tuple[str, ...] = ()
+    if key is not None and key.type in ("one of", "true or false"):
+        values = key.allowed or ("true", "false")
+    return _that_begin((f"{name}={value.strip(chr(34))}" for value in values), incomplete)
+
+
+def _that_begin(names: Iterable[str], start: str) -> list[str]:
+    return [name for name in names if name.startswith(start)]
