@@ -318,7 +318,8 @@ def _fits_megatron(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 
 def _masked(work: Attention, num_bytes: int) -> int:
     """Bytes that Megatron's fused softmax reads of `num_bytes` per score: under a causal mask up to the
-    diagonal, while it writes all (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h of Megatron-LM 3)."""
+    diagonal, while it writes all (megatron/fused_kernels/scaled_upper_triang_masked_softmax.h of
+    Megatron-LM 3)."""
     return num_bytes // 2 if work.is_causal else num_bytes
 
 
