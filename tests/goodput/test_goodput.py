@@ -75,6 +75,21 @@ def test_money_counts_spares_and_the_first_start(whole: Any) -> None:
     assert found["cost"]["money"] == pytest.approx(2 * hours)
 
 
+def test_a_phase_on_fewer_nodes_costs_less() -> None:
+    """Half of the tokens on 8 nodes, half on 4, with 2 spares: hours of 80 and of 48 GPUs. A step's failures
+    are those of its nodes."""
+    phases = [{"tokens": "50B"}, {"tokens": "50B", "nodes": 4}]
+    run = simulate_run(experiment(phases=phases, failures={"preset": "opt-175b"}), compares=False)
+    times = [[ledger.phases[number].elapsed for ledger in run.runs.ledgers] for number in (0, 1)]
+    first, second = (sum(seconds) / len(seconds) / 3600 for seconds in times)
+    hours = 80 * (first + 240 / 3600) + 48 * second
+    assert run.bill.gpu_hours == pytest.approx(hours)
+    assert run.bill.money == pytest.approx(2 * hours)
+    joules = [phase.result.report.energy.joules * phase.gpus * phase.steps for phase in run.prepared.phases]
+    assert run.bill.megawatt_hours * 3.6e9 > sum(joules)
+    assert [phase.failure_share for phase in run.runs.scenario.phases] == [1.0, 0.5]
+
+
 def test_no_failures_and_free_saves_take_the_steps_time() -> None:
     free = {**STATED, "blocking": "0 s", "durable": "0 s"}
     run = simulate_run(

@@ -283,6 +283,26 @@ def test_phases_follow_each_other_with_a_start_between() -> None:
     ledger = TrainingRun(Scenario((first, second)), 1).train()
     assert ledger.elapsed == pytest.approx(100 + 2 + 9 + 30 + 1)
     assert ledger.steps == 110
+    assert [phase.elapsed for phase in ledger.phases] == pytest.approx([102, 40])
+    assert [phase.worked for phase in ledger.phases] == pytest.approx([100, 30])
+
+
+def test_a_phase_on_fewer_nodes_has_fewer_failures_and_loses_less_on_them() -> None:
+    """Two phases of 100,000 steps of 1 s, one on 8 and one on 2 nodes, a failure every 1,000 s of 8 nodes:
+    100 and 25 failures but for their overhead, which 40 runs know within 2. A restart of 20 s costs a fourth
+    as many node-seconds on 2 nodes."""
+    free = Saves(1, save(0.0))
+    large = Phase(100_000, 1.0, 8, free, startup_seconds=20.0)
+    small = replace(large, nodes=2, failure_share=0.25)
+    failures = Failures(1 / 1_000, SOFTWARE)
+    both = [TrainingRun(Scenario((large, small), failures), seed).train() for seed in range(40)]
+    alone = [TrainingRun(Scenario((large,), failures), seed).train() for seed in range(40)]
+    counts = [fmean(ledger.num_failures for ledger in ledgers) for ledgers in (both, alone)]
+    assert counts[1] == pytest.approx(102, abs=5)
+    assert counts[0] - counts[1] == pytest.approx(25.1, abs=4)
+    lost = [fmean(ledger.by_cause["software"] for ledger in ledgers) for ledgers in (both, alone)]
+    restart = lost[1] / counts[1]
+    assert lost[0] - lost[1] == pytest.approx((counts[0] - counts[1]) * restart / 4, rel=0.2)
 
 
 def test_the_horizon_ends_a_run_in_whatever_it_does() -> None:

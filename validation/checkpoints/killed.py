@@ -1,4 +1,5 @@
-"""Training that loses a rank in the middle of a save or of a step, and goes on from the last whole save."""
+"""Training that loses a rank in the middle of a save or of a step, and goes on from the last whole save when
+it is started again: two rounds of `validation.launch`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hashlib
 import os
 import signal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -21,13 +22,21 @@ from validation.checkpoints.ranks import states_of, train_step, trained
 from validation.record.run import shape_of
 
 MODEL = "even"
+_KILLED = "killed"  # a file of the folder, once a rank was
 
 
 class Killing(NamedTuple):
-    """Rank 1 ends at step `step`: in the middle of its "save", or of the "step" itself."""
+    """Rank 1 ends at step `step`, once: in the middle of its "save", or of the "step" itself."""
 
     where: str
     step: int
+
+
+def kill_itself(folder: Path) -> NoReturn:
+    """End this process as if its node were gone, and leave word of it for the next round."""
+    (folder / _KILLED).touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("ended")
 
 
 def last_whole(root: Path) -> int:
@@ -47,15 +56,18 @@ def train(
     from, and a digest of this rank's parameters and states at the end."""
     case = next(case for case in saved_cases() if case.name == "fsdp2-dcp")
     folder, begun = Path(root), last_whole(Path(root))
+    if (folder / _KILLED).exists():
+        killing = None
     trainer = _restored(rank, world_size, case, folder, begun)
     for number in range(begun, steps):
         done = number + 1
         if killing == Killing("step", done) and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_itself(folder)
         train_step(trainer, rank, world_size, number, shape_of(MODEL).vocab_size)
         if done % every == 0:
             is_killed = killing == Killing("save", done) and rank == 1
-            writer = (KilledWriter if is_killed else FileSystemWriter)(folder / f"step-{done}")
+            place = folder / f"step-{done}"
+            writer = KilledWriter(place, folder) if is_killed else FileSystemWriter(place)
             save(states_of(trainer), storage_writer=writer)
     digest = _digest(states_of(trainer))
     trainer.close()
@@ -63,13 +75,16 @@ def train(
 
 
 class KilledWriter(FileSystemWriter):
-    """A writer whose process ends when it has written half of its items."""
+    """A writer whose process ends when it has written half of its items. `root`: of all checkpoints."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        super().__init__(path)
+        self.root = root
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         half = SavePlan(plan.items[: len(plan.items) // 2], plan.storage_data, plan.planner_data)
         super().write_data(half, planner)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("ended")
+        kill_itself(self.root)
 
 
 def _restored(rank: int, world_size: int, case: SavedCase, folder: Path, begun: int) -> Any:

@@ -23,9 +23,19 @@ class Span:
 
 
 @dataclass(slots=True)
+class PhaseTime:
+    """Seconds of a phase on the clock; `worked`: of its steps, also of those that were run again, as long as
+    they ideally take."""
+
+    elapsed: float
+    worked: float
+
+
+@dataclass(slots=True)
 class RunLedger:
-    """Seconds of one run by bin, and lost seconds by cause of failure. `useful`: of steps that were kept, as
-    long as they ideally take. `spans`: the timeline, if it is kept."""
+    """Seconds of one run by bin, and lost seconds by cause of failure, on as many nodes as the first phase
+    has. `useful`: of steps that were kept, as long as they ideally take. `phases`: those that have ended.
+    `node_share`: nodes of the phase under way, over the first one's. `spans`: the timeline, if it is kept."""
 
     useful: float = 0.0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BINS, 0.0))
@@ -37,17 +47,26 @@ class RunLedger:
     steps: float = 0.0
     elapsed: float = 0.0
     is_finished: bool = False
+    phases: list[PhaseTime] = field(default_factory=list)
+    node_share: float = 1.0
     spans: list[Span] | None = None
 
     def add(self, bin: str, seconds: float, cause: str = "") -> None:
         """Book lost seconds; negative ones take back what turns out to be of another bin."""
         self.seconds[bin] += seconds
         if cause:
-            self.by_cause[cause] = self.by_cause.get(cause, 0.0) + seconds
+            self.by_cause[cause] = self.by_cause.get(cause, 0.0) + seconds * self.node_share
 
     def count(self, cause: str) -> None:
         """Book a failure."""
         self.failures[cause] = self.failures.get(cause, 0) + 1
+
+    def end_phase(self, now: float) -> None:
+        """Book the time of the phase that ends now."""
+        worked = self.useful + self.seconds["recomputation"]
+        before = self.phases
+        elapsed = now - sum(phase.elapsed for phase in before)
+        self.phases.append(PhaseTime(elapsed, worked - sum(phase.worked for phase in before)))
 
     def mark(self, start: float, end: float, bin: str, cause: str, steps: float) -> None:
         """Add to the timeline."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from zsim.dataclass import dataclass
-from zsim.goodput.ledger import RunLedger
+from zsim.goodput.ledger import PhaseTime, RunLedger
 from zsim.goodput.scenario import Scenario
 from zsim.goodput.training_run import TrainingRun
 
@@ -119,6 +119,12 @@ def whole_runs(ledgers: tuple[RunLedger, ...], parts: int) -> tuple[RunLedger, .
     numbers = ("useful", "num_saves", "num_restarts", "num_scratch", "steps", "elapsed")
     columns = {name: grown(lambda one, name=name: getattr(one, name)) for name in numbers}  # type: ignore[misc]
     seconds, causes = tables(lambda one: one.seconds), tables(lambda one: one.by_cause)
+    phases = range(max(len(ledger.phases) for ledger in ledgers))
+    times = [
+        [grown(lambda one, n=n, of=of: getattr(one.phases[n], of) if n < len(one.phases) else 0.0)  # type: ignore[misc]
+         for of in ("elapsed", "worked")]
+        for n in phases
+    ]  # fmt: skip
     failures = tables(lambda one: {name: float(count) for name, count in one.failures.items()})
     return tuple(
         RunLedger(
@@ -132,6 +138,7 @@ def whole_runs(ledgers: tuple[RunLedger, ...], parts: int) -> tuple[RunLedger, .
             steps=columns["steps"][number],
             elapsed=columns["elapsed"][number],
             is_finished=ledger.is_finished,
+            phases=[PhaseTime(elapsed[number], worked[number]) for elapsed, worked in times],
         )
         for number, ledger in enumerate(ledgers)
     )

@@ -84,7 +84,12 @@ class PreparedRun:
 
     @cached_property
     def failures(self) -> Failures:
-        return failures_of(self.table.failures, self.first.result.job, self.first.nodes)
+        """Of the largest phase."""
+        largest = max(self.phases, key=lambda phase: phase.nodes)
+        return self._failures_of(largest)
+
+    def _failures_of(self, phase: SimulatedPhase) -> Failures:
+        return failures_of(self.table.failures, phase.result.job, phase.nodes)
 
     @cached_property
     def startup(self) -> Startup | None:
@@ -164,6 +169,7 @@ class PreparedRun:
     def _phase(self, number: int, work_seconds: float, mode: CheckpointMode) -> Phase:
         simulated, recovery = self.phases[number], self.table.recovery
         stays = 0.0 if self.startup is None else self.startup.communicators_seconds
+        rate, highest = self._failures_of(simulated).per_second, self.failures.per_second
         return Phase(
             simulated.steps,
             simulated.step_seconds,
@@ -174,6 +180,7 @@ class PreparedRun:
             step_sigma=simulated.sigma,
             slowdown_by_nodes=self._slowdowns(number) if recovery.policy == "shrink" else {},
             replicas=self._replicas(simulated) if recovery.policy == "per-step" else 1,
+            failure_share=rate / highest if highest else 1.0,
         )
 
     def _saves(self, number: int, work_seconds: float, mode: CheckpointMode) -> Saves:

@@ -36,6 +36,7 @@ class RunProgress:
         if number:
             self.before += self.phase.steps
         self.phase = self.scenario.phases[number]
+        self.ledger.node_share = self.phase.nodes / self.scenario.phases[0].nodes
         self.steps, self.remote, self.local = 0.0, 0, 0
         self.intervals, self.since = 0, 0.0
         self.pending.clear()
@@ -217,6 +218,7 @@ class RunProgress:
         """Steps after which the state went bad; None if a rollback has undone it since."""
         return self.corruptions.pop(number, None)
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """The end of the run."""
         self.ledger.steps = self.steps_done
+        self.ledger.end_phase(now)

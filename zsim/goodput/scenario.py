@@ -33,7 +33,8 @@ class Phase:
     """A part of the run. `steps` of `step_seconds` on all `nodes`; `step_sigma`: relative standard deviation
     of one step. `slowdown_by_nodes`: on fewer nodes, seconds that make up for one full step, over
     `step_seconds`. `startup_seconds`: until training goes on, without loading; `in_process_seconds`: where
-    processes stay. `replicas`: that can go on without one another (per-step)."""
+    processes stay. `replicas`: that can go on without one another (per-step). `failure_share`: of the rate
+    of failures, which is that of the largest phase."""
 
     steps: int
     step_seconds: float
@@ -44,6 +45,7 @@ class Phase:
     step_sigma: float = 0.0
     slowdown_by_nodes: Mapping[int, float] = field(default_factory=dict)
     replicas: int = 1
+    failure_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`per_second`: of all nodes at the first day's rate. `ageing`: (seconds, factor of the rate from then
-    on). Intervals in seconds; rates of 0 for what does not happen."""
+    """`per_second`: of all nodes of the largest phase at the first day's rate. `ageing`: (seconds, factor of
+    the rate from then on). Intervals in seconds; rates of 0 for what does not happen."""
 
     per_second: float = 0.0
     causes: tuple[Cause, ...] = (Cause("failure", 1.0),)
@@ -119,6 +121,11 @@ class Scenario:
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    @property
+    def failures_per_second(self) -> float:
+        """Of the first phase's nodes."""
+        return self.failures.per_second * self.phases[0].failure_share
 
     @property
     def ideal_seconds(self) -> float:

@@ -89,7 +89,7 @@ def _seeds(failures: float) -> int:
 def starting_interval(scenario: Scenario, cost: Checkpoint) -> float:
     """The closed form's best interval: all that a save adds to the steps counts as its cost."""
     whole = scenario.phases[0].steps * scenario.phases[0].step_seconds
-    rate = scenario.failures.per_second
+    rate = scenario.failures_per_second
     added = cost.blocking_seconds + cost.slowdown_seconds
     if not rate:
         return whole

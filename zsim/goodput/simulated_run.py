@@ -155,26 +155,36 @@ class SimulatedRun:
 
     @cached_property
     def bill(self) -> RunBill:
-        """money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t: seconds
-        of the run with its first start-up, spares' GPUs among all; n: steps that were run, also those run
-        again, of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
-        experiment, first = self.prepared.experiment, self.prepared.first
-        cost, job, report = experiment.cost, first.result.job, first.result.report
-        seconds = self.runs.mean_of(lambda ledger: ledger.elapsed) + self.prepared.startup_seconds
-        nodes = first.nodes + self.runs.scenario.recovery.spares
-        gpus = self.gpus * nodes / first.nodes
-        hours = gpus * seconds / _HOUR
+        """By phase, money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t:
+        seconds of the phase, the first one's with the start-up, spares' GPUs among all; n: steps that were
+        run, also those run again, of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
+        cost, spares = self.prepared.experiment.cost, self.runs.scenario.recovery.spares
+        hours, joules = 0.0, 0.0
+        is_known = True
+        for number, phase in enumerate(self.prepared.phases):
+            seconds = self._mean_of_phase(number, "elapsed")
+            seconds += self.prepared.startup_seconds if number == 0 else 0.0
+            nodes = phase.nodes + spares
+            gpus = phase.gpus * nodes / phase.nodes
+            hours += gpus * seconds / _HOUR
+            energy, power = phase.result.report.energy, phase.result.job.cluster.gpu.power
+            if energy is None or power is None:
+                is_known = False
+                continue
+            run = self._mean_of_phase(number, "worked")
+            active = run / phase.step_seconds * energy.joules * phase.gpus
+            idle = power.idle * (gpus * seconds - phase.gpus * run)
+            joules += active + idle + (0.0 if cost is None else cost.node_power * nodes * seconds)
         price = None if cost is None else cost.gpu_hour_price
-        energy, power = report.energy, job.cluster.gpu.power
-        megawatt_hours = None
-        if energy is not None and power is not None:
-            run = self.runs.mean_of(lambda ledger: ledger.useful + ledger.seconds["recomputation"])
-            active = run / first.step_seconds * energy.joules * self.gpus
-            idle = power.idle * (gpus * seconds - self.gpus * run)
-            rest = 0.0 if cost is None else cost.node_power * nodes * seconds
-            megawatt_hours = (1.0 if cost is None else cost.pue) * (active + idle + rest) / _MEGAWATT_HOUR
+        megawatt_hours = (1.0 if cost is None else cost.pue) * joules / _MEGAWATT_HOUR if is_known else None
         currency = "USD" if cost is None else cost.currency
         return RunBill(hours, None if price is None else price * hours, currency, megawatt_hours)
+
+    def _mean_of_phase(self, number: int, of: str) -> float:
+        """Mean of all runs, of which some may not have reached the phase."""
+        return self.runs.mean_of(
+            lambda ledger: getattr(ledger.phases[number], of) if number < len(ledger.phases) else 0.0
+        )
 
     @property
     def sources(self) -> dict[str, Table]:

@@ -190,8 +190,8 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
     money = "" if bill.money is None else f", {format_amount(bill.money)} {bill.currency}"
     energy = "" if bill.megawatt_hours is None else f", {format_energy(bill.megawatt_hours)}"
     yield f"{format_amount(bill.gpu_hours)} GPU-hours with spares{money}{energy}."
-    if runs.scenario.failures.per_second:
-        between = 1 / runs.scenario.failures.per_second
+    if runs.scenario.failures_per_second:
+        between = 1 / runs.scenario.failures_per_second
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
 
 

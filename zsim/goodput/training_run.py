@@ -87,7 +87,7 @@ class TrainingRun:
             self.job_body.close()
         else:
             ledger.is_finished = True
-        self.progress.close()
+        self.progress.close(env.now)
         return ledger
 
     # the job
@@ -99,6 +99,10 @@ class TrainingRun:
     def _all_phases(self) -> Process:
         for number in range(len(self.scenario.phases)):
             self.number = number
+            if number:
+                self.ledger.end_phase(self.env.now)
+                dropped = self.scenario.phases[number - 1].nodes - self.phase.nodes
+                self.missing = max(self.missing - max(dropped, 0), 0)
             self.progress.begin_phase(number)
             if number:
                 yield from self._spend(self._restart_seconds(), "planned")
@@ -326,8 +330,10 @@ class TrainingRun:
             self._strike()
 
     def _strike(self) -> None:
-        """A failure of whatever is there: nodes that are away cannot fail."""
+        """A failure of whatever is there: nodes that are away cannot fail, nor those of larger phases."""
         phase, missing = self.phase, self.missing
+        if phase.failure_share < 1 and self.kinds.random() >= phase.failure_share:
+            return
         if missing and self.kinds.random() * phase.nodes < missing:
             return
         incident = self.draws.incident(phase.nodes)
@@ -379,9 +385,11 @@ class TrainingRun:
         self._restarted()
 
     def _stragglers(self, rate: float) -> Process:
+        most = max(phase.nodes for phase in self.scenario.phases)
         while True:
             yield self.env.timeout(self.slow.expovariate(rate))
-            self.env.process(self._be_slow())
+            if self.phase.nodes == most or self.slow.random() * most < self.phase.nodes:
+                self.env.process(self._be_slow())
 
     def _be_slow(self) -> Process:
         self.num_stragglers += 1
