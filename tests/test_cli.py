@@ -42,6 +42,20 @@ def test_help_names_the_commands() -> None:
         assert f"\n  {command} " in done.stdout
 
 
+def test_a_run_on_the_terminal_imports_nothing_that_it_does_not_need() -> None:
+    """What takes long to import, and what writes pages, JSON Schemas and Parquet."""
+    code = (
+        f"import sys; sys.argv = ['zsim', 'run', *{SMALL}]\n"
+        "from zsim.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = ('numpy.ma', 'numpy.random', 'html', 'jinja2', 'plotly', 'pandas', 'networkx', 'joblib')\n"
+        "print('imported', [name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported []"
+
+
 def test_help_imports_neither_numpy_nor_pandas() -> None:
     """`zsim --help` stays quick because nothing heavy is imported for it."""
     code = (

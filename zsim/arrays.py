@@ -1,4 +1,4 @@
-"""Types of the arrays that zsim counts and measures in, by their elements."""
+"""Types of the arrays that zsim counts and measures in, by their elements; the distinct values of one."""
 
 from __future__ import annotations
 
@@ -8,3 +8,37 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+def distinct(values: Ints) -> list[int]:
+    """The different values, sorted, as `np.unique` has them, which asked for them alone imports numpy.ma."""
+    found: list[int] = np.unique(values, return_index=True)[0].tolist()
+    return found
+
+
+class Hashes:
+    """Pseudo-random numbers that tell things apart: SplitMix64 (Steele, Lea and Flood, Fast splittable
+    pseudorandom number generators, 2014). numpy.random, which would do, takes long to import."""
+
+    def __init__(self, seed: int) -> None:
+        self._used = seed << 32
+
+    def integers(self, count: int) -> Ints:
+        """From -2^62 to 2^62."""
+        return self._next(count).view(np.int64) >> 1
+
+    def fractions(self, count: int) -> Floats:
+        """From 1 to 2."""
+        found: Floats = 1.0 + (self._next(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return found
+
+    def _next(self, count: int) -> npt.NDArray[np.uint64]:
+        numbers = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
+        self._used += count
+        numbers *= np.uint64(0x9E3779B97F4A7C15)
+        numbers ^= numbers >> np.uint64(30)
+        numbers *= np.uint64(0xBF58476D1CE4E5B9)
+        numbers ^= numbers >> np.uint64(27)
+        numbers *= np.uint64(0x94D049BB133111EB)
+        numbers ^= numbers >> np.uint64(31)
+        return numbers

@@ -73,7 +73,24 @@ def _command(name: str) -> Any:
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
     alone.command(name=name, short_help=line, context_settings=settings)(getattr(module, function or place))
-    return typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    for parameter in command.params:
+        _convert_when_given(parameter)
+    return command
+
+
+def _convert_when_given(parameter: Any) -> None:
+    """Convert the parameter's value only if there is one: typer makes a converter by pydantic for each, which
+    leaves None as it is."""
+    process = parameter.process_value
+
+    def processed(context: Any, value: Any) -> Any:
+        if value is not None or parameter.required:
+            return process(context, value)
+        none = () if parameter.multiple or parameter.nargs == -1 else None
+        return none if parameter.callback is None else parameter.callback(context, parameter, none)
+
+    parameter.process_value = processed
 
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats, Hashes, Ints
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.topology.topology import Topology
 
@@ -49,12 +49,12 @@ def lump(
     num_links = topology.num_links
     signature = np.stack([capacities, capacities])
     # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
-    coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages) + 1))
+    coefficients = Hashes(20010).fractions(2 * (len(usages) + 1)).reshape(2, -1)
     signature[:, :num_links] += coefficients[:, :1] * topology.leaves_node()
     for column, (links, weights) in enumerate(usages, 1):
         signature[:, links] += coefficients[:, column : column + 1] * weights
     numbered = _numbered(extras, num_links)
-    coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(numbered)))
+    coefficients = Hashes(20011).fractions(2 * len(numbered)).reshape(2, len(numbered))
     for column, (_extra, _key, indices, weights) in enumerate(numbered):
         signature[:, indices] += coefficients[:, column : column + 1] * weights
     keys = signature.view(np.int64)

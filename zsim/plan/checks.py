@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zsim.arrays import distinct
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
@@ -149,8 +150,8 @@ def _programs_together(plan: Plan, name: str) -> list[tuple[int, ...]]:
 def _peers(plan: Plan, name: str, shift: int) -> list[tuple[int, int]]:
     """The distinct pairs (program of a rank, program of the rank `shift` places further)."""
     programs = plan.program_of[plan.groups[name].members]
-    pairs = np.unique(programs * len(plan.programs) + np.roll(programs, -shift, axis=1))
-    return [divmod(pair, len(plan.programs)) for pair in pairs.tolist()]
+    pairs = distinct(programs * len(plan.programs) + np.roll(programs, -shift, axis=1))
+    return [divmod(pair, len(plan.programs)) for pair in pairs]
 
 
 def _shifts(plan: Plan, calls: Sequence[_Calls], name: str) -> list[int]:

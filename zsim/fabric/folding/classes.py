@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats, Hashes, Ints
 from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Shape, methods
 from zsim.fabric.algorithms.others import link_usage
@@ -104,16 +104,16 @@ def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
     """Colour of every link: equal where capacity, fault delay and the bytes of every colour of groups are
     equal, which one randomly weighted sum of them tells."""
     topology = colourings[0].placed.topology
-    generator = np.random.default_rng(20012)
+    hashes = Hashes(20012)
     capacities = topology.capacities()
-    signature = capacities / capacities.max() * generator.uniform(1.0, 2.0)
+    signature = capacities / capacities.max() * hashes.fractions(1)
     if topology.condition is not None and topology.condition.delays.any():
         delays = topology.condition.delays
-        signature += delays / delays.max() * generator.uniform(1.0, 2.0)
+        signature += delays / delays.max() * hashes.fractions(1)
     for colouring in colourings:
         for kind in colouring.kinds.values():
             for shape in kind.shapes:
-                weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
+                weights = hashes.fractions(int(kind.colours.max()) + 1)[kind.colours]
                 view = _Weighted(colouring.placed.topology, kind.of_slot, weights)
                 for alike in kind.patterns:
                     signature += link_usage(shape, view, alike)
@@ -160,15 +160,15 @@ class _Colouring:
 
     def split_groups(self, links: Ints | None) -> None:
         """Split the groups' colours by the colours of their members, and of the links that they use."""
-        generator = np.random.default_rng(20013)
-        hashes = generator.integers(-(2**62), 2**62, int(self.ranks.max()) + 1)
+        hashes = Hashes(20013)
+        of_colour = hashes.integers(int(self.ranks.max()) + 1)
         for kind in self.kinds.values():
-            mixed = hashes[self.ranks[kind.members]]
+            mixed = of_colour[self.ranks[kind.members]]
             if kind.is_pairs:  # the sender's and the receiver's colours are not interchangeable
                 mixed[:, 1] *= 3
             colours = _both(kind.colours, _numbered(mixed.sum(axis=1)))
             if links is not None:
-                values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
+                values = hashes.fractions(int(links.max()) + 1)[links]
                 for shape in kind.shapes:
                     gathered = _Gathered(self.placed.topology, kind.of_slot, values, len(kind.members))
                     for alike in kind.patterns:
@@ -186,9 +186,9 @@ class _Colouring:
                 own[column] = kind.colours[:, None] + 1
                 colours = _both(colours, own)
         for places in self.neighbourhoods:
-            hashes = np.random.default_rng(20014).integers(-(2**62), 2**62, int(colours.max()) + 1)
+            of_colour = Hashes(20014).integers(int(colours.max()) + 1)
             sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
-            np.add.at(sums, places, hashes[colours])
+            np.add.at(sums, places, of_colour[colours])
             colours = _both(colours, _numbered(sums)[places])
         self.ranks = colours
 

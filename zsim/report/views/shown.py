@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -111,6 +110,8 @@ def html_table(
     headline: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), figures: Sequence[str] = ()
 ) -> str:
     """The rows as HTML without scripts or styles of its own; at most 20 of them."""
+    from html import escape
+
     parts = [f"<p>{escape(headline)}</p>"] if headline else []
     names = list(columns) or list(dict.fromkeys(name for row in rows for name in row))
     if rows:

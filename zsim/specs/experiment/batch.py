@@ -7,6 +7,7 @@ from math import ceil
 
 import numpy as np
 
+from zsim.arrays import distinct
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement
@@ -81,7 +82,7 @@ def micro_batch_sizes_of(
                 f"has {', '.join(dict.fromkeys(names))}"
             )
     sizes = tuple(asked.get(name, other) for name in names)
-    used = np.unique(cluster.type_of_node[list(placement.nodes)]).tolist() if names else []
+    used = distinct(cluster.type_of_node[list(placement.nodes)]) if names else []
     if len({sizes[number] for number in used}) < 2:
         return ()
     if kind not in _UNEVEN:

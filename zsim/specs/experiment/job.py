@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats, Ints, distinct
 from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
@@ -88,7 +88,7 @@ class Job:
     @cached_property
     def types(self) -> tuple[int, ...]:
         """The types of nodes that the job is on."""
-        return tuple(np.unique(self.rank_types).tolist())
+        return tuple(distinct(self.rank_types))
 
     def micro_batch_size_on(self, type_of_node: int) -> int:
         """Sequences in a micro-batch of a rank on a type of nodes."""

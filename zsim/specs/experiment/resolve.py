@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
+from zsim.arrays import distinct
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.capture.settings import captured_length, captured_notes, check_captured
 from zsim.specs.cluster.cluster import Cluster
@@ -232,7 +231,7 @@ def _of_types_in_use(cluster: Cluster, placement: Placement) -> Cluster:
     """The cluster with only those types of nodes that the job is on, as all checks of GPUs see it."""
     if not cluster.nodes:
         return cluster
-    used = [cluster.nodes[kind] for kind in np.unique(cluster.type_of_node[list(placement.nodes)]).tolist()]
+    used = [cluster.nodes[kind] for kind in distinct(cluster.type_of_node[list(placement.nodes)])]
     first = {
         key: getattr(used[0], key) for key in ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
     }

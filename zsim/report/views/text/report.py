@@ -36,7 +36,7 @@ def print_report(
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, emoji=False)
     is_plain = not (console.encoding or "ascii").lower().startswith("utf")
     for part in _parts(report, is_plain):
         console.print(part)
@@ -56,7 +56,7 @@ def report_lines(report: Report) -> Iterator[str]:
     from rich.console import Console
 
     text = io.StringIO()
-    print_report(report, Console(file=text, width=WIDTH, highlight=False, color_system=None))
+    print_report(report, Console(file=text, width=WIDTH, highlight=False, emoji=False, color_system=None))
     yield from (line.rstrip() for line in text.getvalue().rstrip().splitlines())
 
 
