@@ -84,7 +84,7 @@ class PreparedRun:
 
     @cached_property
     def failures(self) -> Failures:
-        """Of the largest phase."""
+        """The failures of the largest phase."""
         largest = max(self.phases, key=lambda phase: phase.nodes)
         return self._failures_of(largest)
 

@@ -31,10 +31,11 @@ class RunProgress:
         self.corruptions: dict[int, float] = {}
         self.num_corruptions = 0
 
-    def begin_phase(self, number: int) -> None:
+    def begin_phase(self, number: int, now: float) -> None:
         """Start with the steps of a phase; those of the one before are done and saved."""
         if number:
             self.before += self.phase.steps
+            self.ledger.end_phase(now)
         self.phase = self.scenario.phases[number]
         self.ledger.node_share = self.phase.nodes / self.scenario.phases[0].nodes
         self.steps, self.remote, self.local = 0.0, 0, 0

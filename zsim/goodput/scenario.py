@@ -124,7 +124,7 @@ class Scenario:
 
     @property
     def failures_per_second(self) -> float:
-        """Of the first phase's nodes."""
+        """The rate of failures of the first phase's nodes."""
         return self.failures.per_second * self.phases[0].failure_share
 
     @property

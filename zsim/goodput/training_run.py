@@ -100,10 +100,9 @@ class TrainingRun:
         for number in range(len(self.scenario.phases)):
             self.number = number
             if number:
-                self.ledger.end_phase(self.env.now)
                 dropped = self.scenario.phases[number - 1].nodes - self.phase.nodes
                 self.missing = max(self.missing - max(dropped, 0), 0)
-            self.progress.begin_phase(number)
+            self.progress.begin_phase(number, self.env.now)
             if number:
                 yield from self._spend(self._restart_seconds(), "planned")
             while not self.progress.is_phase_done:
