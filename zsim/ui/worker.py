@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import field
+from multiprocessing.process import BaseProcess
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
@@ -46,10 +49,19 @@ class Worker:
                 return self.pools[0].submit(work, *arguments, **named)
             except (IndexError, BrokenProcessPool):
                 fresh = multiprocessing.get_context("spawn")
-                self.pools[:] = [ProcessPoolExecutor(1, fresh, _leave_interrupts_to_the_page)]
+                self.pools[:] = [ProcessPoolExecutor(1, fresh, _end_with_the_page)]
                 return self.pools[0].submit(work, *arguments, **named)
 
 
-def _leave_interrupts_to_the_page() -> None:
-    """Ctrl-C reaches this process too, and ends it without a word."""
+def _end_with_the_page() -> None:
+    """Ctrl-C reaches this process too, and ends it without a word; so does the end of the page's server,
+    however it came."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    page = multiprocessing.parent_process()
+    assert page is not None
+    threading.Thread(target=_end_after, args=(page,), daemon=True).start()
+
+
+def _end_after(process: BaseProcess) -> None:
+    process.join()
+    os._exit(0)
