@@ -60,6 +60,23 @@ def test_recomputation_gathers_again(policy: str, more: int) -> None:
     assert bytes_per_layer(question(checkpointing=policy)) == (8 + more) * X / 2
 
 
+@pytest.mark.parametrize(("sequences", "copies"), [(1, 0), (4, 8)])
+def test_of_several_sequences_what_is_gathered_and_scattered_is_copied(sequences: int, copies: int) -> None:
+    """NCCL's order is that of ranks, a DTensor's that of sequences: the four gathers and four scatters of a
+    layer each read and write the whole tensor once more."""
+    ops = plan_for(question(), micro_batch_size=sequences).program_on(0).ops
+    beside = [
+        op.work.kernels[0].hbm_bytes
+        for op in ops
+        if isinstance(op.work, Kernels)
+        and op.module.startswith("model.layers.0.")
+        and op.name.endswith(
+            ("all_gather", "reduce_scatter", "all_gather backward", "reduce_scatter backward")
+        )
+    ]
+    assert beside == [2 * sequences * X] * copies
+
+
 def test_nothing_overlaps_without_compile() -> None:
     """All collectives of the tensor-parallel group are on the compute stream."""
     ops = plan_for(question(), compile=False).program_on(0).ops

@@ -93,12 +93,11 @@ def workloads_of(asked: Question, **changes: Any) -> list[Workload]:
     settings = training(
         precision="bf16",
         sequence_length=asked["length"],
-        micro_batch_size=1,
         gradient_accumulation_steps=asked["micro_batches"],
         activation_checkpointing=asked["checkpointing"],
         gradient_clipping=1.0,
         optimizer="adamw",
-        **changes,
+        **{"micro_batch_size": 1, **changes},
     )
     return make_workloads(stages_of(model_of(asked), parallelism_of(asked)), settings)
 

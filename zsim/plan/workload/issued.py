@@ -15,6 +15,7 @@ from dataclasses import replace
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import copy_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Parts
@@ -84,7 +85,7 @@ def _exchanged(
     if kind == "all_gather" and exchange.follows_precision:
         numel, is_gradient = shape.tokens * exchange.width, exchange.forward != "all_gather"
         whole = gather(numel, exchange.ranks, exchange.group, options, is_gradient=is_gradient)
-        return (*agreement(exchange.group, options), WorkPart(whole))
+        return (*agreement(exchange.group, options), *_with_copy(whole, exchange, shape))
     element, dtype = options.activation_bytes, options.kernel_dtype
     if exchange.dtype:
         element, dtype = DTYPE_BYTES[exchange.dtype], exchange.dtype
@@ -98,7 +99,15 @@ def _exchanged(
                 Collective.all_to_all(_parts(size, exchange.loads, sends_unevenly), dtype, exchange.group)
             ),
         )
-    return (WorkPart(Collective(kind, size, dtype, exchange.group)),)
+    return _with_copy(Collective(kind, size, dtype, exchange.group), exchange, shape)
+
+
+def _with_copy(whole: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:
+    """The collective, in line, behind or before the copy that `exchange` makes of its full tensor."""
+    if not exchange.copies or shape.sequences == 1 or whole.kind not in ("all_gather", "reduce_scatter"):
+        return (WorkPart(whole),)
+    copy = WorkPart(Kernels(copy_kernels(whole.bytes)))
+    return (WorkPart(whole), copy) if whole.kind == "all_gather" else (copy, WorkPart(whole))
 
 
 def _parts(size: int, loads: tuple[float, ...], sends_unevenly: bool) -> Parts:

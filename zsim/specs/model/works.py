@@ -185,7 +185,8 @@ class Exchange:
     the activations'. `numel`: elements of the full tensor, where they are not of tokens. `loads`: of an
     all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
     `returns`) over the mean; () if all receive as much. `repeats`: an earlier product has gathered the same
-    input, and compiled graphs do so once (torch's `fx_graph_cse`)."""
+    input, and compiled graphs do so once (torch's `fx_graph_cse`). `copies`: of several sequences, the full
+    tensor is copied between the order of ranks and that of sequences."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -199,6 +200,7 @@ class Exchange:
     loads: tuple[float, ...] = ()
     returns: bool = False
     repeats: bool = False
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
