@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -286,3 +287,23 @@ def test_neighbours_join_the_nodes_of_any_preset(tmp_path: Path) -> None:
 def test_neighbours_without_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no neighbour has a name; expected the output of lldpctl"):
         links_of(tmp_path / "lldp.txt", "lldp.eth0.via=LLDP\nlldp.eth0.rid=1\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal")
+def test_an_answer_that_is_refused_is_asked_for_again(tmp_path: Path) -> None:
+    """All answers are typed ahead: each wrong one is followed by the one that counts."""
+    import pty
+
+    typed = ["dgx-h10", "dgx-h100", "fat-tre", "fat-tree", "0", "8", "two", "2", "a person"]
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, "".join(f"{answer}\n" for answer in typed).encode())
+    command = [sys.executable, "-m", "zsim", "topology", "new", "mine.toml"]
+    done = subprocess.run(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=tmp_path, check=False
+    )
+    os.close(terminal)
+    os.close(keyboard)
+    assert done.returncode == 0
+    network = tomllib.loads((tmp_path / "mine.toml").read_text())["network"]
+    assert (network["kind"], network["nodes_per_leaf"], network["oversubscription"]) == ("fat-tree", 8, 2.0)
+    assert network["source"] == "a person"

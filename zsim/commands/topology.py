@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -139,7 +140,8 @@ def new(
     source: Annotated[str | None, typer.Option(help="Where these numbers come from.")] = None,
 ) -> None:
     """Write a topology TOML; asks on a terminal for what no option says."""
-    from zsim.specs.formats.topology.new_file import NewTopology
+    from zsim.specs.cluster.files import load_cluster
+    from zsim.specs.formats.topology.new_file import NewTopology, fabric_of, shape_of
 
     if file.exists():
         raise InputError(f"{file}: exists; expected the name of a new file")
@@ -150,28 +152,53 @@ def new(
             "fat-tree)"
         )
     if asks:
-        like = like or typer.prompt("Nodes like (a preset or a TOML)", default="dgx-h100")
-        fabric = fabric or typer.prompt("Fabric", default="fat-tree")
+        like = like or _asked("Nodes like (a preset or a TOML)", "dgx-h100", load_cluster)
+        fabric = fabric or _asked("Fabric", "fat-tree", fabric_of)
         if fabric in ("fat-tree", "rail-optimized"):
-            nodes_per_leaf = nodes_per_leaf or typer.prompt("Nodes per leaf switch", default=16, type=int)
-            oversubscription = oversubscription or typer.prompt(
-                "Oversubscription (2 for 2:1)", default=1.0, type=float
+            nodes_per_leaf = nodes_per_leaf or int(_asked("Nodes per leaf switch", "16", _at_least_one(int)))
+            oversubscription = oversubscription or float(
+                _asked("Oversubscription (2 for 2:1)", "1", _at_least_one(float))
             )
         if fabric == "torus":
-            shape = shape or typer.prompt("Nodes along each dimension", default="4x4")
+            shape = shape or _asked("Nodes along each dimension", "4x4", shape_of)
         if source is None:
             source = typer.prompt("Where these numbers come from", default="", show_default=False) or None
     assert like is not None
     assert fabric is not None
-    if shape is not None and not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){1,2}", shape):
-        raise InputError(f"--shape: found '{shape}', expected nodes along two or three dimensions, as 4x4")
     asked = NewTopology(
         file.stem, like, fabric, nodes_per_leaf, oversubscription, cards, card_bandwidth, source,
-        None if shape is None else tuple(int(size) for size in shape.split("x")),
+        None if shape is None else shape_of(shape),
     )  # fmt: skip
     write_whole(file, asked.text())
     print(f"written: {file}")
     print(f"look at it: zsim topology show {file} --nodes 8")
+
+
+def _at_least_one(number: type[int] | type[float]) -> Callable[[str], None]:
+    def check(text: str) -> None:
+        try:
+            is_one = 1 <= number(text) < inf
+        except ValueError:
+            is_one = False
+        if not is_one:
+            kind = "a whole number" if number is int else "a number"
+            raise InputError(f"found '{text}', expected {kind} of 1 or more")
+
+    return check
+
+
+def _asked(question: str, default: str, check: Callable[[str], object]) -> str:
+    """The answer to a question, asked again until `check` raises no InputError."""
+
+    def taken(text: str) -> str:
+        try:
+            check(text)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from None
+        return text
+
+    answered: str = typer.prompt(question, default=default, value_proc=taken)
+    return answered
 
 
 @app.command("import")

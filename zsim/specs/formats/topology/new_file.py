@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml
@@ -19,6 +21,22 @@ _COMMENTS = {
     "shape": "nodes along each dimension",
     "per_node": "network cards of a node",
 }
+
+
+def fabric_of(text: str) -> str:
+    """The kind of fabric; raises InputError for a name that is none."""
+    if text not in KEYS:
+        raise InputError(
+            f"--fabric: found '{text}'{did_you_mean(text, KEYS)}; expected one of {', '.join(KEYS)}"
+        )
+    return text
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Nodes along each dimension of a torus, from "4x4"; raises InputError for another form."""
+    if not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){1,2}", text):
+        raise InputError(f"--shape: found '{text}', expected nodes along two or three dimensions, as 4x4")
+    return tuple(int(size) for size in text.split("x"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +59,7 @@ class NewTopology:
 
         Raises InputError for what a topology file refuses.
         """
-        if self.fabric not in KEYS:
-            raise InputError(
-                f"--fabric: found '{self.fabric}'{did_you_mean(self.fabric, KEYS)}; expected one of "
-                f"{', '.join(KEYS)}"
-            )
+        fabric_of(self.fabric)
         origin = {
             "source": self.source or "not stated; written by zsim topology new",
             "evidence": "data sheet" if self.source else "assumed",
