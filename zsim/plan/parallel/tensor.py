@@ -16,9 +16,7 @@ gathered; nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.1
 unless `async_tensor`, with which compiled blocks gather in pieces beneath the first column, scatter pieces
 beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
 columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py).
-NCCL gathers along the first dimension, DTensors along the second, of tokens: with several sequences torch
-copies what it has gathered and what it will scatter (torch 2.13 distributed/_functional_collectives.py,
-`_maybe_view_chunk_cat` and `_chunk_or_narrow_cat`).
+Of several sequences what is gathered or scattered is copied (distributed/_functional_collectives.py).
 nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
 in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
@@ -375,8 +373,7 @@ class _Cutter:
         follows_precision: bool = False,
         repeats: bool = False,
     ) -> Module:
-        kind = forward or backward
-        copies = self.parallelism.style == "torch"
+        kind, copies = forward or backward, self.parallelism.style == "torch"
         work = Exchange(forward, backward, width, self.ranks, follows_precision=follows_precision)
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
 
