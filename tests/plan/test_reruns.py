@@ -77,7 +77,7 @@ def test_a_dropped_output_is_made_again_where_it_is_read(module: str) -> None:
 def test_latent_attention_has_a_norm_of_its_own_that_is_made_again() -> None:
     """Its input is not normalised by a product, as other attention's is: two norms a layer, read by the first
     projection and by the shared experts."""
-    latent = {
+    latent: dict[str, Any] = {
         "model_type": "deepseek_v3", "n_routed_experts": 16, "n_shared_experts": 1, "n_group": 1,
         "topk_group": 1, "first_k_dense_replace": 0, "kv_lora_rank": 64, "q_lora_rank": 96,
         "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4,
@@ -99,7 +99,7 @@ def test_a_graph_of_the_router_keeps_the_norm_before_it() -> None:
 def test_what_clamps_keep_is_made_again_with_the_activation() -> None:
     """gpt-oss keeps gate and up before the clamps; the activation's output and both clamped, three widths of
     each row, go."""
-    model = {
+    model: dict[str, Any] = {
         "model_type": "gpt_oss",
         "intermediate_size": WIDTH,
         "num_local_experts": 16,

@@ -210,7 +210,8 @@ def test_any_model_is_counted_as_torch_counts_it_and_runs(make: Callable[[], Mad
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             module(*args, **named)
         assert samples * length * forward_of(model, length) == pytest.approx(counter.get_total_flops())
-    for strategy in ({"kind": "fsdp2"}, {"kind": "ddp"}, ZERO_3):
+    strategies: list[dict[str, Any]] = [{"kind": "fsdp2"}, {"kind": "ddp"}, ZERO_3]
+    for strategy in strategies:
         experiment = zsim.Experiment(
             model=model, cluster="dgx-h100", nodes=1, strategy=strategy, training={"micro_batch_size": 2}
         )

@@ -74,7 +74,7 @@ def _read_batch(found: Arguments, file: TrainingFile) -> None:
         file.note("--rampup-batch-size: the batch after it is simulated")
     clipping = found.number("clip-grad", 1.0)
     (file.says if found.has("clip-grad") else file.assumes)["training.gradient_clipping"] = clipping
-    optimizer = found.text("optimizer", "adam", ("adam", "sgd", "muon", "dist_muon", "lion"))
+    optimizer = found.text("optimizer", "adam", ("adam", "sgd", "muon", "dist_muon", "lion")) or "adam"
     if "muon" in optimizer:
         raise NotSimulatedError(f"{found.where}: --optimizer: zsim does not simulate '{optimizer}' yet")
     has_momentum = found.number("sgd-momentum", 0.9) > 0
