@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zsim import garbage_collection
 from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
@@ -72,6 +73,7 @@ class Answer:
     step: SimulatedStep
 
 
+@garbage_collection.paused()
 def answer(experiment: Experiment) -> Answer:
     """Simulate and explain the experiment. Raises InputError and NotSimulatedError as `zsim.simulate`
     does."""
