@@ -170,8 +170,11 @@ def format_energy(megawatt_hours: float) -> str:
     return f"{format_amount(megawatt_hours * 1e6)} Wh"
 
 
-def format_amount(value: float) -> str:
-    """A number as text: whole from 100 on, of three digits below: 96,735, 9.60, 0.0420."""
+def format_amount(value: float | None) -> str:
+    """A number as text: whole from 100 on, of three digits below: 96,735, 9.60, 0.0420; "-" where there is
+    none."""
+    if value is None:
+        return "-"
     rounded = float(f"{value:.3g}")
     if value == 0 or abs(rounded) >= 100:
         return f"{value:,.0f}"

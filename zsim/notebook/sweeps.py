@@ -199,18 +199,14 @@ def _columns_of(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
     return {
         **tokens,
         **memory,
-        "days": lambda row: _amount(row.get("expected_days")),
+        "days": lambda row: format_amount(row.get("expected_days")),
         "goodput": lambda row: _percent(row.get("goodput_fraction")),
-        "cost" if is_priced else "GPU-hours": lambda row: _amount(row.get(cost)),
+        "cost" if is_priced else "GPU-hours": lambda row: format_amount(row.get(cost)),
     }
 
 
 def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:.1f}%"
-
-
-def _amount(value: float | None) -> str:
-    return "-" if value is None else format_amount(value)
 
 
 def points_figure(found: SweepResult) -> Figure:

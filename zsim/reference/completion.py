@@ -40,7 +40,8 @@ def key_values(incomplete: str) -> list[str]:
     values: tuple[str, ...] = ()
     if key is not None and key.type in ("one of", "true or false"):
         values = key.allowed or ("true", "false")
-    return _that_begin((f"{name}={value.strip(chr(34))}" for value in values), incomplete)
+    words = (value.strip('"') for value in values)
+    return _that_begin((f"{name}={word}" for word in words), incomplete)
 
 
 def _that_begin(names: Iterable[str], start: str) -> list[str]:

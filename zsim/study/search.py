@@ -110,9 +110,15 @@ def least_count(
     found. Loads fall about as a + b / count, and the next count that is asked for is where that comes to 1.
     Counts that are not allowed are passed over, up to 100 in a row."""
 
-    def allowed(start: int, end: int) -> int | None:
-        places = range(start, min(start + _MAX_REFUSED, end))
-        return next((place for place in places if is_allowed(counts[place])), None)
+    def allowed_between(low: int, end: int, *guesses: int) -> int | None:
+        """The first allowed place from a guess on, above `low` and below `end`; of the guesses in turn."""
+        for guess in guesses:
+            start = max(min(guess, end - 1), low + 1)
+            places = range(start, min(start + _MAX_REFUSED, end))
+            found = next((place for place in places if is_allowed(counts[place])), None)
+            if found is not None:
+                return found
+        return None
 
     def where_it_is_one(one: tuple[int, float], other: tuple[int, float]) -> int:
         """The first place at which the law through two (place, load) says at most 1; the last, if none."""
@@ -130,9 +136,7 @@ def least_count(
     while high is None:
         twice = bisect_left(counts, 2 * counts[low[0]])
         guess = twice if before is None else where_it_is_one(before, low)
-        next_one = allowed(max(min(guess, end - 1), low[0] + 1), end)
-        if next_one is None:
-            next_one = allowed(max(min(twice, end - 1), low[0] + 1), end)
+        next_one = allowed_between(low[0], end, guess, twice)
         if next_one is None:
             return None
         found = loaded(next_one)
@@ -143,9 +147,7 @@ def least_count(
     halves = False
     while True:
         guess = (low[0] + high[0]) // 2 if halves else where_it_is_one(low, high)
-        middle = allowed(max(min(guess, high[0] - 1), low[0] + 1), high[0])
-        if middle is None:
-            middle = allowed(low[0] + 1, high[0])
+        middle = allowed_between(low[0], high[0], guess, low[0] + 1)
         if middle is None:
             return counts[high[0]]
         found = loaded(middle)

@@ -11,11 +11,14 @@ Megatron-DeepSpeed's sequence parallelism does not sum the gradients of its norm
 
 from __future__ import annotations
 
+from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.cpu_checkpointing import CheckpointsInHostMemory
+from zsim.plan.frameworks.deepspeed.muon import step_of_matrices
 from zsim.plan.hooks import Hooks
 from zsim.plan.parts.host_side import HostSide
+from zsim.plan.parts.optimizer import UPDATE, update
 from zsim.plan.parts.shared_gradients import sum_tied_gradient
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
@@ -63,3 +66,19 @@ class DeepSpeedEngine(Hooks):
     def sum_tied_gradient(self, dtype: str) -> None:
         """`_exec_reduce_tied_grads`, of gradients in `dtype`."""
         sum_tied_gradient(self.stage, dtype)
+
+    def step_partition(self, numel: int, name: str = UPDATE, *, is_of_matrices: bool) -> None:
+        """The optimizer's step of a flat partition of masters: of Muon's matrices its own."""
+        config = self.config
+        if is_of_matrices:
+            step_of_matrices(self.builder, config, numel, name)
+            return
+        update(
+            self.builder,
+            self.training,
+            [Updated((numel,))],
+            gradient_dtype=config.master_weights_dtype,
+            state_dtype=config.optimizer_states_dtype,
+            low_precision_copy=config.precision != "fp32",
+            name=name,
+        )

@@ -19,7 +19,6 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
-from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 Shape = tuple[int, ...]
@@ -52,7 +51,7 @@ def orthogonalise_partition(
         builder.kernels(f"orthogonalise {name}", matrix_kernels(shapes[name], dtype, method))
 
 
-def step_partition(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, name: str = UPDATE) -> None:
+def step_of_matrices(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, name: str) -> None:
     """`MuonWithAuxAdam.step` of a flat partition, and the cast of its weights."""
     stored = config.master_weights_dtype
     kernels: tuple[Kernel, ...] = step_kernels(numel, stored, stored)

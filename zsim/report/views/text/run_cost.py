@@ -19,11 +19,11 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
     gpu_hours = billion_seconds * report.simulation.world_size / 3600
     tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
     yield "days", _shown(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
-    yield "GPU-hours", _amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
+    yield "GPU-hours", format_amount(cost.gpu_hours), f"{gpu_hours:,.1f}", "", ""
     if cost.gpu_hour_price is not None:
         yield (
             cost.currency,
-            _amount(cost.money),
+            format_amount(cost.money),
             _shown(cost.money_per_billion_tokens, "{:,.2f}"),
             _shown(cost.money_per_parameter, "{:.3g}"),
             f"{cost.gpu_hour_price:g} per GPU-hour",
@@ -32,7 +32,7 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
         servers = f"+ {cost.node_power_watts:,.0f} W/node" if cost.node_power_watts else "GPUs alone"
         yield (
             "MWh",
-            _amount(cost.megawatt_hours),
+            format_amount(cost.megawatt_hours),
             _shown(cost.megawatt_hours_per_billion_tokens, "{:,.3g}"),
             "",
             f"{servers}, PUE {cost.pue:g}",
@@ -42,7 +42,3 @@ def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _amount(value: float | None) -> str:
-    return "-" if value is None else format_amount(value)

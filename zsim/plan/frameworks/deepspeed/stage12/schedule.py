@@ -11,19 +11,18 @@ from dataclasses import replace
 from functools import cached_property
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
-from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
-from zsim.plan.frameworks.deepspeed.muon import orthogonalise_partition, step_partition, whole_momentum
+from zsim.plan.frameworks.deepspeed.muon import orthogonalise_partition, whole_momentum
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup, FlatGroups
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
 from zsim.plan.ops import Category, Memory
-from zsim.plan.parts.optimizer import frozen_bytes, partition_states, update
+from zsim.plan.parts.optimizer import frozen_bytes, partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter
@@ -330,17 +329,7 @@ class Zero12Schedule(DeepSpeedEngine):
             builder.kernels("cast gradients", kernels)
             self._free_own_gradients()
         for one, shard in zip(self._groups, shards, strict=True):
-            if one.is_of_matrices:
-                step_partition(builder, config, shard)
-                continue
-            update(
-                builder,
-                self.training,
-                [Updated((shard,))],
-                gradient_dtype=config.master_weights_dtype,
-                state_dtype=config.optimizer_states_dtype,
-                low_precision_copy=config.precision != "fp32",
-            )
+            self.step_partition(shard, is_of_matrices=one.is_of_matrices)
         if cast:
             builder.free("buffers", cast)
         else:

@@ -15,14 +15,9 @@ from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
 from zsim.cost.memory.adapters import quantisation_bytes
-from zsim.cost.optimizers.tensors import Updated
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.muon import (
-    momentum_dtype,
-    orthogonalise_sub_group,
-    step_partition,
-)
+from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, orthogonalise_sub_group
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.plan.frameworks.deepspeed.stage3.early import EarlyGatherer
@@ -35,7 +30,7 @@ from zsim.plan.frameworks.deepspeed.zeropp.gather import (
     SecondaryShards,
 )
 from zsim.plan.ops import CollectiveKind, Memory
-from zsim.plan.parts.optimizer import partition_states, update
+from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear
@@ -279,18 +274,7 @@ class Zero3Schedule(Zero3Gradients):
                 kernels = cast_kernels(numel, config.grad_accum_dtype, config.master_weights_dtype)
                 builder.kernels(f"cast gradients of sub-group {number}", kernels)
             name = f"optimizer step of sub-group {number}"
-            if number < self.num_muons:
-                step_partition(builder, config, numel, name)
-            else:
-                update(
-                    builder,
-                    self.training,
-                    [Updated((numel,))],
-                    gradient_dtype=config.master_weights_dtype,
-                    state_dtype=config.optimizer_states_dtype,
-                    low_precision_copy=config.precision != "fp32",
-                    name=name,
-                )
+            self.step_partition(numel, name, is_of_matrices=number < self.num_muons)
             builder.free("buffers", cast)
             self.store.put_from_gpu(number)
 
