@@ -124,6 +124,14 @@ def test_a_setting_turned_changes_words_figures_and_the_curve(page: Any) -> None
 
 
 @in_browser
+def test_a_number_counts_at_enter_and_a_moment_after_the_last_key(page: Any) -> None:
+    page.fill("#field-training-micro_batch_size", "3")
+    page.wait_for_selector(".tile .small:has-text('1,536 tokens per GPU')")
+    set_number(page, "training-micro_batch_size", "")
+    page.wait_for_selector(".tile .small:has-text('512 tokens per GPU')")
+
+
+@in_browser
 def test_an_impossible_setting_is_zsims_own_sentence_and_the_last_answer_stays(page: Any) -> None:
     set_number(page, "training-sequence_length", 8192)
     page.wait_for_selector("#error:has-text('found 8192')")

@@ -21,7 +21,6 @@ _GROUPS = {
     "Model and cluster": "", "Training": "training", "Strategy": "strategy", "A whole run": "run",
 }  # fmt: skip
 _TICK_MILLISECONDS = 200
-_PAUSE = 0.6  # seconds after the last key press until a number counts
 _LIST_PIXELS = 360
 MAX_UPLOAD = 200_000  # bytes; a config.json has a few thousand, and what is given stands in the address
 _MANY = 12  # choices from which on a field has a search box
@@ -133,7 +132,7 @@ def _row(field: Field, form: Form) -> Any:
     name, shown = field_id(field.key), form.initial[field.key]
     box: Any
     if field.choices is None:
-        box = dcc.Input(id=name, type="number", step="any", debounce=_PAUSE, value=shown, placeholder="")
+        box = dcc.Input(id=name, type="number", step="any", debounce=True, value=shown, placeholder="")
     else:
         names = list(field.choices)
         box = dcc.Dropdown(

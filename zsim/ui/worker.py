@@ -18,6 +18,7 @@ from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError
 
 _TRIES = 2
+_LEAST_URGENT = 19
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,13 +50,15 @@ class Worker:
                 return self.pools[0].submit(work, *arguments, **named)
             except (IndexError, BrokenProcessPool):
                 fresh = multiprocessing.get_context("spawn")
-                self.pools[:] = [ProcessPoolExecutor(1, fresh, _end_with_the_page)]
+                self.pools[:] = [ProcessPoolExecutor(1, fresh, _beside_the_page)]
                 return self.pools[0].submit(work, *arguments, **named)
 
 
-def _end_with_the_page() -> None:
-    """Ctrl-C reaches this process too, and ends it without a word; so does the end of the page's server,
-    however it came."""
+def _beside_the_page() -> None:
+    """Take only the processor time that the page and its browser leave. Ctrl-C reaches this process too, and
+    ends it without a word; so does the end of the page's server, however it came."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_LEAST_URGENT)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     page = multiprocessing.parent_process()
     assert page is not None

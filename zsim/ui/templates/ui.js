@@ -59,6 +59,14 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, remember, frame } });
 
+  // Dash takes a number at Enter, and when its field is left; who stops typing need do neither.
+  const typed = 400; // milliseconds after the last key press
+  let typing;
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches("#settings input[type=number]")) return;
+    clearTimeout(typing);
+    typing = setTimeout(() => event.target.dispatchEvent(new FocusEvent("focusout", { bubbles: true })), typed);
+  });
   document.addEventListener("click", async (event) => {
     if (event.target.id === "skip") {
       event.preventDefault();
