@@ -34,7 +34,7 @@ class _Nothing:
         return lambda *args, **kwargs: self
 
 
-class _Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
@@ -107,7 +107,7 @@ def main() -> None:
                 spent[0] += second - first
                 spent[1] += time.process_time() - second
             seconds.append((spent[0] / _EACH, spent[1] / _EACH))
-        with _Operators() as both:
+        with Operators() as both:
             made = forward()
             count = both.count
             made.sum().backward()

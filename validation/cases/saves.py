@@ -104,7 +104,8 @@ def _rates(
         staging_seconds=f"{rates['staging_seconds']} s",
         own_load_plan_seconds_per_item=f"{median(one['load'] / one['items'] for one in own_plans)} s",
         state_dict_seconds=f"{rates['state_dict_seconds']} s",
-        interpreter_share=0.5,
+        planning_wait="0 s",  # what blocks is compared, and no step beside
+        archiving_wait="0 s",
         copy_bandwidth=f"{rates['copy_bytes_per_second']} B/s",
         planning=_planning(plans),
         planning_uncollected=_planning(plans),  # the recorded runs look for cycles

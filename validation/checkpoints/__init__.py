@@ -10,4 +10,8 @@ file's bytes, and the bytes of the tensors in it, read from the archives that to
 
 writes `clock.json`: how long saves and loads take here, and the rates of this machine that they follow from,
 measured without torch's checkpoints.
+
+    python -m validation.checkpoints.quiet --out traces/checkpoints
+
+writes "quiet" of it: the rates of zsim's preset, with nothing beside them.
 """

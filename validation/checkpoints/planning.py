@@ -50,8 +50,9 @@ PLANS = ((16, 300), (64, 300), (256, 300), (64, 1200))  # ranks, items of each
 _ROWS, _COLUMNS = 128, 512  # of a rank's part
 
 
-def plans() -> list[dict[str, Any]]:
-    """The seconds of all of `PLANS`, with the search for cycles and without."""
+def plans(core_factor: Callable[[], float] = lambda: 1.0) -> list[dict[str, Any]]:
+    """The seconds of all of `PLANS`, with the search for cycles and without, over what `core_factor` says
+    just before."""
     found = []
     for collects in (True, False):
         with _collection(collects):
@@ -59,7 +60,12 @@ def plans() -> list[dict[str, Any]]:
                 entry: dict[str, Any] = {"ranks": ranks, "items": items, "collects": collects}
                 for part in (save_seconds, commit_seconds, load_seconds):
                     gc.collect()
-                    entry |= part(ranks, items)
+                    factor = core_factor()
+                    seconds = part(ranks, items)
+                    entry |= {
+                        key: value if key.endswith("_bytes") else value / factor
+                        for key, value in seconds.items()
+                    }
                 found.append(entry)
     return found
 

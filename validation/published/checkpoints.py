@@ -147,19 +147,9 @@ def _figure(value: float, one: PredictedRow) -> str:
     return f"{value:.3g} s" if one.is_time else f"{value / 1e9:,.1f} GB"
 
 
-_CAUSES = {
-    "rs-0318": "0.25 s of it is the copy through the driver's buffer (6 GB/s assumed), the rest what torch's "
-    "getters and stager take of the host for 1,176 tensors and values, at the rate of a processor that is "
-    "slower than an H100's host",
-    "rs-0319": "zsim slows a host that works for more of the step than the part of the interpreter that a "
-    "writer leaves it (a half), and this step's host works for 4 % of it: it launches ahead, and catches up; "
-    "what else a thread costs is not in its model",
-}
-
-
 def _misses(found: list[PredictedRow]) -> list[str]:
     missed = [one.row["row_id"] for one in found if not one.is_met]
-    return [f"- {number}: {_CAUSES.get(number, 'not explained')}." for number in missed] or ["None."]
+    return [f"- {number}: not explained." for number in missed] or ["None."]
 
 
 def main(words: list[str]) -> int:

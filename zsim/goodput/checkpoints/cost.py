@@ -12,11 +12,14 @@ network gets the bytes before the file is closed. A rate stated per writer is of
 other.
 
 # [Note: two threads, one interpreter]
-A writer thread and the thread that launches kernels take turns of 5 ms (CPython `sys.setswitchinterval`), so
-each gets `interpreter_share` of the interpreter while the other wants it. A host that works for a part h of
-the step and gets a share s slows it by h / s if that is above 1; planning on rank 0, for which all wait in
-their next collective, and making archives are the writer's part. A process of its own has an interpreter of
-its own.
+torch lets go of CPython's interpreter in every operator. A thread that computes in Python, as the planner
+does on rank 0, takes it then and keeps it for a turn (`sys.getswitchinterval()`, 5 ms), and the thread that
+launches kernels waits after each few of them: with L launches and waits of w each (`planning_wait`,
+`archiving_wait`) a step takes its host L w longer. Until the planner is done a GPU that has nothing queued,
+as after staging, does T / (H + L w) steps where it would do one, T being the step's time and H its host's.
+Archives and the commit come while the GPU has what was queued before; a commit of c seconds at any time of a
+step outlasts that by c^2 / 2T, or c - T/2 if it takes more than a step. A process of its own has an
+interpreter of its own.
 
 # [Note: DeepSpeed's decoupled writer]
 Its process writes what the engine hands it, and the engine waits for the commit before the next update
@@ -112,7 +115,7 @@ def cost_of(
     """The cost of `saved`. Raises InputError as `checkpoint_of`."""
     if table.mode == "none":
         return Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
-    machine = SavingMachine(job, rates or saving_rates())
+    machine = SavingMachine(job, rates or saving_rates().on_core(job.cluster.host.overhead_factor))
     phases = phases_of(machine, saved, table, storage)
     held = _staging_bytes(machine, saved, table)
     if held:
@@ -281,10 +284,27 @@ def _beside_the_step(
         blocking, plan = blocking + phases.plan + commit_seconds(saved, machine, table), 0.0
     slowdown = _card_slowdown(machine, saved, table, phases, step)
     if table.writer == "thread" and table.mode == "async":
-        share = machine.rates.interpreter_share
-        pace = max(1.0, step.host_fraction / share)  # [Note: two threads, one interpreter]
-        slowdown += (plan + phases.archive) / share * (1 - 1 / pace)
+        slowdown += _interpreter_slowdown(machine, saved, table, plan, step)
     return blocking, slowdown
+
+
+def _interpreter_slowdown(
+    machine: SavingMachine, saved: Saved, table: CheckpointTable, plan: float, step: StepBeside
+) -> float:
+    """[Note: two threads, one interpreter]; `plan`: seconds of it beside the step."""
+    rates = machine.rates
+    archive = _archive_seconds(saved, rates, table.threads)
+    is_beside = saved.format != "megatron"  # which commits in the training process
+    commit = commit_seconds(saved, machine, table) if is_beside else 0.0
+    exposed = commit - step.seconds / 2 if commit > step.seconds else commit**2 / (2 * step.seconds)
+    lost = (plan + exposed) * _lost_fraction(step, rates.planning_wait)
+    return lost + archive * _lost_fraction(step, rates.archiving_wait)
+
+
+def _lost_fraction(step: StepBeside, wait: float) -> float:
+    """Of the time in which every launch waits so long."""
+    host = step.host_fraction + step.launches * wait / step.seconds
+    return max(0.0, 1 - 1 / host) if host else 0.0
 
 
 def _card_slowdown(

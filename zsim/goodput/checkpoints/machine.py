@@ -25,12 +25,13 @@ _NOTHING, _LEAST_LEFT = 0.01, 0.1  # fractions of a card's rate
 class StepBeside:
     """The step that saving goes on beside. `copying_seconds`: of it, in which staged states do not change,
     forward and backward; `host_fraction`: in which its host works; `host_bytes`: of a node's memory that is
-    in use. `simulator`: that knows its plan, if any does."""
+    in use; `launches`: of kernels, by the host. `simulator`: that knows its plan, if any does."""
 
     seconds: float
     copying_seconds: float
     host_fraction: float
     host_bytes: int
+    launches: int = 0
     simulator: Simulator | None = None
 
 
@@ -44,7 +45,10 @@ def step_beside(result: Result, simulator: Simulator | None = None) -> StepBesid
     busy = (float(np.ptp(issued)) - blocked) / trace.step_seconds if len(issued) else 1.0
     host = report.peaks["host"].total if "host" in report.peaks else 0
     update = report.breakdown.seconds.get("optimizer", 0.0)
-    return StepBeside(seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host, simulator)
+    launches = sum(op.launches for op in result.plan.program_on(report.rank).ops)
+    return StepBeside(
+        seconds, max(0.0, seconds - update), min(1.0, max(0.0, busy)), host, launches, simulator
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from zsim.resources import PRESETS
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.cluster.table import Fraction, Table
+from zsim.specs.cluster.table import Table
 from zsim.units import BytesPerSecond, Duration
 
 _FILE = "checkpoints.toml"
@@ -29,6 +29,10 @@ class PlanningRates(BaseModel):
     load_item: Duration
     metadata_item: Duration
 
+    def on_core(self, factor: float) -> PlanningRates:
+        """The rates of a core that is `factor` times as slow."""
+        return self.model_copy(update={name: factor * seconds for name, seconds in self})
+
 
 class SavingRates(Table):
     """Rates of one thread that saves or loads. `archive_bandwidth`, `unarchive_bandwidth`: of torch.save and
@@ -37,9 +41,10 @@ class SavingRates(Table):
     `state_dict_seconds`: of a parameter and its states, until they are found; `staging_seconds`: of a tensor
     that is staged, beside its bytes; `own_load_plan_seconds_per_item`: of an
     item of a rank, to plan its load and to look it up.
-    `interpreter_share`: of the interpreter, for a thread that another one competes with. `copy_bandwidth`:
-    of host memory into new pages, on ranks that are processors. `planning_uncollected`: where Python does
-    not look for cycles of objects."""
+    `planning_wait`, `archiving_wait`: of a thread that launches kernels, per launch, for the interpreter
+    while another thread of the process plans, or makes archives. `copy_bandwidth`: of host memory into new
+    pages, on ranks that are processors. `planning_uncollected`: where Python does not look for cycles of
+    objects."""
 
     archive_bandwidth: BytesPerSecond
     unarchive_bandwidth: BytesPerSecond
@@ -49,10 +54,25 @@ class SavingRates(Table):
     state_dict_seconds: Duration
     staging_seconds: Duration
     own_load_plan_seconds_per_item: Duration
-    interpreter_share: Fraction
+    planning_wait: Duration
+    archiving_wait: Duration
     copy_bandwidth: BytesPerSecond
     planning: PlanningRates
     planning_uncollected: PlanningRates
+
+    def on_core(self, factor: float) -> SavingRates:
+        """The rates of a core that is `factor` times as slow; waits for turns are no work."""
+        slower = {name: getattr(self, name) / factor for name in _CORE_BANDWIDTHS}
+        slower |= {name: getattr(self, name) * factor for name in _CORE_SECONDS}
+        plans = {name: getattr(self, name).on_core(factor) for name in ("planning", "planning_uncollected")}
+        return self.model_copy(update=slower | plans)
+
+
+_CORE_BANDWIDTHS = ("archive_bandwidth", "unarchive_bandwidth", "file_bandwidth", "copy_bandwidth")
+_CORE_SECONDS = (
+    "archive_seconds", "unarchive_seconds", "state_dict_seconds", "staging_seconds",
+    "own_load_plan_seconds_per_item",
+)  # fmt: skip
 
 
 class StartingRates(Table):
@@ -71,6 +91,7 @@ class StartingRates(Table):
 
 
 def saving_rates() -> SavingRates:
+    """Of the reference core, that of `frameworks.toml`."""
     return SavingRates.model_validate(read_toml(PRESETS / _FILE)["saving"])
 
 
