@@ -204,3 +204,28 @@ def test_alike_micro_batches_of_a_pipeline_do_not_make_a_step_too_large() -> Non
     data = row.experiment.model_dump(exclude_unset=True) | {"simulation": {"every_micro_batch": True}}
     with pytest.raises(InputError, match="more than zsim simulates"):
         resolve(Experiment(**data))
+
+
+@pytest.mark.parametrize(
+    ("software", "tensor", "vocab"),
+    [
+        ("Megatron-DeepSpeed (BigScience)", 4, 250368),  # 489 x 512
+        ("Megatron-DeepSpeed (BigScience)", 8, 250880),  # 245 x 1,024
+        ("Megatron-LM", 2, 250112),
+        ("NeMo/Megatron-Core", 8, 250000),  # not said of NeMo: as the table has it
+    ],
+)
+def test_megatron_pads_the_vocabulary_for_every_tensor_rank(software: str, tensor: int, vocab: int) -> None:
+    strategy = "TP+PP+DP (PTD-P), no ZeRO"
+    row = experiment("new-source", GPT, software=software, strategy=strategy, tp=str(tensor), vocab="250000")
+    config = row.experiment.model
+    assert isinstance(config, dict)
+    assert config["vocab_size"] == vocab
+
+
+def test_bigscience_adds_gradients_up_in_fp32_under_its_bf16_optimizer() -> None:
+    cells = {"tp": "4", "pp": "8", "zero_stage": "1", "n_layers": "94", "precision": "bf16"}
+    plain = experiment("bigscience-a100", GPT, strategy="TP4 x PP8 x DP2 + ZeRO-1", **cells)
+    fp32 = experiment("bigscience-a100", GPT, strategy="TP4 x PP8 x DP2 + ZeRO-1 (BF16 optimizer)", **cells)
+    configs = [row.experiment.strategy.model_dump()["config"] or {} for row in (plain, fp32)]
+    assert [one.get("data_types") for one in configs] == [None, {"grad_accum_dtype": "fp32"}]

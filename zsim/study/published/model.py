@@ -93,10 +93,10 @@ def _grouped(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str,
 
 
 def cut_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
-    """The row's model with its vocabulary padded to the row's `vocab_multiple`. Where `width_multiple` is
-    "n_gpus", the width is the nearest multiple of the number of GPUs; the number of layers is adapted to keep
-    the parameters, the number of heads to keep their dimension."""
-    multiple = run.count("vocab_multiple")
+    """The row's model with its vocabulary padded to the row's `vocab_multiple` times its tensor ranks. Where
+    `width_multiple` is "n_gpus", the width is the nearest multiple of the number of GPUs; the number of
+    layers is adapted to keep the parameters, the number of heads to keep their dimension."""
+    multiple = (run.count("vocab_multiple") or 0) * (run.count("tp") or 1)
     if multiple:
         config = {**config, "vocab_size": -(-int(config["vocab_size"]) // multiple) * multiple}
     if run.text("width_multiple") != "n_gpus" or "n_embd" not in config:
