@@ -70,4 +70,5 @@ $(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e ".[dev]"
 	$(PIP) install -e ".[interop]" && $(WARM) || echo "accelerate, DeepSpeed, torchtitan: not all there; tests say what they skip"
+	$(PIP) install --no-compile -e ".[transformers]" || echo "transformers: not there; tests say what they skip"
 	touch $@ $(VENV)/.installed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs torch: pip install zsim[capture]")
-pytest.importorskip("transformers", reason="needs transformers: pip install zsim[models]")
+pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")
 
 import torch
 import transformers

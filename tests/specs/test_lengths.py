@@ -133,6 +133,7 @@ def test_a_histogram_that_is_none_is_refused(tmp_path: Path, text: str, message:
         ({"documents": [5], "pad_to": 8}, "pads nothing; expected batching 'padded'"),
         ({"file": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"law": "lognormale", "median": 6}, "did you mean 'lognormal'"),
+        (2048, "lengths: found 2048, expected a table of documents, file, law, mean, median, "),
     ],
 )
 def test_lengths_that_say_too_little_or_too_much_are_refused(table: Any, message: str) -> None:

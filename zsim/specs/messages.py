@@ -85,7 +85,7 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
     if kind == "value_error":
         return where + message.removeprefix("Value error, ")
     if kind in ("model_type", "dict_type"):
-        message = "expected a table"
+        message = f"expected a table{_of(_keys(model_type, location))}"
     expected = message.replace("Input should be", "expected", 1)
     expected = expected[0].lower() + expected[1:]
     hint = ""
@@ -98,6 +98,11 @@ def _known(key: str, keys: list[str]) -> str:
     """Hint: the nearest key, else all keys if they are few."""
     every = f"; expected one of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
     return did_you_mean(key, keys) or every
+
+
+def _of(keys: list[str]) -> str:
+    """The keys that a table may have, if they are few."""
+    return f" of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
 
 
 def _where(location: tuple[int | str, ...]) -> str:
