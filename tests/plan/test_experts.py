@@ -19,7 +19,7 @@ from zsim.plan.parallel.experts import with_experts
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear
+from zsim.specs.model.experts import ExpertsLibrary, GroupedLinear, Rearrange
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Attention, ModelSpec, Module
 from zsim.specs.strategy.experts import ExpertSplit
@@ -31,7 +31,13 @@ TINY: dict[str, Any] = {
     "vocab_size": 1024, "num_experts": 16, "num_experts_per_tok": 4, "tie_word_embeddings": False,
 }  # fmt: skip
 PRESETS = ("mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3")
-LIBRARIES: tuple[ExpertsLibrary, ...] = ("transformers", "torchtitan", "megatron", "megatron-fused")
+LIBRARIES: tuple[ExpertsLibrary, ...] = (
+    "transformers",
+    "torchtitan",
+    "kempnerforge",
+    "megatron",
+    "megatron-fused",
+)
 SHAPE = BatchShape(2, 512)
 MEGATRON = {"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True}
 
@@ -88,6 +94,21 @@ def test_experts_one_after_the_other_are_a_launch_each() -> None:
     layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
     product = next(module for module in layer if isinstance(module.work, GroupedLinear))
     assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
+
+
+def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
+    """Of 8 experts, two per token, the fullest with 2.5 times the mean: 5 rows per token in every product.
+    A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 + 4 x 8 x 2.5
+    times in backward, and out to experts 7 + 4 x 8 + 2 x 8 x 2.5 times with 3 passes of the tokens and the
+    host waiting for the counts."""
+    layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
+    products = [one for one in layer if isinstance(one.work, GroupedLinear)]
+    assert [one.rows_per_token for one in products] == [5.0, 5.0]
+    first, last = (one for one in layer if isinstance(one.work, Rearrange))
+    assert (first.host_waits, last.host_waits) == (True, False)
+    token = 1024 * 4096 * 2
+    moved = [backward_kernels(one, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
+    assert moved == [token * (3 + 2 * (7 + 32 + 40)), token * 2 * (15 + 16 + 80)]
 
 
 def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:

@@ -44,6 +44,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "parallelism": {**_EXPERTS, "dispatcher": "all-to-all", "capacity_factor": 1.5}
     },
     "parallelism.expert_imbalance": {"parallelism": {**_EXPERTS, "expert_imbalance": 1.5}},
+    "parallelism.expert_padding": {"parallelism": {"expert": 1, "expert_padding": True}},
 }
 KEYS = {key.path: key for key in keys_of("experiment")}
 

@@ -55,6 +55,8 @@ def resolved(strategy: dict[str, Any], parallelism: dict[str, Any], model: str =
             {"expert": 4, "expert_imbalance": "loss-free"},
             "unknown spread 'loss-free'; did you",
         ),
+        (MEGATRON, {"expert_padding": True}, "'megatron', which pads no expert to the fullest; expected"),
+        ({"kind": "fsdp2"}, {"expert_padding": True, "expert_imbalance": 5}, "takes at most 4 times"),
         (MEGATRON, {"expert": 4, "expert_imbalance": "seed:x"}, "expected a whole number behind 'seed:'"),
     ],
 )

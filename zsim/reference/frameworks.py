@@ -36,6 +36,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "parallelism.dispatcher": _MODEL_PARALLEL,
     "parallelism.capacity_factor": ("deepspeed", "megatron"),
     "parallelism.expert_imbalance": _MODEL_PARALLEL,
+    "parallelism.expert_padding": ("ddp", "fsdp1", "fsdp2", "reference"),
 }
 
 

@@ -21,6 +21,11 @@ deepspeed-moe
 (moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of zeros
 stands and a gather into the slots; sort: the slices of each expert copied for both of its first products;
 unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a cast.
+kempnerforge (model/moe.py at 5666d0d1, `grouped_expert_forward_packed`, R rows of E experts, padded to p R):
+a gather, zeros of p R, every expert's rows copied into them; back every expert's copied into zeros of R, a
+product with the scores, zeros and a sum by indices. Backward of a copy into a slice clones the gradient of
+the whole, once per expert, takes the slice of it and leaves zeros there; backward of reading a slice writes
+zeros of the whole, which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R before.
 compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
 """
 
@@ -86,10 +91,22 @@ def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
     """The passes of a rearrangement; sorting the rows of several senders is a copy in each direction."""
     if work.kind == "add":
         return _NONE
+    if work.library == "kempnerforge":
+        return _padded_cost(work)
     if work.kind in ("sort", "unsort"):
         return _COSTS.get((work.library, work.kind), _SORTED)
     is_python = work.library in ("transformers", "torchtitan")
     return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
+
+
+def _padded_cost(work: Rearrange) -> MoveCost:
+    """[Note: rows that move], kempnerforge."""
+    count, padding = work.num_experts, work.padding
+    if work.kind == "permute":
+        back = 7 + 4 * count + 2 * count * padding
+        return MoveCost(Moved(0, 4 + padding, 20 + count), Moved(3, back, 8 + 8 * count))
+    back = 15 + 2 * count + 4 * count * padding
+    return MoveCost(Moved(1, 8, 5 + count), Moved(0, back, 6 + 9 * count), kept_rows=1)
 
 
 # ---- Router ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ rank has experts. DeepSpeed's own layer (moe/sharded_moe.py `MOELayer`): every e
 of its capacity, filled or not, in an all-to-all of equal parts and one back; its experts are modules that
 run one after the other on slices of what arrived, which are copied where they are not contiguous. Without a
 limit the ranks first agree on the capacity, which the host reads.
-transformers: no exchange.
+transformers, kempnerforge: no exchange.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Layer:
         if split.library == "deepspeed-moe":
             return self._slots(rows)
         if split.members == 1 or (split.ranks == 1 and not split.is_megatron):
-            found = self._products(rows)
+            found = self._products(rows * split.padding)
             if split.library == "autoep":
                 found = [self._move("sort", 1.0, seen=rows), *found, self._move("unsort", 1.0, seen=rows)]
             return [
@@ -344,7 +344,10 @@ class _Layer:
         shared: SharedOutput = "none",
         host_waits: bool = False,
     ) -> Module:
-        work = Rearrange(kind, self.work.in_features, rows, self.split.library, shared)
+        split = self.split
+        work = Rearrange(
+            kind, self.work.in_features, rows, split.library, shared, self.work.num_experts, split.padding
+        )
         return Module(
             f"{self.experts.name}.{kind}",
             work,

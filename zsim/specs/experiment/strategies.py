@@ -63,9 +63,11 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
 
 def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTable) -> ExpertSplit:
     """How a strategy runs the model's routed experts, of which `asked` says the degrees; one value for all
-    models without any."""
+    models without any. Raises for what the strategy's code does not do with experts."""
     if not has_experts(model):
         return ExpertSplit()
+    if asked.expert_padding:
+        return _padded(table)
     if isinstance(table, DeepSpeedTable):
         split = deepspeed_experts(table, asked, model)
         if split.is_deepspeed:
@@ -87,6 +89,16 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             "'fsdp2' with wrapping 'torchtitan'"
         )
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")
+
+
+def _padded(table: StrategyTable) -> ExpertSplit:
+    """Experts padded to the fullest (kempnerforge/model/moe.py at 5666d0d1)."""
+    if isinstance(table, DeepSpeedTable | MegatronTable):
+        raise InputError(
+            f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to the "
+            "fullest; expected it left out, or strategy 'fsdp2', 'fsdp1' or 'ddp'"
+        )
+    return ExpertSplit(library="kempnerforge", has_auxiliary_loss=True)
 
 
 def resolve_strategy(

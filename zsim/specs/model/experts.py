@@ -13,7 +13,7 @@ from zsim.dataclass import dataclass
 
 ScoreFunction = Literal["softmax", "sigmoid"]
 ExpertsLibrary = Literal[
-    "transformers", "torchtitan", "megatron", "megatron-fused", "autoep", "deepspeed-moe"
+    "transformers", "torchtitan", "kempnerforge", "megatron", "megatron-fused", "autoep", "deepspeed-moe"
 ]
 """Whose code rearranges rows; "megatron-fused": with `--moe-permute-fusion`; "autoep": DeepSpeed's
 replacement of transformers' layers, "deepspeed-moe": its own layer, `deepspeed.moe.layer.MoE`."""
@@ -83,6 +83,7 @@ class Rearrange:
     permute: every token copied once for each of its experts, in the order of experts. sort, unsort: rows of
     several senders in the order of experts, and back. unpermute: the rows of every token summed up. add: none
     are moved. `shared`: the output of shared experts is added, gated by a number per token, or as it is.
+    `padding`: rows of `num_experts` experts that are all padded to the fullest, over those that are routed.
     """
 
     kind: MoveKind
@@ -90,3 +91,5 @@ class Rearrange:
     rows: float
     library: ExpertsLibrary = "transformers"
     shared: SharedOutput = "none"
+    num_experts: int = 1
+    padding: float = 1.0

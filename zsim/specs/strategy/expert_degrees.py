@@ -28,7 +28,8 @@ _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "torch": ("all-to-all", "deepep"),
     "deepspeed": ("all-to-all", "deepep"),
 }
-_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance")
+_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance", "expert_padding")
+_WITHOUT_RANKS = ("transformers", "kempnerforge")  # whose experts zsim has on every rank alone
 
 
 def resolve_expert_degrees(
@@ -62,6 +63,8 @@ def resolve_expert_degrees(
     _check_capacity(split)
     is_hybrid = split.dispatcher == "hybridep"
     is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
+    if split.library == "kempnerforge":
+        return replace(split, padding=_padding(table, experts, tokens))
     loads = rank_loads(
         table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
     )
@@ -77,10 +80,21 @@ def resolve_expert_degrees(
     )
 
 
+def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
+    """Rows of the fullest expert over the mean: at most those of every token."""
+    asked, most = table.expert_imbalance, experts.num_experts / experts.top_k
+    if isinstance(asked, float) and asked > most:
+        raise InputError(
+            f"parallelism.expert_imbalance: found {asked:g}, but one of {experts.num_experts} experts, of which "
+            f"every token has {experts.top_k}, takes at most {most:g} times the mean"
+        )
+    return fullest_expert(asked, 1, experts.num_experts, experts.top_k, tokens)
+
+
 def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
     for key in _KEYS:
         value = getattr(table, key)
-        if value not in (None, 1):
+        if value not in (None, 1, False):
             raise InputError(
                 f"parallelism.{key}: found {value!r}, but '{model.name}' has no routed experts; expected it "
                 "left out, or a mixture of experts"
@@ -90,7 +104,7 @@ def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
 def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, model: ModelSpec) -> None:
     """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
     name = FRAMEWORK_NAMES[found.style]
-    if found.tensor > 1 and code.library == "transformers":
+    if found.tensor > 1 and code.library in _WITHOUT_RANKS:
         raise NotSimulatedError(
             f"parallelism.tensor: found {found.tensor} with '{model.name}', whose routed experts zsim splits "
             f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
@@ -108,7 +122,7 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
         )
     for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor"):
         value = getattr(table, key)
-        if code.library != "transformers" or value in (None, 1):
+        if code.library not in _WITHOUT_RANKS or value in (None, 1):
             continue
         raise NotSimulatedError(
             f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and "

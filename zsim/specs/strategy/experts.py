@@ -24,7 +24,8 @@ class ExpertSplit:
     None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of a layer's tokens
     which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that merges sends a token
     to each of them once. `overlaps_shared`: shared experts run beside the exchanges. `agrees_on_capacity`:
-    the ranks take the rows of their fullest expert for the capacity, which the host reads.
+    the ranks take the rows of their fullest expert for the capacity, which the host reads. `padding`: rows
+    of the fullest expert over the mean, where every expert is padded to them.
     """
 
     ranks: int = 1
@@ -41,6 +42,7 @@ class ExpertSplit:
     nodes: int = 1
     overlaps_shared: bool = False
     agrees_on_capacity: bool = False
+    padding: float = 1.0
 
     @property
     def members(self) -> int:
@@ -81,7 +83,7 @@ class ExpertSplit:
         """Whether the host reads the rows of each expert before it goes on."""
         if self.pads_to_capacity:
             return self.agrees_on_capacity
-        return self.is_megatron or self.members > 1
+        return self.is_megatron or self.members > 1 or self.library == "kempnerforge"
 
 
 def parts_reached(

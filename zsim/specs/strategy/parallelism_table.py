@@ -94,6 +94,11 @@ class ParallelismTable(BaseModel):
         description="rows of the fullest rank over the mean; a load per rank; the name of a published "
         "spread; or 'seed:N'",
     )
+    expert_padding: bool = Field(
+        default=False,
+        description="every expert's rows are padded to the fullest's, `expert_imbalance` times the mean, as "
+        "KempnerForge's batched products want them (without `expert`)",
+    )
     order: str | None = Field(
         default=None,
         description='axes of the mesh from the fastest on, as in "tp-cp-dp-pp"; left out: that one',
