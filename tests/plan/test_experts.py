@@ -98,9 +98,9 @@ def test_experts_one_after_the_other_are_a_launch_each() -> None:
 
 def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     """Of 8 experts, two per token, the fullest with 2.5 times the mean: 5 rows per token in every product.
-    A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 + 4 x 8 x 2.5
-    times in backward, and out to experts 7 + 4 x 8 + 2 x 8 x 2.5 times with 3 passes of the tokens and the
-    host waiting for the counts."""
+    A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 +
+    4 x 8 x 2.5 times in backward, and out to experts 7 + 4 x 8 + 2 x 8 x 2.5 times with 3 passes of the
+    tokens and the host waiting for the counts."""
     layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
     products = [one for one in layer if isinstance(one.work, GroupedLinear)]
     assert [one.rows_per_token for one in products] == [5.0, 5.0]

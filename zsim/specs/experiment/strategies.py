@@ -95,8 +95,8 @@ def _padded(table: StrategyTable) -> ExpertSplit:
     """Experts padded to the fullest (kempnerforge/model/moe.py at 5666d0d1)."""
     if isinstance(table, DeepSpeedTable | MegatronTable):
         raise InputError(
-            f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to the "
-            "fullest; expected it left out, or strategy 'fsdp2', 'fsdp1' or 'ddp'"
+            f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to "
+            "the fullest; expected it left out, or strategy 'fsdp2', 'fsdp1' or 'ddp'"
         )
     return ExpertSplit(library="kempnerforge", has_auxiliary_loss=True)
 

@@ -85,8 +85,8 @@ def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
     asked, most = table.expert_imbalance, experts.num_experts / experts.top_k
     if isinstance(asked, float) and asked > most:
         raise InputError(
-            f"parallelism.expert_imbalance: found {asked:g}, but one of {experts.num_experts} experts, of which "
-            f"every token has {experts.top_k}, takes at most {most:g} times the mean"
+            f"parallelism.expert_imbalance: found {asked:g}, but one of {experts.num_experts} experts, of "
+            f"which every token has {experts.top_k}, takes at most {most:g} times the mean"
         )
     return fullest_expert(asked, 1, experts.num_experts, experts.top_k, tokens)
 
