@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import zsim
+from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.tables import Experiment
@@ -61,3 +62,16 @@ def test_it_runs_beside_another_type(folder: Path) -> None:
     sizes = {"x100": 4, "dgx-a100-80gb": 2}
     uneven = zsim.simulate(experiment(folder / "mixed.toml", **{"training.micro_batch_sizes": sizes})).report
     assert uneven.step_tokens == 16 * (4 + 2) * 1024
+
+
+def test_a_node_names_the_gpu_file_that_is_not_there(folder: Path) -> None:
+    (folder / "x100.toml").unlink()
+    with pytest.raises(InputError, match=r"x100-x8.toml: gpu: no file '.*x100.toml'; expected the path"):
+        load_cluster(folder / "x100-x8.toml")
+
+
+def test_a_board_draws_no_more_than_its_maximum(folder: Path) -> None:
+    path = folder / "x100.toml"
+    path.write_text(path.read_text().replace('"380 W"', '"0.7 kW"'))
+    with pytest.raises(InputError, match=r"x100.toml: power: memory_bound is 700 W, above the max"):
+        load_cluster(folder / "x100-x8.toml")

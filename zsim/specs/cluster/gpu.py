@@ -187,6 +187,17 @@ class Power(Table):
         description="of the rate of matrix products over the power limit; left out: that of published pairs",
     )
 
+    @model_validator(mode="after")
+    def _check_order(self) -> Power:
+        draws = {"idle": self.idle, "memory_bound": self.memory_bound, "communication": self.communication}
+        for key, watts in draws.items():
+            if watts is not None and watts > self.maximum:
+                raise ValueError(
+                    f"{key} is {watts:g} W, above the maximum of {self.maximum:g} W, which no board draws; "
+                    f"expected {key} of at most that"
+                )
+        return self
+
 
 class Gpu(BaseModel):
     """One GPU type (a file in `topologies/gpus/`). `compute_capability`: NVIDIA's, as in the CUDA C++
