@@ -301,6 +301,17 @@ def test_a_rank_pays_for_the_communicators_that_it_is_in() -> None:
     assert counts == [2, 3, 3, 2]
 
 
+def test_a_communicator_with_one_gpu_of_each_node_has_buffers_of_its_own() -> None:
+    """Two nodes of two GPUs: ranks 1 and 2 are neighbours over the network, the pipeline's group is not with
+    one GPU of each node."""
+    job = job_of(4, placement={"gpus_per_node": [2, 2]})
+    table = job.cluster.framework_memory.model_copy(update={"network_communicator": 10**6})
+    job = replace(job, cluster=job.cluster.model_copy(update={"framework_memory": table}))
+    plan = pipeline_plan(gpipe, 4, 1, (SHORT, LONG))
+    held = [framework_memory(job, plan, number).bytes - table.context for number in range(4)]
+    assert held == [2 * table.communicator] + 2 * [2 * table.communicator + 10**6] + [2 * table.communicator]
+
+
 # -- what is read off a step -----------------------------------------------------------------------------
 
 

@@ -52,11 +52,18 @@ def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
 
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group of a program's ranks."""
+    """The CUDA context, and the buffers of one communicator per process group of a program's ranks. NCCL
+    opens fewer channels where it has a network alone, with one GPU of each node."""
     memory = job.cluster.framework_memory
     rank = int(np.argmax(plan.program_of == program))
-    communicators = sum(group.size > 1 and rank in group.members for group in plan.groups.values())
-    return Memory("framework", memory.context + communicators * memory.communicator)
+    groups = [group for group in plan.groups.values() if group.size > 1 and rank in group.members]
+    apart = 0
+    if memory.network_communicator is not None:
+        gpus = job.placement.gpus
+        node_of = np.repeat(np.arange(len(gpus)), gpus)
+        apart = sum(len(np.unique(node_of[group.members[0]])) == group.size for group in groups)
+    buffers = (len(groups) - apart) * memory.communicator + apart * (memory.network_communicator or 0)
+    return Memory("framework", memory.context + buffers)
 
 
 def resident_bytes(job: Job, plan: Plan, device: Device) -> int:

@@ -146,6 +146,9 @@ class FrameworkMemory(Table):
 
     context: Bytes = Field(description="the CUDA context and the framework's libraries, per GPU")
     communicator: Bytes = Field(description="buffers of a communicator, per GPU")
+    network_communicator: Bytes | None = Field(
+        default=None, description="those with one GPU of each node, per GPU; left out: as any other's"
+    )
     allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
 
 
