@@ -85,7 +85,7 @@ def test_only_segments_free_from_end_to_end_are_given_back() -> None:
 def test_a_new_block_is_not_looked_for_among_the_free_ones() -> None:
     allocator = CachingAllocator(50 * MIB)
     allocator.free(taken(allocator, 30 * MIB))
-    assert allocator.malloc_new(30 * MIB, "compute") is None
+    assert allocator.malloc(30 * MIB, "compute", is_new=True) is None
     assert allocator.malloc_anyway(30 * MIB, "compute").bytes == 30 * MIB
     assert allocator.reserved_bytes == 60 * MIB
 

@@ -191,7 +191,7 @@ class Allocator:
         self.counts.released += released
         if released:
             self.owed_seconds += self.retry_seconds + released * self.free_seconds
-        block = self.memory.malloc_new(change.bytes, change.stream)
+        block = self.memory.malloc(change.bytes, change.stream, is_new=True)
         if block is None:
             self.counts.failures += 1
             block = self.memory.malloc_anyway(change.bytes, change.stream)
@@ -204,12 +204,17 @@ class Allocator:
 
     def _collect(self, now: float, ended: Sequence[float]) -> None:
         """Free protected blocks whose last use has ended by now."""
-        left = [entry for entry in self._protected if not ended[entry[0]] <= now]  # also where nan
-        if len(left) < len(self._protected):
-            for until, block in self._protected:
-                if ended[until] <= now:
-                    self.memory.free(block)
-            self._protected = left
-        ends = [ended[until] for until, _ in left]
-        is_known = not math.isnan(sum(ends))
-        self._next_end = min(ends, default=math.inf) if is_known else -math.inf
+        left, soonest, is_known = [], math.inf, True
+        for entry in self._protected:
+            until, block = entry
+            end = ended[until]
+            if end <= now:
+                self.memory.free(block)
+                continue
+            left.append(entry)
+            if end < soonest:
+                soonest = end
+            elif end != end:  # nan: has not ended
+                is_known = False
+        self._protected = left
+        self._next_end = soonest if is_known else -math.inf

@@ -93,17 +93,33 @@ class CachingAllocator:
         self._heads: dict[int, MemoryBlock] = {}  # the first block of each segment, by address
         self._next_address = 0
 
-    def malloc(self, count: int, stream: str) -> MemoryBlock | None:
-        """A block of `count` bytes, cached or new; None where the driver has no room for more."""
-        request = self._requests.get((count, stream)) or self._request(count, stream)
-        pool, size, _ = request
+    def malloc(self, count: int, stream: str, *, is_new: bool = False) -> MemoryBlock | None:
+        """A block of `count` bytes, cached or new; None where the driver has no room for more. `is_new`: with
+        new memory from the driver (not in expandable segments)."""
+        pool, size, least_rest = self._requests.get((count, stream)) or self._request(count, stream)
+        free = pool.free
         if self.is_expandable:
             block = self._take_mapped(pool, size) or self._grow_end(pool, size)
         else:
-            free = pool.free
-            place = bisect_left(free, (size,))
+            place = len(free) if is_new else bisect_left(free, (size,))
             block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
-        return None if block is None else self._use(block, request)
+        if block is None:
+            return None
+        rest_bytes = block.bytes - size
+        if rest_bytes >= least_rest:  # is split off
+            address, after = block.address + size, block.next
+            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes)
+            if after is not None:
+                after.previous = rest
+            elif pool.last is block:
+                pool.last = rest
+            block.next, block.bytes, block.unmapped_bytes = rest, size, 0
+            insort(free, (rest_bytes, address, rest))  # no two have one address
+        block.is_free = False
+        active = self.active_bytes = self.active_bytes + block.bytes
+        if active > self.peak_active_bytes:
+            self.peak_active_bytes = active
+        return block
 
     def passing_bytes(self, count: int, stream: str) -> int:
         """Bytes of the cached block that serves a request which is freed before anything else happens in its
@@ -119,18 +135,10 @@ class CachingAllocator:
         self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes + taken)
         return taken
 
-    def malloc_new(self, count: int, stream: str) -> MemoryBlock | None:
-        """As `malloc`, but with new memory from the driver (expandable segments: as `malloc`)."""
-        if self.is_expandable:
-            return self.malloc(count, stream)
-        request = self._request(count, stream)
-        block = self._grow(request.pool, request.size)
-        return None if block is None else self._use(block, request)
-
     def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
         """A new block of `count` bytes, whether the driver has room for it or not."""
         capacity, self.capacity_bytes = self.capacity_bytes, UNLIMITED
-        block = self.malloc_new(count, stream)
+        block = self.malloc(count, stream, is_new=True)
         self.capacity_bytes = capacity
         assert block is not None
         return block
@@ -307,25 +315,6 @@ class CachingAllocator:
             return None
         block.unmapped_bytes -= wanted
         return pool.free.pop(place)[2]
-
-    def _use(self, block: MemoryBlock, request: _Request) -> MemoryBlock:
-        """Mark the block as used, with the bytes beyond the request split off."""
-        pool, size, least_rest = request
-        rest_bytes = block.bytes - size
-        if rest_bytes >= least_rest:
-            address, after = block.address + size, block.next
-            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes)
-            if after is not None:
-                after.previous = rest
-            elif pool.last is block:
-                pool.last = rest
-            block.next, block.bytes, block.unmapped_bytes = rest, size, 0
-            insort(pool.free, (rest_bytes, address, rest))  # no two have one address
-        block.is_free = False
-        active = self.active_bytes = self.active_bytes + block.bytes
-        if active > self.peak_active_bytes:
-            self.peak_active_bytes = active
-        return block
 
     def _remove(self, block: MemoryBlock) -> None:
         free = block.pool.free

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from itertools import compress
+from itertools import chain, compress
 
 import numpy as np
 
@@ -69,19 +69,22 @@ class ChangesApart:
 def changes_apart(changes: Changes) -> ChangesApart:
     """The changes of one run, split into pools with protected blocks and other pools."""
     ordered = changes.ordered
-    numbers, names, counts, streams, untils = zip(*ordered, strict=True) if ordered else ((),) * 5
-    ops, tensors, until = (np.array(column, dtype=np.int64) for column in (numbers, names, untils))
-    asking = np.array(counts, dtype=np.int64) > 0
-    requests = list(zip(counts, streams, strict=True))
-    pool_of = {request: CachingAllocator.pool_of(*request) for request in set(requests) if request[0]}
-    pools = list(dict.fromkeys(pool_of.values()))
-    place_of = {request: pools.index(pool) for request, pool in pool_of.items()}
-    asked = np.array([place_of.get(request, -1) for request in requests], dtype=np.int64)
-    tensors -= tensors.min(initial=0)  # which is below 0 where the first update makes tensors
-    of_tensor = np.zeros(tensors.max(initial=0) + 1, dtype=np.int64)
-    of_tensor[tensors[asking]] = asked[asking]
-    pool = of_tensor[tensors]
-    is_protected = ~asking & (until >= 0)
+    place_of: dict[PoolName, int] = {}
+    of_request: dict[tuple[int, str], int] = {}
+    of_tensor: dict[int, int] = {}
+    pool_of_change: list[int] = []
+    for _, tensor, count, stream, _ in ordered:
+        if count:
+            place = of_request.get((count, stream), -1)
+            if place < 0:
+                name = CachingAllocator.pool_of(count, stream)
+                place = of_request[count, stream] = place_of.setdefault(name, len(place_of))
+            of_tensor[tensor] = place
+        pool_of_change.append(of_tensor[tensor])
+    pool = np.array(pool_of_change, dtype=np.int64)
+    ops, counts, until_ops = (np.array([change[k] for change in ordered], dtype=np.int64) for k in (0, 2, 4))
+    pools, asking = list(place_of), counts > 0
+    is_protected = ~asking & (until_ops >= 0)
     is_timed_pool = np.zeros(len(pools), dtype=bool)
     is_timed_pool[pool[is_protected]] = True
     is_timed = is_timed_pool[pool]
@@ -98,7 +101,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
         2 * np.flatnonzero(asking),
         ops[asking],
         np.flatnonzero(protected),
-        until[is_timed][protected],
+        until_ops[is_timed][protected],
     )
 
 
@@ -146,7 +149,7 @@ class PoolPasses:
 
     def _run(self, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
         memory, blocks, active = self.memory, dict[int, MemoryBlock](), list[int]()
-        malloc, free, add = memory.malloc, memory.free, active.append
+        malloc, free, passing_bytes, add = memory.malloc, memory.free, memory.passing_bytes, active.append
         segments, before = memory.num_segments, memory.active_bytes
         order = np.argsort(places, kind="stable")
         cut = int(np.searchsorted(places[order], counted_from))
@@ -155,21 +158,19 @@ class PoolPasses:
         for part in (ordered[:cut], ordered[cut:]):
             counted = memory.num_segments
             is_passing = False  # a tensor that is freed by the next change
-            following = [*(change[1] for change in part[1:]), None]
+            following = chain(part[1:], [(0, None)])
             for (_, tensor, count, stream, _), after in zip(part, following, strict=False):
-                if not count:
-                    if not is_passing:
-                        free(blocks.pop(tensor))
-                    is_passing = False
-                else:
-                    taken = memory.passing_bytes(count, stream) if after == tensor else 0
+                if count:
+                    taken = passing_bytes(count, stream) if after[1] == tensor else 0
                     if taken:
                         is_passing = True
                         add(memory.active_bytes + taken)
                         continue
-                    block = malloc(count, stream)
-                    assert block is not None
-                    blocks[tensor] = block
+                    blocks[tensor] = malloc(count, stream)  # type: ignore[assignment]  # unlimited
+                elif is_passing:
+                    is_passing = False
+                else:
+                    free(blocks.pop(tensor))
                 add(memory.active_bytes)
         for tensor, block in blocks.items():
             if tensor >= 0:
