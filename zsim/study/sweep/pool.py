@@ -136,13 +136,13 @@ Parallel = Callable[[list[list[Task]], Path | None], Iterator[list[Record]]]
 @contextmanager
 def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator) -> Iterator[Parallel]:
     """joblib with one backend, ready to run batches."""
-    import joblib
-
     if scheduler is not None and backend != "dask":
         raise InputError(f"--scheduler {scheduler}: is for --backend dask, found {backend}")
     if jobs == 1 and backend == "loky":
         yield lambda batches, folder: (run_batch(batch, folder, simulator) for batch in batches)
         return
+    import joblib
+
     with _dask_client(jobs, scheduler) if backend == "dask" else nullcontext():
         try:
             config = joblib.parallel_config(backend=backend, n_jobs=-1 if backend == "dask" else jobs)
