@@ -97,6 +97,62 @@ def test_it_is_on_the_last_stage_which_sums_its_embedding_with_the_firsts(count:
     assert [stage["layers"] for stage in report["stages"]] == [2, 2 + count]
 
 
+def tensor_calls(count: int, layers: int, **parallelism: Any) -> Counter[tuple[str, str, int]]:
+    """Phase, kind and bytes of the calls of tensor parallelism, with a dense model of so many layers."""
+    model = {
+        "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": 1024, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_hidden_layers": layers, "vocab_size": VOCAB,
+    }  # fmt: skip
+    job = resolve(
+        Experiment(
+            model=model, cluster="dgx-h100", gpus=8, training={"sequence_length": TOKENS},
+            strategy={"kind": "megatron", "mtp_layers": count}, parallelism={"tensor": 2, **parallelism},
+        )
+    )  # fmt: skip
+    ops = make_plan(job).programs[-1].ops
+    return Counter(
+        (op.phase, op.work.kind, op.work.bytes)
+        for op in ops
+        if isinstance(op.work, Collective) and op.work.group == "tensor" and op.work.bytes > 1
+    )
+
+
+def test_beside_tensor_parallelism_its_product_gathers_what_it_reads_and_makes() -> None:
+    """Beyond a layer like the last, of T x h x 2 bytes = 1 MiB: forward gathers 2 MiB before the product and
+    1 behind it, scatters the sum of the embedding's parts and gathers 1 before the head; three numbers per
+    token in fp32, 4 KiB, of its loss. Backward gathers both inputs of its columns again, the gradient of the
+    tokens behind the product and of the embedding, and scatters the gradients of both inputs. The sum of the
+    norms' gradients is of 14, not 11 of them."""
+    unit = TOKENS * HIDDEN * 2
+    more = tensor_calls(1, LAYERS, sequence_parallel=True)
+    more.subtract(tensor_calls(0, LAYERS + 1, sequence_parallel=True))
+    assert {call: number for call, number in more.items() if number} == {
+        ("forward", "all_gather", 2 * unit): 1,
+        ("forward", "all_gather", unit): 2,
+        ("forward", "reduce_scatter", unit): 1,
+        ("forward", "all_reduce", TOKENS * 4): 3,
+        ("backward", "all_gather", 2 * unit): 1,
+        ("backward", "all_gather", unit): 3,
+        ("backward", "reduce_scatter", 2 * unit): 1,
+        ("backward", "reduce_scatter", unit): 1,
+        ("backward", "all_reduce", 11 * HIDDEN * 4): -1,
+        ("backward", "all_reduce", 14 * HIDDEN * 4): 1,
+    }
+
+
+def test_without_sequence_parallelism_its_product_is_gathered_and_its_embedding_summed() -> None:
+    unit = TOKENS * HIDDEN * 2
+    more = tensor_calls(1, LAYERS)
+    more.subtract(tensor_calls(0, LAYERS + 1))
+    assert {call: number for call, number in more.items() if number} == {
+        ("forward", "all_gather", unit): 1,
+        ("forward", "all_reduce", unit): 1,
+        ("forward", "all_reduce", TOKENS * 4): 3,
+        ("backward", "all_reduce", 2 * unit): 1,
+        ("backward", "all_reduce", unit): 1,
+    }
+
+
 def test_folded_and_unfolded_are_the_same() -> None:
     job = job_of(1, parallelism={"pipeline": 2})
     folded, unfolded = (report_of(simulate_job(job, unfold=unfold), 0.0) for unfold in (False, True))
@@ -106,7 +162,6 @@ def test_folded_and_unfolded_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"parallelism": {"tensor": 2}}, "with tensor = 2"),
         ({"strategy": {"fsdp_sharding": "optim_grads_params"}}, "with Megatron-FSDP"),
         ({"strategy": {"overlap_expert_parallel": True}}, "with overlap_expert_parallel"),
     ],

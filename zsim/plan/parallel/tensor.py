@@ -37,8 +37,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
+from zsim.plan.parallel.cut_parameters import divided, output_dimension
+from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_run import expert_run
 from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -138,6 +141,8 @@ class _Cutter:
                 modules += self._adapter(module, is_row=is_row)
             elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
                 modules.append(self._on_stream(module))
+            elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
+                modules += self._prediction_entry(module, work)
             elif isinstance(work, Linear) and not has_core:
                 is_row = False
                 modules += self._column(module, work, is_first=not is_inside)
@@ -146,7 +151,7 @@ class _Cutter:
                 modules += self._row(module, work)
                 is_inside, has_core, is_row = False, False, True
             elif isinstance(work, Attention):
-                own = tuple(_divided(one, 0, self.ranks) for one in module.parameters)
+                own = tuple(divided(one, 0, self.ranks) for one in module.parameters)
                 modules.append(replace(module, work=self._heads(work), parameters=own))
                 has_core = True
             elif isinstance(work, Activation):
@@ -190,9 +195,7 @@ class _Cutter:
         cut = replace(
             module,
             work=local,
-            parameters=tuple(
-                _divided(one, _output_dimension(one, work), shares) for one in module.parameters
-            ),
+            parameters=tuple(divided(one, output_dimension(one, work), shares) for one in module.parameters),
         )
         pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
         reads_fp8 = not (is_head or work.in_bf16)
@@ -233,7 +236,7 @@ class _Cutter:
             parameters=tuple(
                 self._whole(one)
                 if len(one.shape) == 1
-                else _divided(one, 1 - _output_dimension(one, work), shares)
+                else divided(one, 1 - output_dimension(one, work), shares)
                 for one in module.parameters
             ),
         )
@@ -250,6 +253,14 @@ class _Cutter:
                 ),
             ]
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
+
+    def _prediction_entry(self, module: Module, work: Linear) -> list[Module]:
+        """The first product of a layer of multi-token prediction, a column whose outputs are gathered; with
+        sequence parallelism each rank goes on with its tokens, whose gradient is gathered (Megatron-LM
+        d98e8a64 core/transformer/multi_token_prediction.py `_concat_embeddings`)."""
+        back: ExchangeKind | None = "all_gather" if self.is_split else None
+        column = self._column(module, work, is_first=True)
+        return [*column, self._exchange(f"{module.name} out", "all_gather", back, work.out_features)]
 
     def _adapter(self, module: Module, *, is_row: bool) -> list[Module]:
         """A part of an adapter on the product before, a column or a row; see [Note: adapters in parts]."""
@@ -278,7 +289,7 @@ class _Cutter:
 
     def _share(self, module: Module, work: Linear, dimension: int) -> Module:
         """A product cut along a dimension of its weight."""
-        parameters = tuple(_divided(one, dimension, self.ranks) for one in module.parameters)
+        parameters = tuple(divided(one, dimension, self.ranks) for one in module.parameters)
         return replace(module, work=work, parameters=parameters)
 
     def _heads(self, work: Attention) -> Attention:
@@ -291,7 +302,7 @@ class _Cutter:
         all heads together is cut."""
         is_whole = all(parameter.numel == work.width for parameter in module.parameters)
         parameters = tuple(
-            _divided(one, 0, self.ranks) if is_whole else replace(one, summed_over=TENSOR)
+            divided(one, 0, self.ranks) if is_whole else replace(one, summed_over=TENSOR)
             for one in module.parameters
         )
         return replace(module, work=replace(work, width=work.width // self.ranks), parameters=parameters)
@@ -320,7 +331,7 @@ class _Cutter:
             work = module.work
             if isinstance(work, Embedding) and work.rows == self.vocab_size and self.cuts_vocabulary:
                 rows = replace(work, rows=work.rows // self.ranks)
-                parameters = tuple(_divided(one, 0, self.ranks) for one in module.parameters)
+                parameters = tuple(divided(one, 0, self.ranks) for one in module.parameters)
                 found.append(replace(module, work=rows, parameters=parameters))
                 if self.is_split and not has_positions:
                     found.append(self._exchange(module.name, "reduce_scatter", "all_gather", work.width))
@@ -342,7 +353,8 @@ class _Cutter:
         """Final norm, head and loss: the head is a column, the loss sees a part of the vocabulary after three
         sums of a number per token: the maximum, the label's logit, the sum of exponentials. Where logits are
         gathered, every rank has all of them and their loss (torchtitan's `disable_loss_parallel`: the head's
-        output is replicated; its gradient is cut without a call)."""
+        output is replicated; its gradient is cut without a call). Multi-token prediction looks its tokens up
+        in the part of the vocabulary that the rank has, as before the blocks."""
         found: list[Module] = []
         for module in modules:
             work = module.work
@@ -352,11 +364,17 @@ class _Cutter:
                     found.append(self._exchange(module.name, "all_gather", None, work.out_features))
             elif isinstance(work, Loss):
                 if self.cuts_loss:
-                    found += [_statistic(name, self.ranks) for name in ("maximum", "label", "sum")]
+                    statistics = (f"{module.name} {one}" for one in ("maximum", "label", "sum"))
+                    found += [_statistic(name, self.ranks) for name in statistics]
                     work = replace(work, vocab_size=work.vocab_size // self.ranks)
                 found.append(replace(module, work=work))
             elif isinstance(work, Activation) and work.width == self.vocab_size and self.cuts_loss:
                 found.append(replace(module, work=replace(work, width=work.width // self.ranks)))
+            elif isinstance(work, Embedding):
+                found.append(replace(module, work=replace(work, rows=work.rows // self.ranks)))
+                kinds: tuple[ExchangeKind, ExchangeKind | None] = ("all_reduce", None)
+                kinds = ("reduce_scatter", "all_gather") if self.is_split else kinds
+                found.append(self._exchange(module.name, *kinds, work.width))
             elif isinstance(work, Linear):
                 found.append(module)
             else:
@@ -378,23 +396,5 @@ class _Cutter:
         return Module(f"{name} {kind}", replace(work, repeats=repeats, copies=copies))
 
 
-def is_adapter_part(module: Module) -> bool:
-    """Whether a module is a part of an adapter, as `zsim.specs.model.adapters` names them."""
-    return isinstance(module.work, AdapterInput | AdapterSum) or ".lora_" in module.name
-
-
 def _statistic(name: str, ranks: int) -> Module:
-    return Module(f"loss {name}", Exchange("all_reduce", None, 1, ranks, in_fp32=True))
-
-
-def _output_dimension(parameter: Parameter, work: Linear) -> int:
-    """The dimension of a weight or bias that its product's outputs are in: the first, in GPT-2's Conv1D the
-    last."""
-    is_transposed = parameter.shape == (work.in_features, work.out_features)
-    return 1 if is_transposed and work.in_features != work.out_features else 0
-
-
-def _divided(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
-    shape = list(parameter.shape)
-    shape[dimension] //= ranks
-    return replace(parameter, shape=tuple(shape))
+    return Module(name, Exchange("all_reduce", None, 1, ranks, in_fp32=True))

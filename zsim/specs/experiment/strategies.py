@@ -301,7 +301,6 @@ def with_predictions(
             f"{_PREDICTIONS}: found {count}; only Megatron-Core has multi-token prediction, expected 0"
         )
     lacking = {
-        f"tensor = {parallelism.tensor}": parallelism.tensor > 1,
         "Megatron-FSDP": table.fsdp_sharding is not None,
         "overlap_expert_parallel": table.overlap_expert_parallel,
         f"schedule '{parallelism.schedule}'": parallelism.pipeline > 1 and parallelism.schedule_is_v,

@@ -175,3 +175,8 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
         fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns
     )
+
+
+def is_adapter_part(module: Module) -> bool:
+    """Whether a module is a part of an adapter."""
+    return isinstance(module.work, AdapterInput | AdapterSum) or ".lora_" in module.name

@@ -15,6 +15,8 @@ from dataclasses import replace
 from zsim.specs.model.families.parts import linear, rms_norm
 from zsim.specs.model.spec import Block, Embedding, Linear, Loss, ModelSpec, Module, joined
 
+PREDICTION_ENTRY = "eh_proj"
+"""The product that brings a token's embedding and its hidden state together."""
 _ROOT = "mtp.layers"
 _ENDS = 4  # modules behind a layer: embedding, norm, head, loss
 
@@ -26,7 +28,11 @@ def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
     table = next(one.work for one in model.before if isinstance(one.work, Embedding))
     head = next(one for one in model.after if isinstance(one.work, Linear))
     loss = next(one for one in model.after if isinstance(one.work, Loss))
-    entry = (rms_norm("enorm", hidden), rms_norm("hnorm", hidden), linear("eh_proj", 2 * hidden, hidden))
+    entry = (
+        rms_norm("enorm", hidden),
+        rms_norm("hnorm", hidden),
+        linear(PREDICTION_ENTRY, 2 * hidden, hidden),
+    )
     names = [one.name for one in entry]
     block = Block(
         f"MultiTokenPrediction{last.kind}",
