@@ -23,7 +23,8 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
-RECORDED = json.loads((Path(__file__).parents[3] / "traces" / "checkpoints" / "files.json").read_text())
+TRACES = Path(__file__).parents[3] / "traces" / "checkpoints"
+RECORDED = json.loads((TRACES / "files.json").read_text())
 OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
 LLAMA = "llama-3-8b"
 
@@ -249,13 +250,57 @@ def test_torchtitans_experts_are_saved_once(parallelism: dict[str, int]) -> None
     ],
 )
 def test_megatrons_experts_are_saved_once(parallelism: dict[str, int], distributed: bool) -> None:
-    """2 bytes per parameter and 12 of masters and moments, wherever they are; the norms and routers that
-    tensor-parallel ranks share are not written twice either."""
-    strategy = {"kind": "megatron", "distributed_optimizer": distributed}
+    """2 bytes per parameter and 12 of masters and moments, wherever they are. What tensor-parallel ranks
+    share, a router and two norms of every layer and the last norm, is not written twice either before
+    Megatron-Core 0.15, and its states are from then on, where the optimizer is distributed; so are those of
+    experts that are not spread and that tensor-parallel ranks hold whole."""
     training = {"precision": "bf16", "gradient_accumulation_steps": 4}
-    saved = saved_files(mixtral(strategy=strategy, training=training, parallelism=parallelism))
-    assert saved.categories["parameters"] == 2 * MIXTRAL
-    assert saved.categories["optimizer_states"] == 12 * MIXTRAL
+    is_whole = "expert" not in parallelism
+    shared = (4096 * (32 * (8 + 2) + 1) + EXPERTS * is_whole) * (parallelism.get("tensor", 1) - 1)
+    for version, again in (("0.14.0", 0), ("0.16.1", shared * distributed)):
+        strategy = {"kind": "megatron", "distributed_optimizer": distributed, "version": version}
+        saved = saved_files(mixtral(strategy=strategy, training=training, parallelism=parallelism))
+        assert saved.categories["parameters"] == 2 * MIXTRAL
+        assert saved.categories["optimizer_states"] == 12 * (MIXTRAL + again)
+
+
+MEGATRON_SAVES = json.loads((TRACES / "megatron.json").read_text())
+
+
+@pytest.mark.parametrize("recorded", MEGATRON_SAVES["saves"], ids=lambda one: "-".join(
+    str(value) for key, value in one.items() if key != "written"))  # fmt: skip
+def test_ranks_of_megatron_core_write_what_they_wrote(recorded: dict[str, Any]) -> None:
+    """Bytes of parameters and states of every rank, and all shards, as Megatron-Core 0.16.1 wrote them on
+    CPU ranks. A dense model without tensor parallelism has its projections apart in zsim, so that its shards
+    are more."""
+    shape, experts = MEGATRON_SAVES["shape"], recorded["experts"]
+    kind = ("mixtral", "MixtralForCausalLM") if experts else ("llama", "LlamaForCausalLM")
+    model = {
+        "model_type": kind[0], "architectures": [kind[1]], "hidden_size": shape["hidden"],
+        "num_hidden_layers": shape["layers"], "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"], "vocab_size": shape["vocabulary"],
+        "intermediate_size": shape["expert" if experts else "dense"], "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    parallelism = {"tensor": recorded["tensor"]}
+    if experts:
+        model |= {"num_local_experts": experts, "num_experts_per_tok": 2}
+        if recorded["tensor"] > 1:
+            parallelism |= {"expert_tensor": recorded["expert_tensor"], "sequence_parallel": True}
+        if recorded["expert"] > 1:
+            parallelism |= {"expert": recorded["expert"]}
+    job = resolve(zsim.Experiment(
+        model=model, cluster="dgx-h100", gpus=recorded["ranks"],
+        training={"precision": "bf16", "sequence_length": 64}, parallelism=parallelism,
+        strategy={"kind": "megatron", "distributed_optimizer": True, "version": "0.16.1"},
+    ))  # fmt: skip
+    saved = saved_files(job)
+    for rank, written in enumerate(recorded["written"]):
+        mine = [file for file in saved.files if file.rank == rank]
+        assert sum(file.parameters for file in mine) == written["parameters"]
+        assert sum(file.optimizer_states for file in mine) == written["optimizer_states"]
+    shards = sum(written["shards"] for written in recorded["written"])
+    assert saved.chunks == shards if experts or recorded["tensor"] > 1 else saved.chunks > shards
 
 
 def test_a_rank_of_megatrons_writes_its_experts_and_a_part_of_the_rest() -> None:

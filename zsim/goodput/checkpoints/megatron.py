@@ -10,7 +10,9 @@ experts.py `sharded_state_dict`), and the two products of a gated MLP's first we
 (`apply_swiglu_sharded_factory`). Experts that are spread over ranks have an optimizer of their own, over the
 ranks that hold the same ones; the data-parallel group that has the first of these writes the parameters. What
 all tensor-parallel ranks hold, norms and routers, is written by the first ones (utils.py
-`make_sharded_tensor_for_checkpoint`: `replica_id`).
+`make_sharded_tensor_for_checkpoint`: `replica_id`), but its states by each from core 0.15 on, whose ranks
+save the buckets of their optimizer as they are (optimizer/distrib_optimizer.py
+`sharded_param_state_dp_reshardable`).
 
 Rank 0 plans what is left without copies (strategies/torch.py `keep_only_main_replica`) and sends nothing back
 (state_dict_saver.py `can_run_decentralized_global_plan`), while training waits; besides, every rank gets the
@@ -20,7 +22,7 @@ shapes of all that any rank holds (validation.py `determine_global_metadata`), i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -78,7 +80,8 @@ class _Shares:
         cut = [tensor for tensor in dense if tensor.is_cut]
         if self.strategy.distributed_optimizer:
             for place, ranks in enumerate(self.held.ranks[number]):
-                self._add_own_states(dense, ranks, cut if place else dense)
+                is_whole = place == 0 or self.strategy.saves_copies
+                self._add_own_states(dense, ranks, dense if is_whole else cut)
             for ranks in experts:
                 self._add_own_states(spread, ranks, spread)
         for tensor_place, ranks in enumerate(self.held.ranks[number]):
@@ -96,7 +99,7 @@ class _Shares:
     ) -> None:
         """Masters and moments of the distributed optimizer of `tensors`, of which `written` are, by the ranks
         that update them; other instances hold copies."""
-        pieces = _pieces(tensors, self.strategy, len(ranks), {tensor.name for tensor in written})
+        pieces = _pieces(tensors, self.strategy, len(ranks), written)
         mine = np.array([4 * self.kinds * sum(piece) for piece in pieces], dtype=np.int64)
         first = ranks[: len(pieces)]
         self.states[first] += mine
@@ -146,13 +149,30 @@ def _kinds(held: HeldStates, strategy: Megatron) -> int:
 
 
 def _pieces(
-    tensors: Sequence[HeldTensor], strategy: Megatron, group: int, written: Collection[str]
+    tensors: Sequence[HeldTensor], strategy: Megatron, group: int, written: Sequence[HeldTensor]
 ) -> list[list[int]]:
     """Elements of every tensor `written` that each rank of an instance of the optimizer updates."""
     shards = _shards(strategy, group)
-    numels = {tensor.name: tensor.numel for tensor in tensors if tensor.is_trainable}
+    numels: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.is_trainable:
+            numels |= dict.fromkeys(_names(tensor), tensor.numel // len(_names(tensor)))
     buffer = lay_out(numels, strategy.bucket_size, shards, is_sharded=True)
-    return [buffer.pieces(place, shards, written) for place in range(shards)]
+    names = {name for tensor in written for name in _names(tensor)}
+    found: list[list[int]] = [[] for _ in range(shards)]
+    for bucket in buffer.buckets:
+        each = bucket.numel // shards
+        for name in filter(names.__contains__, bucket.names):
+            start, end = (place - bucket.start for place in buffer.places[name])
+            for shard in range(start // each, -(-end // each)):
+                found[shard].append(min(end, (shard + 1) * each) - max(start, shard * each))
+    return found
+
+
+def _names(tensor: HeldTensor) -> list[str]:
+    """Of Megatron's parameters that zsim holds as one: every routed expert has its own."""
+    experts = tensor.rows if len(tensor.shape) == 3 else 1
+    return [f"{tensor.name}.{number}" for number in range(experts)]
 
 
 def _half(amount: int, number: int) -> int:

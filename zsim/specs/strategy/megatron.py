@@ -24,7 +24,7 @@ from zsim.specs.strategy.training import Training
 
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
-_WAITS_SENDS, _CUTS_MESSAGES = (0, 18), (2, 1)
+_WAITS_SENDS, _CUTS_MESSAGES, _SAVES_COPIES = (0, 18), (2, 1), (0, 15)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
 _HOPPER = 9.0  # compute capability
 # Bytes of workspaces: see _workspaces.
@@ -52,8 +52,9 @@ class Megatron:
     products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one micro-batch run beside
     another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the gradients of weights
     in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers; `states`: types of the
-    precision-aware optimizer's states. `workspaces`: bytes of each workspace of cuBLAS that torch's allocator
-    holds.
+    precision-aware optimizer's states. `saves_copies`: in a checkpoint every tensor-parallel rank writes the
+    states of what all of them hold (core 0.15: training/checkpointing.py `dp_reshardable`). `workspaces`:
+    bytes of each workspace of cuBLAS that torch's allocator holds.
     """
 
     distributed_optimizer: bool
@@ -85,6 +86,7 @@ class Megatron:
     delays_expert_weights: bool = False
     fsdp: MegatronFsdp | None = None
     states: PrecisionAware | None = None
+    saves_copies: bool = False
     workspaces: tuple[int, ...] = ()
 
 
@@ -145,6 +147,7 @@ def megatron_strategy(
         overlap_p2p_warmup_flush=table.overlap_p2p_warmup_flush,
         micro_batch_group=table.micro_batch_group,
         waits_sends=has_core and release >= _WAITS_SENDS,
+        saves_copies=has_core and release >= _SAVES_COPIES,
         cuts_messages=is_megatron and not has_core and release >= _CUTS_MESSAGES,
         fp8_param_gather=table.fp8_param_gather,
         pairs_experts=table.overlap_expert_parallel,
