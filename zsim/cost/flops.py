@@ -58,7 +58,7 @@ def _counts_products(model: ModelSpec) -> bool:
     """Whether the model was captured, and has products without a formula."""
     if model.captured is None:
         return False
-    blocks = [block for block, _ in _distinct(model.blocks)]
+    blocks = model.distinct_blocks
     modules = [*model.before, *(module for block in blocks for module in block.modules), *model.after]
     return any(isinstance(module.work, Traced) and module.work.flops for module in modules)
 

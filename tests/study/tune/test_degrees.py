@@ -12,7 +12,7 @@ import zsim
 from tests.study.tune.conftest import tiny
 from zsim.errors import InputError
 from zsim.study.tune.axes import DETAILS
-from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.base import RECOMPUTED, base_of, value_of
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.degrees import ORDER, PIPELINE, degrees, replicas_of, schedules_of
 from zsim.study.tune.evaluate import Evaluator, Measured
@@ -66,6 +66,23 @@ def test_every_step_of_what_to_change_has_the_given_global_batch(steps: list[Tun
     assert len(steps) > 1
     assert {sequences(step.after) for step in steps} == {16}
     assert all(before.after is after.before for before, after in pairwise(steps))
+
+
+def test_megatron_recomputes_what_its_own_flags_can_say(given: zsim.Experiment) -> None:
+    """4 layers: half of them without a pipeline, the one of each stage's two behind it. Modules came with
+    Megatron-Core 0.12."""
+
+    def kept(version: str) -> dict[tuple[Any, ...], str]:
+        newer = given.model_dump(exclude_defaults=True)
+        newer["strategy"]["version"] = version
+        found = candidates([base_of(zsim.Experiment.model_validate(newer))])
+        keys = (PIPELINE, "training.activation_checkpointing", *RECOMPUTED)
+        return {tuple(str(one.overrides[key]) for key in keys): one.label for one in found}
+
+    alone = ("1", "none", "None", "None", "None"), ("1", "full", "None", "None", "None")
+    assert {key for key in kept("0.11") if key[0] == "1"} == {*alone, ("1", "full", "None", "block", "2")}
+    assert ("2", "full", "None", "block", "1") in kept("0.16")
+    assert "recomputing mlp" in kept("0.16")["1", "selective", "['mlp']", "None", "None"]
 
 
 def test_steps_name_the_micro_batches_that_change_with_the_degrees(steps: list[TuningStep]) -> None:

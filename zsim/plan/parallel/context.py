@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from zsim.specs.model.spec import Attention, Block, ContextShare, ModelSpec, Module
+from zsim.specs.model.spec import Attention, ContextShare, ModelSpec, Module
 from zsim.specs.strategy.parallelism import Parallelism, Style
 
 _LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
@@ -35,14 +35,9 @@ def context_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
         return model
     library = _LIBRARIES[parallelism.style]
     share = ContextShare(ranks, parallelism.context_method, library, parallelism.context_inner)
-    blocks = {
-        id(block): Block(block.kind, _split(block.modules, share), block.registration)
-        for block in model.blocks
-    }
     return replace(
-        model,
+        model.with_each_block(lambda block: replace(block, modules=_split(block.modules, share))),
         before=_split(model.before, share),
-        blocks=tuple(blocks[id(block)] for block in model.blocks),
         after=_split(model.after, share),
         token_shards=model.token_shards * ranks,
     )

@@ -49,8 +49,7 @@ def with_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
     """The model of one rank with its routed experts as what runs; the model itself if it has none."""
     if not has_experts(model):
         return model
-    blocks = {id(block): _expanded(block, split) for block in model.blocks}
-    return replace(model, blocks=tuple(blocks[id(block)] for block in model.blocks))
+    return model.with_each_block(lambda block: _expanded(block, split))
 
 
 def _expanded(block: Block, split: ExpertSplit) -> Block:

@@ -73,11 +73,9 @@ def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
     if parallelism.tensor == 1:
         return model
     cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size)
-    blocks = {id(block): cutter.block(block) for block in model.blocks}
     return replace(
-        model,
+        model.with_each_block(cutter.block),
         before=tuple(cutter.before(model.before)),
-        blocks=tuple(blocks[id(block)] for block in model.blocks),
         after=tuple(cutter.after(model.after)),
         token_shards=cutter.stream,
     )

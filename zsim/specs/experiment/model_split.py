@@ -28,7 +28,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
                 "strategy 'megatron'"
             )
     if parallelism.tensor > 1:
-        for block in {id(block): block for block in model.blocks}.values():
+        for block in model.distinct_blocks:
             _check_block(block, model, parallelism)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
@@ -202,7 +202,7 @@ def _check_context(model: ModelSpec, training: Training, parallelism: Parallelis
             f"training.attention: found 'math' with parallelism.context = {parallelism.context}, but {name} "
             "shares sequences among ranks by fused kernels only; expected 'flash'"
         )
-    for block in {id(block): block for block in model.blocks}.values():
+    for block in model.distinct_blocks:
         for module in block.modules:
             if isinstance(module.work, Attention):
                 _check_attention(module.work, model, training, parallelism)

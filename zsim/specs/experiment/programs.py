@@ -309,7 +309,9 @@ _IN_A_FILE = Telling("*", "file", "", "zsim export")
 
 
 def program_of(program: Program | None, kind: str) -> Program | None:
-    """`program` if it knows the strategy; else None."""
+    """`program` if it knows the strategy; Megatron for its own, which nothing else runs; else None."""
+    if program is None and kind == "megatron":
+        return "megatron"
     return program if program is not None and kind in KINDS[program] else None
 
 

@@ -30,8 +30,7 @@ def with_fp8_layers(
 
 def without_fp8_layers(model: ModelSpec) -> ModelSpec:
     """The model as it was before `with_fp8_layers`."""
-    known = {id(block): replace(block, modules=tuple(map(_plain, block.modules))) for block in model.blocks}
-    return replace(model, blocks=tuple(known[id(block)] for block in model.blocks))
+    return model.with_each_block(lambda block: replace(block, modules=tuple(map(_plain, block.modules))))
 
 
 def _plain(module: Module) -> Module:

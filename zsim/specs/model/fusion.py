@@ -31,17 +31,14 @@ MEGATRON_PRODUCTS = (QKV, PROJ, FC1, FC2)
 def with_fused_projections(model: ModelSpec) -> ModelSpec:
     """The model with the products of a block that read one input fused, before attention and before a gated
     activation."""
-    fused = {id(block): _fused(block) for block in model.blocks}
-    return replace(model, blocks=tuple(fused[id(block)] for block in model.blocks))
+    return model.with_each_block(_fused)
 
 
 def with_megatron_products(model: ModelSpec) -> ModelSpec:
     """The model with fused projections, and Megatron's names of the products around attention and around an
     activation: linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
     (multi-head latent attention) keep their own names."""
-    model = with_fused_projections(model)
-    named = {id(block): _named(block) for block in model.blocks}
-    return replace(model, blocks=tuple(named[id(block)] for block in model.blocks))
+    return model.with_each_block(lambda block: _named(_fused(block)))
 
 
 def _named(block: Block) -> Block:

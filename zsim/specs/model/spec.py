@@ -7,7 +7,8 @@ once per shape and not once per layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -212,6 +213,16 @@ class ModelSpec:
     def block_name(self, number: int) -> str:
         """The full name of a block, by its number in the whole model."""
         return self.block_names[number] if self.block_names else f"{self.block_prefix}.{number}"
+
+    @property
+    def distinct_blocks(self) -> tuple[Block, ...]:
+        """One block of each shape, in order."""
+        return tuple({id(block): block for block in self.blocks}.values())
+
+    def with_each_block(self, change: Callable[[Block], Block]) -> ModelSpec:
+        """The model with `change` of its blocks, which is made once per shape."""
+        changed = {id(block): change(block) for block in self.distinct_blocks}
+        return replace(self, blocks=tuple(changed[id(block)] for block in self.blocks))
 
     @property
     def block_lists(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ concatenation of the outputs is left out.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter
@@ -15,13 +14,7 @@ from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter
 def with_tiled_linears(model: ModelSpec, most_numel: int) -> ModelSpec:
     """The model with every linear layer of a block with more than `most_numel` weights cut along its outputs
     into equal tiles of at most `most_numel`."""
-    known: dict[int, Block] = {}
-    blocks = []
-    for block in model.blocks:
-        if id(block) not in known:
-            known[id(block)] = _tiled_block(block, most_numel)
-        blocks.append(known[id(block)])
-    return replace(model, blocks=tuple(blocks))
+    return model.with_each_block(lambda block: _tiled_block(block, most_numel))
 
 
 def _tiled_block(block: Block, most_numel: int) -> Block:

@@ -13,9 +13,12 @@ from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.specs.experiment.programs import telling
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-from zsim.study.tune.base import Base, value_of
-from zsim.study.tune.degrees import ORDER, PIPELINE, data_ranks, degrees, replicas_of
+from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron_table import MegatronTable
+from zsim.study.tune.base import RECOMPUTED, Base, value_of
+from zsim.study.tune.degrees import ORDER, PIPELINE, VIRTUAL, data_ranks, degrees, replicas_of
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"
@@ -25,6 +28,7 @@ BLOCKS = "training.block_checkpointing"
 LOSS = "training.cross_entropy"
 NVME_PATH = "/local_nvme"
 _MAX_MICRO_BATCHES = 512
+_MODULES = (0, 12)  # the release of Megatron-Core that brought --recompute-modules
 _DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
 
 
@@ -251,6 +255,31 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     return found
 
 
+def _recomputations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    """Megatron's: nothing, the core of attention where it is not one kernel, the MLP or the experts'
+    activation, the first half of every stage's layers, all layers."""
+    training, split, strategy = base.job.training, base.job.parallelism, base.job.experiment.strategy
+    assert isinstance(strategy, MegatronTable)
+    alike: dict[str, Any] = {BLOCKS: {}} if training.block_checkpointing else {}
+
+    def choice(name: str, granularity: str, *rest: Any) -> AxisChoice:
+        of_keys = dict(zip(RECOMPUTED, rest or (None, None, None), strict=True))
+        return AxisChoice(name, {CHECKPOINTING: granularity, **of_keys, **alike})
+
+    found = [choice("checkpointing none", "none")]
+    if training.attention == "math":
+        found.append(choice("checkpointing selective", "selective"))
+    if strategy.engine == "megatron" and is_newer(strategy.version, _MODULES):
+        name = "moe_act" if has_experts(base.job.model) else "mlp"
+        found.append(choice(f"recomputing {name}", "selective", [name], None, None))
+    stages = chosen.get(PIPELINE, split.pipeline) * (chosen.get(VIRTUAL, split.virtual_stages) or 1)
+    half = -(-len(base.job.model.blocks) // stages) // 2
+    if half:
+        layers = f"{half} layer{'s' if half > 1 else ''}{' a stage' if stages > 1 else ''}"
+        found.append(choice(f"checkpointing {layers}", "full", None, "block", half))
+    return [*found, choice("checkpointing full", "full")]
+
+
 def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The given loss, one whose kernel saves nothing but the logits, and one that never holds all logits."""
     given = base.job.training.cross_entropy
@@ -285,7 +314,8 @@ STRUCTURE: tuple[TunedAxis, ...] = (
     TunedAxis("replicas", _replicas, ("fsdp2",)),
     TunedAxis("reshard", _reshards, ("fsdp2",)),
     TunedAxis("offload", _host_offload, ("fsdp2",)),
-    TunedAxis("checkpointing", _checkpointings),
+    TunedAxis("checkpointing", _checkpointings, ("ddp", "deepspeed", *FSDP)),
+    TunedAxis("checkpointing", _recomputations, ("megatron",)),
     LOSSES,
     TunedAxis("micro-batch", _micro_batches),
     TunedAxis("no_sync", _reductions, FSDP),

@@ -27,6 +27,7 @@ _UNSET = {
     "parallelism.first_stage_less_layers": 0,
     "parallelism.last_stage_less_layers": 0,
 }
+RECOMPUTED = tuple(f"training.recompute_{key}" for key in ("modules", "method", "layers"))  # Megatron's
 _RESOLVED = ("virtual_stages", "schedule", "sequence_parallel")
 
 
@@ -162,7 +163,7 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
                 return _plain(key, value[spelling])
     job = base.job
     if parents[:1] == ["training"]:
-        return getattr(job.training, last)
+        return getattr(job.experiment.training if key in RECOMPUTED else job.training, last)
     if parents[:1] == ["parallelism"]:
         said = getattr(job.experiment.parallelism, last)
         return getattr(job.parallelism, last) if said is None and last in _RESOLVED else _plain(key, said)

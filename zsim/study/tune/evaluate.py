@@ -32,6 +32,7 @@ from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
 from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
+from zsim.study.tune.base import RECOMPUTED
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.days import RunDays, best_run
@@ -39,8 +40,7 @@ from zsim.study.tune.days import RunDays, best_run
 # Processes take seconds to start and share no work with this one, so short searches finish sooner
 # without them: they are started only after this much processor time.
 _ALONE_SECONDS = 10.0
-_KEY = "training.gradient_accumulation_steps"
-_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
+_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, *RECOMPUTED, LOSS)
 _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
@@ -335,7 +335,7 @@ class Evaluator:
         if len(records) == 2:
             most, fewer = few_of(job)
             row |= _longer(records[0]["row"], row, (steps - most) / (most - fewer))
-            row[_KEY] = steps
+            row[ACCUMULATION] = steps
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
         least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.of(job).seconds

@@ -25,7 +25,7 @@ def check_fp8_shapes(model: ModelSpec, training: Training, parallelism: Parallel
         return
     _check_tokens(training, parallelism)
     ranks, multiple = parallelism.tensor, training.fp8.multiple
-    for block in {id(block): block for block in model.blocks}.values():
+    for block in model.distinct_blocks:
         is_behind = False
         for module in block.modules:
             work = module.work
