@@ -53,6 +53,7 @@ def test_pipeline_rerouting_is_refused_by_name() -> None:
 
 def test_a_run_and_its_price_are_for_the_same_tokens() -> None:
     assert run(cost={"tokens": 2e12}, tokens="2T").run is not None
+    assert run(cost={"tokens": "2T"}, tokens=2e12).run is not None
     with pytest.raises(InputError, match=r"run.tokens is 2e\+12 and cost.tokens 3e\+12"):
         run(cost={"tokens": 3e12}, tokens="2T")
 

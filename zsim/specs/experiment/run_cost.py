@@ -6,9 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from zsim.units import Watts
-
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from zsim.units import Tokens, Watts
 
 
 class CostTable(BaseModel):
@@ -20,8 +18,9 @@ class CostTable(BaseModel):
         default=None, description="money per GPU and hour; left out: no bill"
     )
     currency: str = Field(default="USD", description="the money's name")
-    tokens: Amount | None = Field(
-        default=None, description="tokens to train on in all; left out: the bill is of one step"
+    tokens: Annotated[Tokens, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description='tokens to train on in all, as 1e12 or "15T"; left out: the bill is of one step',
     )
     pue: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=1.0,
