@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -114,6 +115,8 @@ def _save(case: Case, out: Path) -> None:
     dist.barrier()
     _core(saving).save(states, str(out), strategy)
     dist.barrier()
+    for helper in multiprocessing.active_children():  # Megatron's own, which outlive a rank
+        helper.terminate()
 
 
 def _model(case: Case) -> Any:
