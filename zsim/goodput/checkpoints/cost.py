@@ -302,7 +302,7 @@ def _interpreter_slowdown(
 
 
 def _lost_fraction(step: StepBeside, wait: float) -> float:
-    """Of the time in which every launch waits so long."""
+    """The part of the time that is lost while every launch waits so long."""
     host = step.host_fraction + step.launches * wait / step.seconds
     return max(0.0, 1 - 1 / host) if host else 0.0
 

@@ -170,7 +170,7 @@ def _pieces(
 
 
 def _names(tensor: HeldTensor) -> list[str]:
-    """Of Megatron's parameters that zsim holds as one: every routed expert has its own."""
+    """Names of Megatron's parameters that zsim holds as one: every routed expert has its own."""
     experts = tensor.rows if len(tensor.shape) == 3 else 1
     return [f"{tensor.name}.{number}" for number in range(experts)]
 

@@ -91,7 +91,7 @@ class StartingRates(Table):
 
 
 def saving_rates() -> SavingRates:
-    """Of the reference core, that of `frameworks.toml`."""
+    """The rates on the reference core, that of `frameworks.toml`."""
     return SavingRates.model_validate(read_toml(PRESETS / _FILE)["saving"])
 
 
