@@ -312,6 +312,17 @@ def test_a_communicator_with_one_gpu_of_each_node_has_buffers_of_its_own() -> No
     assert held == [2 * table.communicator] + 2 * [2 * table.communicator + 10**6] + [2 * table.communicator]
 
 
+def test_what_a_communicator_takes_is_by_its_own_nodes_not_by_those_of_its_kind() -> None:
+    """Ranks 0 and 1 share a node, 2 and 3 do not."""
+    job = job_of(4, placement={"gpus_per_node": [2, 1, 1]})
+    table = job.cluster.framework_memory.model_copy(update={"network_communicator": 10**6})
+    job = replace(job, cluster=job.cluster.model_copy(update={"framework_memory": table}))
+    pairs = {"pair": Group("pair", np.array([[0, 1], [2, 3]]))}
+    plan = replace(pipeline_plan(gpipe, 4, 1, (SHORT, LONG)), groups=pairs)
+    held = [framework_memory(job, plan, number).bytes - table.context for number in range(4)]
+    assert held == 2 * [table.communicator] + 2 * [10**6]
+
+
 # -- what is read off a step -----------------------------------------------------------------------------
 
 

@@ -56,13 +56,14 @@ def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
     opens fewer channels where it has a network alone, with one GPU of each node."""
     memory = job.cluster.framework_memory
     rank = int(np.argmax(plan.program_of == program))
-    groups = [group for group in plan.groups.values() if group.size > 1 and rank in group.members]
+    groups = [group.members for group in plan.groups.values() if group.size > 1]
+    mine = [row for members in groups for row in members[(members == rank).any(axis=1)]]
     apart = 0
     if memory.network_communicator is not None:
         gpus = job.placement.gpus
         node_of = np.repeat(np.arange(len(gpus)), gpus)
-        apart = sum(len(np.unique(node_of[group.members[0]])) == group.size for group in groups)
-    buffers = (len(groups) - apart) * memory.communicator + apart * (memory.network_communicator or 0)
+        apart = sum(len(np.unique(node_of[row])) == len(row) for row in mine)
+    buffers = (len(mine) - apart) * memory.communicator + apart * (memory.network_communicator or 0)
     return Memory("framework", memory.context + buffers)
 
 
