@@ -56,7 +56,12 @@ def resolved(strategy: dict[str, Any], parallelism: dict[str, Any], model: str =
             "unknown spread 'loss-free'; did you",
         ),
         (MEGATRON, {"expert_padding": True}, "'megatron', which pads no expert to the fullest; expected"),
-        ({"kind": "fsdp2"}, {"expert_padding": True, "expert_imbalance": 5}, "takes at most 4 times"),
+        ({"kind": "fsdp2"}, {"expert_padding": True, "expert_imbalance": 5}, "takes at most 4 times it"),
+        (
+            {"kind": "fsdp2"},
+            {"expert_padding": True, "expert_imbalance": [8, 0, 0, 0, 0, 0, 0, 0]},
+            "the fullest expert has 8 times the mean",
+        ),
         (MEGATRON, {"expert": 4, "expert_imbalance": "seed:x"}, "expected a whole number behind 'seed:'"),
     ],
 )
@@ -69,8 +74,11 @@ def test_what_does_not_go_is_refused(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("expert", 8), ("dispatcher", "deepep"), ("capacity_factor", 2.0), ("expert_imbalance", 1.5)],
-)
+    [
+        ("expert", 8), ("dispatcher", "deepep"), ("capacity_factor", 2.0), ("expert_imbalance", 1.5),
+        ("expert_padding", True),
+    ],
+)  # fmt: skip
 def test_a_dense_model_has_no_experts(key: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"parallelism.{key}: found .* 'llama-3-8b' has no routed experts"):
         resolved(MEGATRON, {key: value}, "llama-3-8b")

@@ -64,7 +64,7 @@ def resolve_expert_degrees(
     is_hybrid = split.dispatcher == "hybridep"
     is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
     if split.library == "kempnerforge":
-        return replace(split, padding=_padding(table, experts, tokens))
+        return replace(split, padding=_padding(table, experts, tokens // found.token_shards))
     loads = rank_loads(
         table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
     )
@@ -82,19 +82,21 @@ def resolve_expert_degrees(
 
 def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
     """Rows of the fullest expert over the mean: at most those of every token."""
-    asked, most = table.expert_imbalance, experts.num_experts / experts.top_k
-    if isinstance(asked, float) and asked > most:
+    most = experts.num_experts / experts.top_k
+    fullest = fullest_expert(table.expert_imbalance, 1, experts.num_experts, experts.top_k, tokens)
+    if fullest > most:
         raise InputError(
-            f"parallelism.expert_imbalance: found {asked:g}, but one of {experts.num_experts} experts, of "
-            f"which every token has {experts.top_k}, takes at most {most:g} times the mean"
+            f"parallelism.expert_imbalance: the fullest expert has {fullest:g} times the mean, but one of "
+            f"{experts.num_experts} experts, of which every token has {experts.top_k}, takes at most "
+            f"{most:g} times it"
         )
-    return fullest_expert(asked, 1, experts.num_experts, experts.top_k, tokens)
+    return fullest
 
 
 def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
     for key in _KEYS:
         value = getattr(table, key)
-        if value not in (None, 1, False):
+        if value is True or value not in (None, 1, False):
             raise InputError(
                 f"parallelism.{key}: found {value!r}, but '{model.name}' has no routed experts; expected it "
                 "left out, or a mixture of experts"
