@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from zsim.goodput.page import goodput_page, trust_rows
 from zsim.goodput.prepared import prepare
 from zsim.goodput.runs import Draw, run_each, wake_processes
 from zsim.goodput.scenario import Failures
-from zsim.goodput.search import best_interval
+from zsim.goodput.search import best_interval, starting_interval
 from zsim.goodput.text import goodput_lines
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
@@ -138,6 +139,20 @@ def test_a_run_and_its_saves_beside_the_step_make_one_plan(monkeypatch: pytest.M
     )
     assert prepared.cost("in-memory").slowdown_seconds > 0
     assert len(made) == 1
+
+
+def test_a_save_of_two_tiers_reaches_the_store_no_more_often_than_pays() -> None:
+    """Left out, it is as often as without the first tier, where the store would take a save every minute."""
+    prepared = prepare(
+        experiment(tokens="10B", checkpoint={"mode": "async"}, storage={"write_bandwidth": "240 GB/s"})
+    )
+    remote = prepared.cost("async")
+    best = starting_interval(prepared.scenario(math.inf), remote)
+    step = prepared.first.step_seconds
+    saves = prepared.scenario(100 * step, mode="in-memory").phases[0].saves
+    apart = saves.remote_every * (100 * step + prepared.cost("in-memory").blocking_seconds)
+    assert best > 3 * remote.durable_seconds
+    assert best <= apart < best + 101 * step
 
 
 def test_processes_that_were_woken_give_what_one_gives() -> None:

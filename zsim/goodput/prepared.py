@@ -22,6 +22,7 @@ from zsim.goodput.defaults import recovery_defaults
 from zsim.goodput.fleet import failures_of
 from zsim.goodput.outer_step import OuterStep, one_replica, outer_step
 from zsim.goodput.scenario import Failures, Phase, Recovery, Saves, Scenario
+from zsim.goodput.search import starting_interval
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointMode
 from zsim.specs.experiment.run.run import PhaseTable, TrainingRunTable
@@ -195,7 +196,8 @@ class PreparedRun:
             return Saves(every, self.cost(mode, number), keep=keep, archive_steps=archive)
         local, remote = self.cost(mode, number), self.cost("async", number)
         if table.remote_every is None:
-            apart = math.ceil(remote.durable_seconds / (every * step + local.blocking_seconds))
+            pays = starting_interval(self.scenario(math.inf, mode="async"), remote)
+            apart = math.ceil(max(pays, remote.durable_seconds) / (every * step + local.blocking_seconds))
         else:
             apart = round(table.seconds_of(table.remote_every, step) / step / every)
         return Saves(

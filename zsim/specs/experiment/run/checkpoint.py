@@ -56,8 +56,8 @@ class CheckpointTable(BaseModel):
     )
     remote_every: int | str | None = Field(
         default=None,
-        description="how often a save of two tiers reaches the store; left out: as often as the "
-        "store takes it",
+        description="how often a save of two tiers reaches the store; left out: as often as would be best "
+        "without the first tier, and as the store takes it",
     )
     staging: Staging = Field(
         default="pageable", description="host memory that state is copied to, as torch's `async_save` has it"
