@@ -176,6 +176,14 @@ def test_older_megatrons_have_none() -> None:
         job_of(1, strategy={"version": "3.0", "moe_grouped_gemm": False})
 
 
+def test_a_model_with_learned_positions_has_none() -> None:
+    with pytest.raises(InputError, match="found 1 with 'gpt2', whose positions are learned; Megatron has"):
+        resolve(Experiment(
+            model="gpt2", cluster="dgx-h100", gpus=8, training={"sequence_length": TOKENS},
+            strategy={"kind": "megatron", "mtp_layers": 1},
+        ))  # fmt: skip
+
+
 def test_recomputed_up_projections_run_once_more_and_keep_the_compressed_alone() -> None:
     """Both products with their norms run again; per layer and token go q (4 x 96), k and v (4 x (96 + 64)),
     and the normed q and kv of rank 192 and 128, 2 bytes each; none is back yet at the loss, the peak."""

@@ -300,6 +300,11 @@ def with_predictions(
         raise InputError(
             f"{_PREDICTIONS}: found {count}; only Megatron-Core has multi-token prediction, expected 0"
         )
+    if model.learned_positions:  # core 0.16.1 training/arguments.py, `position_embedding_type`
+        raise InputError(
+            f"{_PREDICTIONS}: found {count} with '{model.name}', whose positions are learned; Megatron has "
+            "multi-token prediction with rotary positions or none, expected 0"
+        )
     lacking = {
         "Megatron-FSDP": table.fsdp_sharding is not None,
         "overlap_expert_parallel": table.overlap_expert_parallel,
