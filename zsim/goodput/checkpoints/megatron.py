@@ -138,8 +138,7 @@ def _of_kind(held: HeldStates, stage: int, is_spread: bool) -> list[HeldTensor]:
 
 def _shards_of(tensor: HeldTensor) -> list[int]:
     """Elements of every shard that a parameter is saved as."""
-    experts = tensor.rows if len(tensor.shape) == 3 else 1
-    parts = experts * (2 if any(name in tensor.name for name in _GATED) else 1)
+    parts = len(_names(tensor)) * (2 if any(name in tensor.name for name in _GATED) else 1)
     return [tensor.numel // parts] * parts
 
 
@@ -158,15 +157,7 @@ def _pieces(
         if tensor.is_trainable:
             numels |= dict.fromkeys(_names(tensor), tensor.numel // len(_names(tensor)))
     buffer = lay_out(numels, strategy.bucket_size, shards, is_sharded=True)
-    names = {name for tensor in written for name in _names(tensor)}
-    found: list[list[int]] = [[] for _ in range(shards)]
-    for bucket in buffer.buckets:
-        each = bucket.numel // shards
-        for name in filter(names.__contains__, bucket.names):
-            start, end = (place - bucket.start for place in buffer.places[name])
-            for shard in range(start // each, -(-end // each)):
-                found[shard].append(min(end, (shard + 1) * each) - max(start, shard * each))
-    return found
+    return buffer.pieces(shards, {name for tensor in written for name in _names(tensor)})
 
 
 def _names(tensor: HeldTensor) -> list[str]:

@@ -40,18 +40,18 @@ class Buffer:
     def numel(self) -> int:
         return self.buckets[-1].end if self.buckets else 0
 
-    def pieces(self, rank: int, ranks: int, among: Collection[str] | None = None) -> list[int]:
-        """Elements of each parameter (of those `among`) that rank `rank` of `ranks` updates: every bucket is
-        cut into equal shards."""
-        found = []
+    def pieces(self, ranks: int, among: Collection[str] | None = None) -> list[list[int]]:
+        """Elements of each parameter (of those `among`) that each of `ranks` updates: every bucket is cut
+        into equal shards."""
+        found: list[list[int]] = [[] for _ in range(ranks)]
         for bucket in self.buckets:
-            shard = bucket.numel // ranks
-            begin = bucket.start + rank * shard
+            each = bucket.numel // ranks
             for name in bucket.names:
-                start, end = self.places[name]
-                numel = min(end, begin + shard) - max(start, begin)
-                if numel > 0 and (among is None or name in among):
-                    found.append(numel)
+                if among is not None and name not in among:
+                    continue
+                start, end = (place - bucket.start for place in self.places[name])
+                for rank in range(start // each, -(-end // each)):
+                    found[rank].append(min(end, (rank + 1) * each) - max(start, rank * each))
         return found
 
 

@@ -130,7 +130,7 @@ class MegatronSchedule(Hooks):
         if self.strategy.has_owners:
             return [max(self._owned)]
         if self.strategy.distributed_optimizer:
-            return [numel for part in self.parts for numel in part.buffer.pieces(0, part.ranks)]
+            return [numel for part in self.parts for numel in part.buffer.pieces(part.ranks)[0]]
         return [end - start for part in self.parts for start, end in part.in_order()]
 
     def resident(self) -> list[Memory]:
