@@ -66,8 +66,11 @@ def test_it_runs_beside_another_type(folder: Path) -> None:
 
 def test_a_node_names_the_gpu_file_that_is_not_there(folder: Path) -> None:
     (folder / "x100.toml").unlink()
-    with pytest.raises(InputError, match=r"x100-x8.toml: gpu: no file '.*x100.toml'; expected the path"):
+    said = r"x100-x8.toml: gpu: no file '.*x100.toml'; expected the path"
+    with pytest.raises(InputError, match=said):
         load_cluster(folder / "x100-x8.toml")
+    with pytest.raises(InputError, match=said):
+        zsim.simulate(experiment(folder / "x100-x8.toml"))
 
 
 def test_a_board_draws_no_more_than_its_maximum(folder: Path) -> None:

@@ -71,7 +71,7 @@ def _with_gpu(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
     """The tables of a cluster with its GPU read. The path of `gpu` is relative to the file that says it,
     which may be a parent."""
     gpu = data.get("gpu")
-    if isinstance(gpu, str) and gpu.endswith(".toml") and not Path(gpu).exists() and read is read_toml:
+    if isinstance(gpu, str) and gpu.endswith(".toml") and not Path(gpu).exists():
         raise InputError(
             f"{file}: gpu: no file '{gpu}'; expected the path of a GPU file, relative to the file that names "
             "it, or a GPU's name ('h100-sxm-80gb')"
