@@ -100,6 +100,14 @@ def test_what_zsim_lacks_is_said(strategy: dict[str, Any], parallelism: dict[str
         resolved(strategy, parallelism)
 
 
+@pytest.mark.parametrize(("key", "value"), [("tensor", 2), ("expert", 4), ("capacity_factor", 2.0)])
+def test_padded_experts_are_whole_on_every_rank(key: str, value: Any) -> None:
+    with pytest.raises(
+        NotSimulatedError, match=f"parallelism.{key}: found {value} with expert_padding, which"
+    ):
+        resolved({"kind": "fsdp2"}, {"expert_padding": True, key: value})
+
+
 def test_what_is_left_out_is_the_frameworks_own() -> None:
     """Megatron: expert_tensor = tensor, all-gathers; torchtitan: 1, all-to-alls."""
     megatron = resolved(MEGATRON, {"tensor": 2, "sequence_parallel": True, "expert": 4}).parallelism.experts

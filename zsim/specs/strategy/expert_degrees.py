@@ -29,7 +29,6 @@ _DISPATCHERS: Mapping[Style, tuple[Dispatcher, ...]] = {
     "deepspeed": ("all-to-all", "deepep"),
 }
 _KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor", "expert_imbalance", "expert_padding")
-_WITHOUT_RANKS = ("transformers", "kempnerforge")  # whose experts zsim has on every rank alone
 
 
 def resolve_expert_degrees(
@@ -106,7 +105,9 @@ def _refuse_keys(table: ParallelismTable, model: ModelSpec) -> None:
 def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, model: ModelSpec) -> None:
     """Raises for expert parallelism, and tensor parallelism around experts, that the framework lacks."""
     name = FRAMEWORK_NAMES[found.style]
-    if found.tensor > 1 and code.library in _WITHOUT_RANKS:
+    if code.library == "kempnerforge":
+        _check_whole(table, found)
+    if found.tensor > 1 and code.library == "transformers":
         raise NotSimulatedError(
             f"parallelism.tensor: found {found.tensor} with '{model.name}', whose routed experts zsim splits "
             f"under Megatron and torchtitan only, not {name}; expected strategy 'megatron', or 'fsdp2' with "
@@ -124,12 +125,23 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
         )
     for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor"):
         value = getattr(table, key)
-        if code.library not in _WITHOUT_RANKS or value in (None, 1):
+        if code.library != "transformers" or value in (None, 1):
             continue
         raise NotSimulatedError(
             f"parallelism.{key}: found {value!r}, which zsim simulates under Megatron, torchtitan and "
             "DeepSpeed; expected strategy 'megatron', 'deepspeed', or 'fsdp2' with wrapping 'torchtitan'"
         )
+
+
+def _check_whole(table: ParallelismTable, found: Parallelism) -> None:
+    """Raises where experts that are padded to the fullest are not whole on every rank."""
+    asked = {key: getattr(table, key) for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")}
+    for key, value in {**asked, "tensor": found.tensor}.items():
+        if value not in (None, 1):
+            raise NotSimulatedError(
+                f"parallelism.{key}: found {value!r} with expert_padding, which zsim simulates with all "
+                f"experts whole on every rank; expected {key} or expert_padding left out"
+            )
 
 
 def _tensor(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
