@@ -62,6 +62,10 @@ def refused(words: str, **changes: Any) -> None:
             {"strategy": {"kind": ["fsdp2"]}},
             r"strategy\.kind: found \['fsdp2'\], expected one of ddp, deepspe",
         ),
+        (
+            {"parallelism": {"expert_imbalance": 0.5}},
+            r"parallelism\.expert_imbalance: found 0\.5, expected gr",
+        ),
         ({"strategy": {5: 1, "x": 2}}, r"strategy: unknown key '5'"),
         (
             {"strategy": {"kind": "fsdp3"}},

@@ -170,7 +170,11 @@ def test_every_part_of_a_network_is_written(model: str, tmp_path: Path) -> None:
         ("llama-3-8b", {"strategy": {"engine": "nanotron"}}, "has a file of its own"),
         ("llama-3-8b", {"strategy": {"version": "3.0"}}, "has other flags than Core"),
         ("llama-3-8b", {"training": {"cross_entropy": "eager"}}, "no cross entropy 'eager'"),
-        ("llama-3-8b", {"training": {"activation_checkpointing": "selective-op"}}, "checkpoints every layer"),
+        (
+            "llama-3-8b",
+            {"training": {"activation_checkpointing": "full", "checkpoint_every": 2}},
+            "checkpoints every layer",
+        ),
         ("llama-3-8b", {"parallelism": {"tensor": 2, "order": "cp-tp-dp-pp"}}, "its mesh has the orders"),
         ("gemma2-9b", {}, "all alike"),
         ("falcon-7b", {}, "two norms in a layer"),

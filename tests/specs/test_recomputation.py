@@ -102,6 +102,7 @@ def test_a_fused_core_was_not_checkpointed_before_core() -> None:
             },
             "recompute_method and training.block_checkpointing both say",
         ),
+        ({"activation_checkpointing": "selective-op"}, "which is torch's; Megatron's"),
         ({"activation_checkpointing": "full", "recompute_method": "blocks"}, "did you mean 'block'"),
     ],
 )

@@ -106,6 +106,8 @@ def _of(keys: list[str]) -> str:
 
 
 def _where(location: tuple[int | str, ...]) -> str:
+    if location and str(location[-1]).startswith("constrained-"):
+        location = location[:-1]
     return ".".join(str(part) for part in location) + ": " if location else ""
 
 

@@ -55,6 +55,7 @@ def recomputation_of(
     what it has and zsim lacks.
     """
     _check_keys(table)
+    _check_policies(experiment, table)
     found = Recomputation(table.activation_checkpointing, block_policies(table, num_blocks))
     stages = parallelism.layers_per_stage or (num_blocks,)
     if table.recompute_method == "block":
@@ -136,6 +137,16 @@ def _check_keys(table: TrainingTable) -> None:
     if table.recompute_method is not None and (table.checkpoint_every > 1 or table.block_checkpointing):
         other = "checkpoint_every" if table.checkpoint_every > 1 else "block_checkpointing"
         raise InputError(f"{_METHOD} and training.{other} both say which blocks; expected one of them")
+
+
+def _check_policies(experiment: Experiment, table: TrainingTable) -> None:
+    """Raises InputError for torch's selective checkpointing under Megatron, whose flag has no such value."""
+    policies = (table.activation_checkpointing, *table.block_checkpointing.values())
+    if isinstance(experiment.strategy, MegatronTable) and "selective-op" in policies:
+        raise InputError(
+            "training.activation_checkpointing: found 'selective-op', which is torch's; Megatron's "
+            "--recompute-granularity has 'selective' (of recompute_modules, e.g. [\"mlp\"]) and 'full'"
+        )
 
 
 def _first_blocks(stages: tuple[int, ...], count: int) -> tuple[Checkpointing, ...]:

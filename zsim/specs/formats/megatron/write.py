@@ -37,8 +37,7 @@ def why_not_megatron(job: Job) -> str | None:
         return "a graph of the whole step cannot look for NaN (check_for_nan)"
     if training.cross_entropy not in _LOSSES:
         return f"it has no cross entropy '{training.cross_entropy}'"
-    kind, asked = training.activation_checkpointing, job.experiment.training
-    if kind == "selective-op" or training.checkpoint_every > 1 or asked.block_checkpointing:
+    if training.checkpoint_every > 1 or job.experiment.training.block_checkpointing:
         return "it checkpoints every layer, or the first of every stage"
     if parallelism.order not in _ORDERS:
         return "its mesh has the orders tp-cp-dp-pp and tp-cp-pp-dp"
