@@ -27,11 +27,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _TOKENS, _HIDDEN, _TIMES, _EACH = 16, 64, 40, 10
 
 
-class _Nothing:
+class Nothing:
     """A stream or an event."""
 
-    def __getattr__(self, name: str) -> Callable[..., _Nothing]:
+    def __getattr__(self, name: str) -> Callable[..., Nothing]:
         return lambda *args, **kwargs: self
+
+
+def load_from(folder: Path) -> None:
+    """Let Megatron-Core be imported from a folder, with stand-ins that do nothing for CUDA."""
+    sys.path.insert(0, str(folder))
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.Stream = cuda.current_stream = cuda.Event = lambda *args, **kwargs: Nothing()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.is_available = lambda: False
+    cuda.synchronize = lambda *args: None
 
 
 class Operators(TorchDispatchMode):
@@ -46,12 +57,7 @@ class Operators(TorchDispatchMode):
 
 def layer(folder: Path, num_experts: int, top_k: int) -> Callable[[], torch.Tensor]:
     """Forward of routing, dispatch, the scores' product, and return."""
-    sys.path.insert(0, str(folder))
-    cuda: Any = torch.cuda
-    cuda.current_device = lambda: torch.device("cpu")
-    cuda.Stream = cuda.current_stream = cuda.Event = lambda *args, **kwargs: _Nothing()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.is_available = lambda: False
+    load_from(folder)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

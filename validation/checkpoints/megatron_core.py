@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.overrides import TorchFunctionMode
 
 from validation.launch import run
+from validation.megatron_host import Nothing, load_from
 from validation.provenance import provenance, write_checksums
 
 VERSION = "0.16.1"
@@ -41,11 +42,8 @@ SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "vocabulary": 512
 Case = tuple[int, int, int, int, int]
 
 
-class _Nothing:
-    """A stream, an event or the states of random numbers."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self
+class _NoRandomness(Nothing):
+    """The states of random numbers."""
 
     def fork(self, *_: Any) -> Any:
         return contextlib.nullcontext()
@@ -72,13 +70,7 @@ class _OnCpu(TorchFunctionMode):
 
 def save(rank: int, world_size: int, case: Case, folder: str, out: str) -> list[dict[str, int]]:
     """Save on this rank; what every rank wrote."""
-    sys.path.insert(0, folder)
-    cuda: Any = torch.cuda
-    cuda.current_device = lambda: torch.device("cpu")
-    cuda.Stream = cuda.current_stream = cuda.Event = lambda *args, **kwargs: _Nothing()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.is_available = lambda: False
-    cuda.synchronize = lambda *args: None
+    load_from(Path(folder))
     with _OnCpu():
         _save(case, Path(out))
     return written(Path(out), world_size)
@@ -122,7 +114,7 @@ def _save(case: Case, out: Path) -> None:
 def _model(case: Case) -> Any:
     _, tensor, expert, expert_tensor, experts = case
     for place in ("tensor_parallel.random", "tensor_parallel", "tensor_parallel.layers"):
-        _core(place).get_cuda_rng_tracker = lambda *args, **kwargs: _Nothing()
+        _core(place).get_cuda_rng_tracker = lambda *args, **kwargs: _NoRandomness()
     norms = _core("transformer.torch_norm").WrappedTorchNorm
     norms.__new__ = lambda cls, config, hidden_size, eps=1e-5, **keys: nn.RMSNorm(hidden_size, eps=eps)
     routed = {

@@ -209,6 +209,15 @@ def _metadata(ranks: int, items: int) -> Metadata:
     return Metadata(tensors, planner_data=_paths(items))
 
 
+def put_into_clock(folder: Path, key: str, found: Any) -> None:
+    """Write what was found under `key` of the folder's clock.json, whose other figures stay."""
+    path = folder / "clock.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, key: found}, indent=1) + "\n")
+    if folder.parent.name == "traces":
+        write_checksums(folder.parent)
+
+
 def main(words: list[str]) -> int:
     arguments = argparse.ArgumentParser(prog="python -m validation.checkpoints.planning", description=__doc__)
     arguments.add_argument("--out", type=Path, metavar="DIR", help="whose clock.json gets the new plans")
@@ -221,11 +230,7 @@ def main(words: list[str]) -> int:
               ", ".join(f"{key} {value:.1f}" for key, value in each.items() if "bytes" not in key),
               "us per item")  # fmt: skip
     if options.out:
-        path = options.out / "clock.json"
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, "plans": found}, indent=1) + "\n")
-        if options.out.parent.name == "traces":
-            write_checksums(options.out.parent)
+        put_into_clock(options.out, "plans", found)
     return 0
 
 

@@ -36,12 +36,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from validation.checkpoints.cases import saved_cases
-from validation.checkpoints.planning import own_plan_seconds, plans, save_seconds
+from validation.checkpoints.planning import own_plan_seconds, plans, put_into_clock, save_seconds
 from validation.checkpoints.ranks import states_of, trained
 from validation.examples import blocks_of, make_batch
 from validation.llama import Llama
 from validation.megatron_host import Operators
-from validation.provenance import write_checksums
 from validation.record.run import shape_of
 
 REPETITIONS = 12
@@ -234,11 +233,7 @@ def main(words: list[str]) -> int:
             {key: round(value / items * 1e6, 1) for key, value in entry.items() if isinstance(value, float)}
         )
     if options.out:
-        path = options.out / "clock.json"
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, "quiet": found}, indent=1) + "\n")
-        if options.out.parent.name == "traces":
-            write_checksums(options.out.parent)
+        put_into_clock(options.out, "quiet", found)
     return 0
 
 
