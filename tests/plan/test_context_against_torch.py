@@ -36,9 +36,9 @@ def answer() -> dict[str, Any]:
     return found
 
 
-def planned(method: ContextMethod, ranks: int) -> dict[str, list[list[str | int]]]:
-    share = ContextShare(ranks, method, "torch")
-    work = Attention(HEADS, HEADS, HEAD_DIM, HEAD_DIM, rotary=False, context=share)
+def planned(method: ContextMethod, ranks: int, window: int | None = None) -> dict[str, list[list[str | int]]]:
+    share = ContextShare(ranks, method, "torch", has_masks=window is not None)
+    work = Attention(HEADS, HEADS, HEAD_DIM, HEAD_DIM, rotary=False, window=window, context=share)
     shape, options = BatchShape(SEQUENCES, TOKENS, ranks), WorkOptions()
     return {
         "forward": events(shared_forward(work, shape, options)),
@@ -80,6 +80,16 @@ def test_other_ranks_make_the_same_calls_around_as_much_work(method: ContextMeth
             theirs = found[direction]
             assert [shape_free(event) for event in theirs] == [shape_free(event) for event in own]
             assert pairs(theirs) == pairs(own)
+
+
+def test_flex_attention_makes_torch_s_calls_in_torch_s_order() -> None:
+    """All ranks alike; a call is waited for before the next, which the plan's calls in line are."""
+    for ranks, _, found in answer()["flex"]:
+        own = planned("all-gather", ranks, window=16)
+        for direction in ("forward", "backward"):
+            calls = [event for event in found[direction] if event != ["wait"]]
+            assert [event[:2] for event in own[direction]] == calls
+            assert found[direction].count(["wait"]) == 2
 
 
 def shape_free(event: list[str | int]) -> list[str | int]:

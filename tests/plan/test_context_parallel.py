@@ -9,7 +9,7 @@ import pytest
 
 import zsim
 from zsim.engine.simulate import simulate_job
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Collective, Kernels, Plan, PointToPoint
 from zsim.plan.workload.workload import ModuleCall, make_workload
@@ -308,11 +308,91 @@ def test_written_out_attention_is_refused() -> None:
         job_of("megatron", None, 2, attention="math")
 
 
-def test_windows_are_refused_where_the_framework_or_zsim_lacks_them() -> None:
-    model = {**LLAMA, "model_type": "mistral", "sliding_window": 512}
-    with pytest.raises(InputError, match="expected 'all-to-all'"):
-        job_of("megatron", "p2p", 2, model=model)
-    with pytest.raises(NotSimulatedError, match="window of 512"):
-        job_of("fsdp2", None, 2, model=model)
-    windowed, causal = job_of("megatron", "all-to-all", 2, model=model), job_of("megatron", "all-to-all", 2)
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 512}
+
+
+def test_windows_are_refused_where_the_framework_refuses_them() -> None:
+    with pytest.raises(InputError, match="expected 'all-gather' or 'all-to-all'"):
+        job_of("megatron", "p2p", 2, model=MISTRAL)
+    with pytest.raises(InputError, match=r"expected 'all-gather'$"):
+        job_of("fsdp2", "p2p", 2, model=MISTRAL)
+    with pytest.raises(InputError, match=r"blocks of 128 tokens.*nearest that it takes is 2,048"):
+        job_of("fsdp2", None, 4, model=MISTRAL, sequence_length=2000)
+    windowed, causal = job_of("megatron", "all-to-all", 2, model=MISTRAL), job_of("megatron", "all-to-all", 2)
     assert flops(windowed, "forward") < flops(causal, "forward")
+
+
+def seen_pairs(ranks: int, rank: int, window: int) -> int:
+    """Query-key pairs of a rank, counted token by token: its chunks i and 2c - 1 - i, a query and the window
+    that ends with it."""
+    chunk = LENGTH // (2 * ranks)
+    starts = (rank * chunk, (2 * ranks - 1 - rank) * chunk)
+    return sum(min(token + 1, window) for start in starts for token in range(start, start + chunk))
+
+
+@pytest.mark.parametrize("kind", ["megatron", "fsdp2"])
+@pytest.mark.parametrize("window", [100, 512, 1100, 1800])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_window_costs_what_the_fullest_rank_computes(kind: str, window: int, ranks: int) -> None:
+    """The pairs of the rank that has most of them, the last; FLOPs count w s - w^2/2 for w s - w (w - 1)/2 of
+    a whole window."""
+    job = job_of(kind, "all-gather", ranks, model={**MISTRAL, "sliding_window": window})
+    counted = [seen_pairs(ranks, rank, window) for rank in range(ranks)]
+    assert counted.index(max(counted)) == ranks - 1 or max(counted) == counted[-1]
+    each = 2 * BATCH * HEADS * 2 * HEAD_DIM
+    assert flops(job, "forward") / each == pytest.approx(max(counted), abs=LENGTH / ranks / 2 + 1)
+    assert flops(job, "backward") == pytest.approx(2.5 * flops(job, "forward"), rel=1e-12)
+
+
+def kernel_shapes(job: Job, direction: str) -> list[tuple[int, ...]]:
+    issued = getattr(attention_of(job).work, direction)
+    parts = [part.work.kernels for part in issued if isinstance(part.work, Kernels)]
+    return [kernel.shape for part in parts for kernel in part if kernel.kind.startswith("attention")]
+
+
+def test_transformer_engine_slices_the_keys_of_a_window() -> None:
+    """4 ranks, chunks of 256: the last rank has chunks 3 and 4, which end at 1,024 and 1,280. With 100 tokens
+    each reads its own 256 keys and 99 before them; with 900 all 1,024, and 256 + 899; all keys are gathered
+    whatever the window."""
+    shapes = {}
+    for window in (100, 900):
+        job = job_of("megatron", "all-gather", 4, model={**MISTRAL, "sliding_window": window})
+        shapes[window] = [shape[1:3] for shape in kernel_shapes(job, "forward")]
+        assert kernel_shapes(job, "backward") == kernel_shapes(job, "forward")
+        plan, whole = make_plan(job), make_plan(job_of("megatron", "all-gather", 4))
+        assert sent(plan, "forward") == sent(whole, "forward")
+        assert sent(plan, "backward") == sent(whole, "backward")
+    assert shapes == {100: [(256, 355)] * 2, 900: [(256, 1024), (256, 1155)]}
+
+
+def test_a_window_s_gradients_of_keys_are_as_long_as_its_keys() -> None:
+    """dK and dV of both calls: 2 x 355 tokens for 4 x 512 + 256 of the middle rank without a window."""
+    job = job_of("megatron", "all-gather", 4, model={**MISTRAL, "sliding_window": 100})
+    token = BATCH * 2 * GROUPS * HEAD_DIM * 2
+    assert attention_of(job).work.tensors.backward[-1] == 710 * token
+    assert attention_of(job_of("megatron", "all-gather", 4)).work.tensors.backward[-1] == 2304 * token
+
+
+def test_torch_gathers_for_flex_attention_and_keeps_what_it_gathered() -> None:
+    """One kernel of the rank's 512 queries; a layer's K and V of all tokens are kept."""
+    job = job_of("fsdp2", None, 4, model=MISTRAL)
+    full = LENGTH * BATCH * GROUPS * HEAD_DIM * 2
+    assert sent(make_plan(job), "forward") == {("all_gather", full): 2}
+    assert sent(make_plan(job), "backward") == {("reduce_scatter", full): 2}
+    assert [shape[1] for shape in kernel_shapes(job, "forward")] == [512]
+    tokens = LENGTH // 4 * BATCH
+    assert attention_of(job).work.saved_bytes == 2 * full + tokens * HEADS * (HEAD_DIM * 2 + 4)
+
+
+def test_a_window_as_long_as_the_sequence_is_none() -> None:
+    long = {**MISTRAL, "sliding_window": LENGTH}
+    for kind, method in (("fsdp2", "all-gather"), ("fsdp2", "p2p"), ("megatron", "all-gather")):
+        windowed, causal = job_of(kind, method, 4, model=long), job_of(kind, method, 4)
+        assert make_plan(windowed).ops == make_plan(causal).ops
+
+
+@pytest.mark.parametrize("kind", ["megatron", "fsdp2"])
+def test_folded_equals_unfolded_with_windows(kind: str) -> None:
+    job = job_of(kind, "all-gather", 4, model=MISTRAL)
+    folded, unfolded = simulate_job(job), simulate_job(job, unfold=True)
+    assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)

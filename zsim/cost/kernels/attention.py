@@ -24,31 +24,17 @@ up. The layer that makes the bias also sorts s^2 distances into buckets, 15 oper
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from zsim.cost.kernels import elementwise
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, together
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
 
 LOGSUMEXP_BYTES = 4
-
-
-class ScoreBlock(NamedTuple):
-    """The scores of `queries` tokens of a sequence against `keys` of its tokens, in one fused kernel;
-    `is_causal`: the last query sees all keys, every other one key less than the next query."""
-
-    queries: int
-    keys: int
-    is_causal: bool
-
-    @property
-    def pairs(self) -> float:
-        """Query-key pairs: q k, less q^2/2 under a causal mask."""
-        masked = self.queries * self.queries / 2 if self.is_causal else 0
-        return self.queries * self.keys - masked
 
 
 def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -130,8 +116,7 @@ def attended_pairs(work: Attention, sequence_length: float) -> float:
     if work.chunk is not None:
         count, rest = divmod(sequence_length, work.chunk)
         return count * work.chunk**2 / 2 + rest**2 / 2
-    window = min(work.window or sequence_length, sequence_length)
-    return window * sequence_length - window * window / 2
+    return causal_pairs(sequence_length, work.window)
 
 
 def _making_bias(
@@ -201,6 +186,21 @@ def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: W
     """The fused kernel of one block of the scores of each of `sequences`."""
     kernel = _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
     return replace(kernel, is_causal=block.is_causal)
+
+
+def blocks_forward(
+    work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
+) -> Kernel:
+    """The fused kernel of several blocks of the scores of each of `sequences`; keys that two of them read are
+    read twice."""
+    return _fused_forward(work, sequences, *together(blocks), options)
+
+
+def blocks_backward(
+    work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
+) -> Kernel:
+    """The backward of `blocks_forward`."""
+    return _fused_backward(work, sequences, *together(blocks), options)
 
 
 def _fused_forward(

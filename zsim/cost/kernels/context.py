@@ -9,7 +9,9 @@ of the keys, in later steps the queries of the second chunk see both: s^2/(2c^2)
 
 # [Note: the middle rank]
 Ranks differ in how many of their steps are of which shape, not in their pairs. A plan has one program for
-all of them, that of rank c // 2.
+all of them, that of rank c // 2. With a window w they differ in their pairs: of the queries of a chunk those
+that have fewer than w tokens before them see fewer, so that a chunk has the more pairs the later it is, up to
+w s/(2c). Rank c - 1, of the two middle chunks, has the most, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from dataclasses import replace
 
 from zsim.cost.kernels.attention import (
     LOGSUMEXP_BYTES,
-    ScoreBlock,
     key_value_elements,
     output_elements,
     query_elements,
 )
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
 from zsim.specs.model.spec import Attention, ContextShare
@@ -49,7 +51,9 @@ class SharedAttention:
 
     @property
     def rank(self) -> int:
-        return self.ranks // 2
+        """The rank whose program this is; see [Note: the middle rank]."""
+        window = self.work.window
+        return self.ranks // 2 if window is None or window >= self.length else self.ranks - 1
 
     @property
     def tokens(self) -> int:
@@ -99,12 +103,16 @@ class SharedAttention:
         return step <= self.rank
 
     def gathered_blocks(self) -> tuple[ScoreBlock, ScoreBlock]:
-        """The scores of each of the two chunks against all keys up to its last token."""
-        chunk = self.length // (2 * self.ranks)
-        first, second = self.rank + 1, 2 * self.ranks - self.rank
-        return ScoreBlock(chunk, first * chunk, is_causal=True), ScoreBlock(
-            chunk, second * chunk, is_causal=True
+        """The scores of each of the two chunks against all keys up to its last token; with a window w from
+        the one on that is w - 1 before its first (`get_kv_seq_info_after_all_gather`, TransformerEngine
+        2.17.1)."""
+        chunk, window = self.length // (2 * self.ranks), self.work.window
+        seen = self.length if window is None else chunk + window - 1
+        first, second = (
+            ScoreBlock(chunk, min(end * chunk, seen), is_causal=True, window=window)
+            for end in (self.rank + 1, 2 * self.ranks - self.rank)
         )
+        return first, second
 
     def with_whole_sequences(self) -> SharedAttention:
         """The attention after ranks have exchanged heads for tokens, all or the inner ones of "a2a+p2p": a

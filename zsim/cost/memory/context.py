@@ -17,6 +17,9 @@ Sizes = tuple[int, ...]
 def kept_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
     """Bytes of each tensor kept from forward to backward."""
     shared = SharedAttention.of(work, shape, options)
+    if shared.share.has_masks:
+        own, full = (shared.query_bytes, shared.logsumexp_bytes), shared.ranks
+        return own[0], full * shared.key_bytes, full * shared.value_bytes, own[1]
     if not _exchanges_heads(shared):
         return shared.query_bytes, shared.key_bytes, shared.value_bytes, shared.logsumexp_bytes
     whole = shared.with_whole_sequences()
@@ -33,6 +36,9 @@ def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) ->
     """Bytes of each tensor that lives during forward only, the output included."""
     shared = SharedAttention.of(work, shape, options)
     out = shared.output_bytes
+    if shared.share.has_masks:
+        # K and V made contiguous, and as they were gathered.
+        return shared.key_bytes, shared.value_bytes, *_gathered(shared), out
     if shared.share.library == "torch":
         # The fp32 sum, a step's output in both types, and two temporaries of the merge.
         merge = (out // options.activation_bytes * 4,) * (2 if options.compile else 4)
@@ -54,6 +60,10 @@ def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -
     shared = SharedAttention.of(work, shape, options)
     e, q, kv, out = options.activation_bytes, shared.query_bytes, shared.key_value_bytes, shared.output_bytes
     in_fp32 = q // e * 4  # dq, as the kernel sums it up
+    if shared.share.has_masks:
+        # dK and dV of all ranks' tokens, one of them copied by rank
+        full = shared.ranks * shared.key_bytes
+        return (out, in_fp32, q, *_gathered(shared), full, kv)
     if shared.share.library == "torch":
         sums = (kv // e * 4,) * 3
         return (out, in_fp32, in_fp32, q, kv, *sums, *_torch_buffers(shared))
@@ -66,8 +76,14 @@ def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -
     if shared.share.method == "all-gather":
         # dK and dV, K and V, and the gradients of both calls, of all ranks' tokens
         full = shared.ranks * kv
-        return (out, q, q // 2, in_fp32 // 2, full, full, full + kv // 2)
+        both = sum(block.keys for block in shared.gathered_blocks()) * full // shared.length
+        return (out, q, q // 2, in_fp32 // 2, full, full, both)
     return (out, *_ring_backward(shared))
+
+
+def _gathered(shared: SharedAttention) -> Sizes:
+    """Two tensors as large as K and V of all ranks."""
+    return shared.ranks * shared.key_bytes, shared.ranks * shared.value_bytes
 
 
 def _exchanges_heads(shared: SharedAttention) -> bool:

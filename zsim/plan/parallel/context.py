@@ -5,10 +5,11 @@ Parameters are whole on every rank, and data parallelism sums up their gradients
 
 # [Note: whose attention]
 megatron: Transformer Engine's. torch: `torch.distributed.tensor.experimental.context_parallel`, whose rotate
-method "alltoall" is "p2p" here. deepspeed and autotp: `UlyssesSPAttentionHF`; its data loader gives every
-rank of a group its own sequences, which the group computes one after the other, so each is a micro-batch of
-the group, and `gradient_accumulation_steps` counts them (DeepSpeed 0.19.8
-runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoaderAdapter`).
+method "alltoall" is "p2p" here; where a layer has a window all are FlexAttention's, as torchtitan gives every
+layer the one kind (v0.2.2 distributed/context_parallel.py `apply_cp_to_attention_module`). deepspeed and
+autotp: `UlyssesSPAttentionHF`; its data loader gives every rank of a group its own sequences, which the group
+computes one after the other, so each is a micro-batch of the group, and `gradient_accumulation_steps` counts
+them (DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoaderAdapter`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def context_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
     if ranks == 1:
         return model
     library = _LIBRARIES[parallelism.style]
-    share = ContextShare(ranks, parallelism.context_method, library, parallelism.context_inner)
+    share = ContextShare(
+        ranks, parallelism.context_method, library, parallelism.context_inner, parallelism.context_masks
+    )
     return replace(
         model.with_each_block(lambda block: replace(block, modules=_split(block.modules, share))),
         before=_split(model.before, share),

@@ -10,6 +10,8 @@ from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism
 from zsim.specs.strategy.training import Training
 
+_MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE
+
 
 def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
     """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks, and
@@ -191,6 +193,18 @@ def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node:
     )
 
 
+def with_context_masks(parallelism: Parallelism, model: ModelSpec, sequence_length: int) -> Parallelism:
+    """The parallelism with torch's FlexAttention in place of its ring where a layer has a window."""
+    works = [module.work for block in model.distinct_blocks for module in block.modules]
+    has_windows = any(isinstance(work, Attention) and _has_window(work, sequence_length) for work in works)
+    masks = parallelism.style == "torch" and parallelism.context > 1 and has_windows
+    return replace(parallelism, context_masks=masks)
+
+
+def _has_window(work: Attention, sequence_length: int) -> bool:
+    return work.window is not None and work.window < sequence_length
+
+
 def _check_context(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
     """Raises InputError for heads that the ranks cannot exchange and attention that is not fused;
     NotSimulatedError for windows, and for what zsim does not know of a framework."""
@@ -220,19 +234,27 @@ def _check_attention(work: Attention, model: ModelSpec, training: Training, para
             f"parallelism.context: the attention of '{model.name}' {found}, which zsim does not simulate "
             f"with {name}'s context parallelism; expected context = 1"
         )
-    has_window = work.window is not None and work.window < training.sequence_length
-    if has_window and method != "all-to-all":
-        if parallelism.style == "megatron" and method != "all-gather":
-            raise InputError(
-                f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
-                f"which {name} refuses with '{method}'; expected 'all-to-all'"
-            )
-        raise NotSimulatedError(
+    if _has_window(work, training.sequence_length) and method not in ("all-to-all", "all-gather"):
+        others = "'all-gather'" if parallelism.style == "torch" else "'all-gather' or 'all-to-all'"
+        raise InputError(
             f"parallelism.context_method: '{model.name}' attends to a window of {work.window:,} tokens, "
-            f"which zsim does not simulate with '{method}'"
+            f"which {name} refuses with '{method}'; expected {others}"
         )
+    _check_mask_blocks(training, parallelism)
     if method in ("all-to-all", "a2a+p2p"):
         _check_heads(work, model, parallelism)
+
+
+def _check_mask_blocks(training: Training, parallelism: Parallelism) -> None:
+    """torch 2.13 tensor/experimental/_context_parallel/_attention.py `create_cp_block_mask`."""
+    multiple = parallelism.context * _MASK_BLOCK
+    if parallelism.context_masks and training.sequence_length % multiple:
+        nearest = max(multiple, round(training.sequence_length / multiple) * multiple)
+        raise InputError(
+            f"training.sequence_length: found {training.sequence_length:,} with a window and "
+            f"{parallelism.context} context ranks, which torch refuses unless each has whole blocks of "
+            f"{_MASK_BLOCK} tokens of the mask; the nearest that it takes is {nearest:,}"
+        )
 
 
 def _unshared(work: Attention) -> str:

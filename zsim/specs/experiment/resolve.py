@@ -33,7 +33,7 @@ from zsim.specs.experiment.kernel_choices import (
     with_one_connection,
     with_release,
 )
-from zsim.specs.experiment.model_split import check_split, with_context_inner
+from zsim.specs.experiment.model_split import check_split, with_context_inner, with_context_masks
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -192,6 +192,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     if deepspeed is not None:
         check_experts(deepspeed, split, parallelism)
     parallelism = replace(parallelism, experts=split)
+    parallelism = with_context_masks(parallelism, model, training.sequence_length)
     if isinstance(table, MegatronTable):
         check_overlap(table, parallelism, training)
     check_captured(model, table.kind, training, parallelism)

@@ -89,12 +89,14 @@ ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
 class ContextShare:
     """How attention sees whole sequences of which each of `ranks` ranks has a part: `method`, by the code of
     `library` (Transformer Engine, torch's `context_parallel`, DeepSpeed's Ulysses). `inner`: with "a2a+p2p",
-    the ranks that exchange heads for tokens; rings go through every `inner`-th rank."""
+    the ranks that exchange heads for tokens; rings go through every `inner`-th rank. `has_masks`: torch's is
+    that of FlexAttention."""
 
     ranks: int
     method: ContextMethod
     library: Literal["te", "torch", "deepspeed"]
     inner: int = 1
+    has_masks: bool = False
 
 
 ScoreBias = Literal["none", "made", "read", "zeros"]

@@ -75,7 +75,8 @@ class ParallelismTable(BaseModel):
     context_method: ContextMethod | None = Field(
         default=None,
         description="how attention sees whole sequences; left out: the framework's own: torchtitan gathers "
-        "keys and values, Megatron and nanotron have a ring, DeepSpeed exchanges heads",
+        "keys and values, Megatron and nanotron have a ring, DeepSpeed exchanges heads; layers with a window "
+        "need 'all-gather' or 'all-to-all', torch's are FlexAttention then",
     )
     expert: Count = Field(default=1, description="ranks that share every layer's routed experts")
     expert_tensor: Count | None = Field(

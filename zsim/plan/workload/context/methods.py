@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from zsim.cost.kernels.context import SharedAttention
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.plan.workload.context import heads, te_gather, te_ring, torch_ring
+from zsim.plan.workload.context import heads, te_gather, te_ring, torch_flex, torch_ring
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, ContextShare
 
@@ -16,6 +16,7 @@ _TE: Mapping[str, tuple[Parts, Parts]] = {
     "all-gather": (te_gather.forward, te_gather.backward),
 }
 _TORCH = torch_ring.forward, torch_ring.backward
+_FLEX = torch_flex.forward, torch_flex.backward
 _HEADS = heads.forward, heads.backward
 
 
@@ -33,5 +34,5 @@ def shared_backward(work: Attention, shape: BatchShape, options: WorkOptions) ->
 
 def _parts(share: ContextShare) -> tuple[Parts, Parts]:
     if share.library == "torch":
-        return _TORCH
+        return _FLEX if share.has_masks else _TORCH
     return _TE.get(share.method, _HEADS)

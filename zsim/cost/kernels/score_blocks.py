@@ -1,0 +1,37 @@
+"""Blocks of attention's scores, and how many query-key pairs a mask leaves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class ScoreBlock(NamedTuple):
+    """The scores of `queries` tokens of a sequence against `keys` of its tokens, in one fused kernel;
+    `is_causal`: the last query sees all keys, every other one key less than the next query. `window`: of
+    those a query sees the last so many."""
+
+    queries: int
+    keys: int
+    is_causal: bool
+    window: int | None = None
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs: q k, less q^2/2 under a causal mask; of those a window w leaves w q, less what the
+        keys are too few for."""
+        if not self.is_causal:
+            return self.queries * self.keys
+        return causal_pairs(self.keys, self.window) - causal_pairs(self.keys - self.queries, self.window)
+
+
+def causal_pairs(tokens: float, window: int | None) -> float:
+    """Query-key pairs of the first tokens of a sequence: t^2/2, or w t - w^2/2 with a window w below t."""
+    seen = min(window or tokens, tokens)
+    return seen * tokens - seen * seen / 2
+
+
+def together(blocks: Sequence[ScoreBlock]) -> tuple[int, int, float]:
+    """Queries, keys and pairs of several blocks."""
+    queries, keys = (sum(sizes) for sizes in zip(*((one.queries, one.keys) for one in blocks), strict=True))
+    return queries, keys, sum(one.pairs for one in blocks)

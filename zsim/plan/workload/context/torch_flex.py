@@ -1,0 +1,50 @@
+"""torch's FlexAttention under context parallelism, the only one of its attentions that knows a mask.
+
+K and V are made contiguous, gathered one after the other in line, and their ranks' parts copied together
+along the sequence; one kernel takes all the rank's queries to the keys that its block mask names. Backward
+copies the gradients of all ranks' K and V apart and reduce-scatters each in line; what forward gathered is
+kept (torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py `_ContextParallel`,
+_cp_custom_ops.py `flex_cp_allgather`; distributed/_functional_collectives.py `all_gather_single`,
+`reduce_scatter_single`). The kernel is taken to be as fast as the fused one that the cluster's rates are of.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.attention import blocks_backward, blocks_forward
+from zsim.cost.kernels.context import SharedAttention
+from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
+from zsim.plan.workload.context.streams import computed, in_line
+from zsim.plan.workload.work_part import WorkPart
+
+
+def forward(shared: SharedAttention) -> tuple[WorkPart, ...]:
+    """Parts of the forward, the rotary embedding first."""
+    rotary = rotary_forward(shared.work, shared.shape, shared.options)
+    own, full = shared.key_value_bytes, shared.ranks * shared.key_value_bytes
+    core = blocks_forward(shared.work, shared.sequences, shared.gathered_blocks(), shared.options)
+    gathered = [
+        in_line("all_gather", shared.ranks * size, shared.options.kernel_dtype, name)
+        for name, size in _keys_and_values(shared)
+    ]
+    return (
+        *([computed("rotary", *rotary)] if rotary else []),
+        computed("contiguous K, V", shared.moved(2 * own, 2)),
+        *gathered,
+        computed("K, V of all ranks", shared.moved(2 * full, 2)),
+        computed("", core),
+    )
+
+
+def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
+    """Parts of the backward, the rotary embedding's last."""
+    rotary = rotary_backward(shared.work, shared.shape, shared.options)
+    core = blocks_backward(shared.work, shared.sequences, shared.gathered_blocks(), shared.options)
+    parts = [computed("", core)]
+    for name, size in _keys_and_values(shared):
+        parts.append(computed(f"d{name} by rank", shared.moved(2 * shared.ranks * size)))
+        parts.append(in_line("reduce_scatter", shared.ranks * size, shared.options.kernel_dtype, f"d{name}"))
+    return (*parts, *([computed("rotary", *rotary)] if rotary else []))
+
+
+def _keys_and_values(shared: SharedAttention) -> tuple[tuple[str, int], tuple[str, int]]:
+    return ("K", shared.key_bytes), ("V", shared.value_bytes)
