@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from tests.expect import of_kind
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
@@ -91,9 +91,11 @@ def test_what_autotp_refuses_is_refused(
     assert job_of(3, {}, "0.19.4", tensor_parallel={"autotp_size": 4}).parallelism.tensor == 4
 
 
-def test_ulysses_beside_autotp_is_not_simulated() -> None:
-    with pytest.raises(NotSimulatedError, match="Ulysses beside AutoTP"):
-        job_of(1, {}, tensor_parallel={"autotp_size": 4}, sequence_parallel_size=2)
+@pytest.mark.parametrize("version", ["0.16.4", "0.17.6", "0.18.9", "0.19.8"])
+def test_ulysses_beside_autotp_is_refused(version: str) -> None:
+    """`check_dataloader_inputs_same_across_ranks`: "Data inconsistency within the TP group"."""
+    with pytest.raises(InputError, match=r"sequence_parallel_size: found 2 .*expected one of the two"):
+        job_of(1, {}, version, tensor_parallel={"autotp_size": 4}, sequence_parallel_size=2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Parameters of which a rank has one of several equal parts."""
+"""Parameters of which a rank has one of several parts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def output_dimension(parameter: Parameter, work: Linear) -> int:
 
 def divided(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
     """The parameter cut along a dimension."""
+    return resized(parameter, dimension, parameter.shape[dimension] // ranks)
+
+
+def resized(parameter: Parameter, dimension: int, size: int) -> Parameter:
+    """The parameter with `size` rows along a dimension."""
     shape = list(parameter.shape)
-    shape[dimension] //= ranks
+    shape[dimension] = size
     return replace(parameter, shape=tuple(shape))

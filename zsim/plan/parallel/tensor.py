@@ -21,14 +21,6 @@ nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
 in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
 the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
-
-# [Note: adapters in parts]
-Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`: on a column the first weight is cut along the
-rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the
-second is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the
-second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
-is gathered. The gradient of the second's input is reduced beneath the product for its weight; that of the
-first's, too, without sequence parallelism, with which it is a part of what the column scatters.
 """
 
 from __future__ import annotations
@@ -37,15 +29,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.plan.parallel.cut_parameters import divided, output_dimension
+from zsim.plan.parallel.adapters_in_parts import adapter_in_parts
+from zsim.plan.parallel.cut_parameters import divided, output_dimension, resized
 from zsim.specs.model.adapters import is_adapter_part
 from zsim.specs.model.expert_run import expert_run
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.prediction import PREDICTION_ENTRY
 from zsim.specs.model.spec import (
     Activation,
-    AdapterInput,
-    AdapterSum,
     Attention,
     Beneath,
     Block,
@@ -60,6 +51,7 @@ from zsim.specs.model.spec import (
     Norm,
     Parameter,
 )
+from zsim.specs.strategy.deepspeed.autotp import first_shard
 from zsim.specs.strategy.parallelism import Parallelism
 
 TENSOR = "tensor"
@@ -72,13 +64,19 @@ def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
     as they are: see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size)
+    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size, _kv_heads(model))
     return replace(
         model.with_each_block(cutter.block),
         before=tuple(cutter.before(model.before)),
         after=tuple(cutter.after(model.after)),
         token_shards=cutter.stream,
     )
+
+
+def _kv_heads(model: ModelSpec) -> int:
+    """Key/value heads of the model's first attention; 1 without one."""
+    works = (module.work for block in model.distinct_blocks for module in block.modules)
+    return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,7 @@ class _Cutter:
     parallelism: Parallelism
     vocab_size: int
     hidden_size: int
+    num_kv_heads: int
 
     @property
     def ranks(self) -> int:
@@ -124,6 +123,16 @@ class _Cutter:
         """Whether the loss sees a part of the vocabulary; else logits are gathered."""
         return self.cuts_vocabulary and self.parallelism.loss_parallel
 
+    def part(self, total: int, name: str) -> int:
+        """Of `total` features of a module those of the rank whose model this is: an equal part, under AutoTP
+        the first rank's."""
+        if self.parallelism.style == "autotp":
+            return first_shard(total, self.ranks, name, self.num_kv_heads)
+        return total // self.ranks
+
+    def cut(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:
+        return resized(parameter, dimension, self.part(parameter.shape[dimension], module.name))
+
     # -- blocks -----------------------------------------------------------------------------------------
 
     def block(self, block: Block) -> Block:
@@ -136,7 +145,7 @@ class _Cutter:
             if number in routed:
                 modules += self._in_routed(block, number, routed)
             elif is_adapter_part(module):
-                modules += self._adapter(module, is_row=is_row)
+                modules += adapter_in_parts(module, self.ranks, self.stream, is_row=is_row)
             elif isinstance(work, Router | Experts) or (isinstance(work, Linear) and work.out_features == 1):
                 modules.append(self._on_stream(module))
             elif isinstance(work, Linear) and module.name == PREDICTION_ENTRY:
@@ -149,11 +158,12 @@ class _Cutter:
                 modules += self._row(module, work)
                 is_inside, has_core, is_row = False, False, True
             elif isinstance(work, Attention):
-                own = tuple(divided(one, 0, self.ranks) for one in module.parameters)
+                own = tuple(self.cut(module, one, 0) for one in module.parameters)
                 modules.append(replace(module, work=self._heads(work), parameters=own))
                 has_core = True
             elif isinstance(work, Activation):
-                modules.append(replace(module, work=replace(work, width=work.width // self.ranks)))
+                width = self.part(work.width, module.name)
+                modules.append(replace(module, work=replace(work, width=width)))
                 has_core = True
             elif isinstance(work, Norm) and is_inside:
                 modules.append(self._head_norm(module, work))
@@ -189,11 +199,11 @@ class _Cutter:
     def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
         """A product cut along its outputs, behind what brings its input together, once for a pair."""
         shares, width = self.ranks, work.in_features
-        local = replace(work, out_features=work.out_features // shares)
+        local = replace(work, out_features=self.part(work.out_features, module.name))
         cut = replace(
             module,
             work=local,
-            parameters=tuple(divided(one, output_dimension(one, work), shares) for one in module.parameters),
+            parameters=tuple(self.cut(module, one, output_dimension(one, work)) for one in module.parameters),
         )
         pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
         reads_fp8 = not (is_head or work.in_bf16)
@@ -225,7 +235,7 @@ class _Cutter:
     def _row(self, module: Module, work: Linear) -> list[Module]:
         """A product cut along its inputs, before what sums up its outputs."""
         shares = self.ranks
-        local = replace(work, in_features=work.in_features // shares)
+        local = replace(work, in_features=self.part(work.in_features, module.name))
         if self.is_split:
             local = replace(local, gradient_parts=shares)
         cut = replace(
@@ -234,7 +244,7 @@ class _Cutter:
             parameters=tuple(
                 self._whole(one)
                 if len(one.shape) == 1
-                else divided(one, 1 - output_dimension(one, work), shares)
+                else self.cut(module, one, 1 - output_dimension(one, work))
                 for one in module.parameters
             ),
         )
@@ -260,38 +270,11 @@ class _Cutter:
         column = self._column(module, work, is_first=True)
         return [*column, self._exchange(f"{module.name} out", "all_gather", back, work.out_features)]
 
-    def _adapter(self, module: Module, *, is_row: bool) -> list[Module]:
-        """A part of an adapter on the product before, a column or a row; see [Note: adapters in parts]."""
-        work, ranks = module.work, self.ranks
-        if isinstance(work, AdapterInput):
-            return [replace(module, work=replace(work, width=work.width // ranks)) if is_row else module]
-        if isinstance(work, AdapterSum):
-            on_stream = self.stream if is_row else 1
-            width = work.width if is_row else work.width // ranks
-            cut = replace(module, work=replace(work, width=width), token_shards=on_stream)
-            is_scattered = is_row and self.is_split
-            back = [self._exchange(module.name, None, "all_gather", work.width)] if is_scattered else []
-            return [*back, cut]
-        assert isinstance(work, Linear)
-        if work.is_adapter and is_row:
-            cut = self._share(module, replace(work, in_features=work.in_features // ranks), 1)
-            return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
-        if work.is_adapter:
-            beneath = None if self.is_split else Beneath("all_reduce")
-            local = replace(work, out_features=work.out_features // ranks, beneath=beneath)
-            gather = self._exchange(module.name, "all_gather", None, work.out_features)
-            return [self._share(module, local, 0), gather]
-        local = replace(work, out_features=work.out_features // ranks, beneath=Beneath("all_reduce"))
-        whole = [self._exchange(module.name, "all_gather", None, work.out_features)] if is_row else []
-        return [self._share(module, local, 0), *whole]
-
-    def _share(self, module: Module, work: Linear, dimension: int) -> Module:
-        """A product cut along a dimension of its weight."""
-        parameters = tuple(divided(one, dimension, self.ranks) for one in module.parameters)
-        return replace(module, work=work, parameters=parameters)
-
     def _heads(self, work: Attention) -> Attention:
         """The heads of one rank; at least one key/value head."""
+        if self.parallelism.style == "autotp":
+            groups = -(-work.num_kv_heads // self.ranks)
+            return replace(work, num_heads=work.num_heads // work.num_kv_heads * groups, num_kv_heads=groups)
         groups = max(1, work.num_kv_heads // self.ranks)
         return replace(work, num_heads=work.num_heads // self.ranks, num_kv_heads=groups)
 
@@ -300,10 +283,11 @@ class _Cutter:
         all heads together is cut."""
         is_whole = all(parameter.numel == work.width for parameter in module.parameters)
         parameters = tuple(
-            divided(one, 0, self.ranks) if is_whole else replace(one, summed_over=TENSOR)
+            self.cut(module, one, 0) if is_whole else replace(one, summed_over=TENSOR)
             for one in module.parameters
         )
-        return replace(module, work=replace(work, width=work.width // self.ranks), parameters=parameters)
+        width = self.part(work.width, module.name)
+        return replace(module, work=replace(work, width=width), parameters=parameters)
 
     def _on_stream(self, module: Module) -> Module:
         """A module on the residual stream: whole, on this rank's tokens."""
@@ -359,7 +343,8 @@ class _Cutter:
             if isinstance(work, Linear) and work.out_features == self.vocab_size:
                 found += self._column(module, work, is_first=True, is_head=True)
                 if not self.cuts_loss:
-                    found.append(self._exchange(module.name, "all_gather", None, work.out_features))
+                    padded = max(work.out_features, self.ranks * self.part(work.out_features, module.name))
+                    found.append(self._exchange(module.name, "all_gather", None, padded))
             elif isinstance(work, Loss):
                 if self.cuts_loss:
                     statistics = (f"{module.name} {one}" for one in ("maximum", "label", "sum"))

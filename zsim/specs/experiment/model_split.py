@@ -29,7 +29,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
                 "its embedding, and torchtitan's pipelines share no weight; expected pipeline = 1, or "
                 "strategy 'megatron'"
             )
-    if parallelism.tensor > 1:
+    if parallelism.tensor > 1 and parallelism.style != "autotp":  # see `strategy.deepspeed.autotp`
         for block in model.distinct_blocks:
             _check_block(block, model, parallelism)
     if parallelism.context > 1:
@@ -140,11 +140,6 @@ def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> No
         work = module.work
         if isinstance(work, Attention):
             heads, groups = work.num_heads, work.num_kv_heads
-            if parallelism.style == "autotp" and heads % tensor:
-                raise NotSimulatedError(
-                    f"parallelism.tensor: {heads} heads on {tensor} ranks: DeepSpeed's AutoTP gives the "
-                    "first ranks more, which zsim does not simulate"
-                )
             _check_divides("heads", heads, tensor, model)
             if parallelism.style == "megatron":
                 if groups % tensor and tensor % groups:

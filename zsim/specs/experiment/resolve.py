@@ -54,6 +54,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.model.vocabulary import with_padded_vocabulary
 from zsim.specs.names import check_names
+from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
@@ -197,6 +198,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         check_overlap(table, parallelism, training)
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
+    unequal = uneven_shards_note(model, parallelism, deepspeed)
+    notes += [unequal] if unequal else []
     check_fp8_shapes(model, training, parallelism)
     strategy: Strategy
     cluster = whole

@@ -3,7 +3,9 @@
 Read in DeepSpeed 0.19.8: `runtime/tensor_parallel/config.py` and `runtime/engine.py` (AutoTP),
 `runtime/config.py` (`sequence_parallel_size` divides the world that batches are counted over),
 `runtime/pipe/engine.py` (a pipeline asserts ZeRO below stage 2). Which releases have AutoTP with stage 3:
-`runtime/engine.py` of 0.16.4 to 0.19.5.
+`runtime/engine.py` of 0.16.4 to 0.19.5. Ulysses beside AutoTP: `_configure_tensor_parallel_states` there puts
+AutoTP's groups in the place of Ulysses' (`runtime/sequence_parallel/parallel_state_sp.py`), and its hook
+`check_dataloader_inputs_same_across_ranks` asserts at the first forward, in all of 0.16.4 to 0.19.8.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import autoep_degrees
 from zsim.specs.strategy.deepspeed.text import load_object
@@ -122,9 +124,10 @@ def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
             "refuses beside AutoTP; expected stage 2, or strategy.version 0.19.4 or newer"
         )
     if parallelism.context > 1:
-        raise NotSimulatedError(
-            f"{where}: {_ULYSSES}: zsim does not simulate Ulysses beside AutoTP ({_AUTOTP} "
-            f"{parallelism.tensor}) yet"
+        raise InputError(
+            f"{where}: {_ULYSSES}: found {parallelism.context} with {_AUTOTP} {parallelism.tensor}: both "
+            "take ranks that follow each other for their group, and DeepSpeed asserts that AutoTP's ranks "
+            "get the same tokens where Ulysses gives each a part; expected one of the two"
         )
 
 

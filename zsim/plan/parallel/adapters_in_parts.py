@@ -1,0 +1,64 @@
+"""Adapters of products that tensor parallelism has cut.
+
+# [Note: adapters in parts]
+Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`: on a column the first weight is cut along the
+rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the
+second is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the
+second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
+is gathered. The gradient of the second's input is reduced beneath the product for its weight; that of the
+first's, too, without sequence parallelism, with which it is a part of what the column scatters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.plan.parallel.cut_parameters import divided
+from zsim.specs.model.spec import (
+    AdapterInput,
+    AdapterSum,
+    Beneath,
+    Exchange,
+    ExchangeKind,
+    Linear,
+    Module,
+)
+
+
+def adapter_in_parts(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:
+    """A part of an adapter on the product before, a column or a row, of which each of `ranks` ranks has a
+    part; `stream`: the parts into which the residual stream's tokens are cut."""
+    work, is_split = module.work, stream > 1
+    if isinstance(work, AdapterInput):
+        return [replace(module, work=replace(work, width=work.width // ranks)) if is_row else module]
+    if isinstance(work, AdapterSum):
+        on_stream = stream if is_row else 1
+        width = work.width if is_row else work.width // ranks
+        cut = replace(module, work=replace(work, width=width), token_shards=on_stream)
+        is_scattered = is_row and is_split
+        back = [_exchange(module.name, None, "all_gather", work.width, ranks)] if is_scattered else []
+        return [*back, cut]
+    assert isinstance(work, Linear)
+    if work.is_adapter and is_row:
+        cut = _share(module, replace(work, in_features=work.in_features // ranks), 1, ranks)
+        return [cut, _exchange(module.name, "all_reduce", None, work.out_features, ranks)]
+    if work.is_adapter:
+        beneath = None if is_split else Beneath("all_reduce")
+        local = replace(work, out_features=work.out_features // ranks, beneath=beneath)
+        gather = _exchange(module.name, "all_gather", None, work.out_features, ranks)
+        return [_share(module, local, 0, ranks), gather]
+    local = replace(work, out_features=work.out_features // ranks, beneath=Beneath("all_reduce"))
+    whole = [_exchange(module.name, "all_gather", None, work.out_features, ranks)] if is_row else []
+    return [_share(module, local, 0, ranks), *whole]
+
+
+def _share(module: Module, work: Linear, dimension: int, ranks: int) -> Module:
+    """A product cut along a dimension of its weight."""
+    parameters = tuple(divided(one, dimension, ranks) for one in module.parameters)
+    return replace(module, work=work, parameters=parameters)
+
+
+def _exchange(
+    name: str, forward: ExchangeKind | None, backward: ExchangeKind | None, width: int, ranks: int
+) -> Module:
+    return Module(f"{name} {forward or backward}", Exchange(forward, backward, width, ranks))

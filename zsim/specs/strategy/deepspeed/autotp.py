@@ -1,0 +1,95 @@
+"""The parts of a layer that DeepSpeed's AutoTP gives its tensor-parallel ranks.
+
+Features of attention are dealt out by key/value heads, all others evenly, with what is left over to the first
+ranks, one each; so the first rank has the most of everything, and the others wait for it. With fewer
+key/value heads than ranks the last ranks have none (`get_shard_size`, DeepSpeed 0.16.4 to 0.19.8
+module_inject/tp_shard.py, whose `tp_grain_size` is 1 in training).
+"""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.model.adapters import is_adapter_part
+from zsim.specs.model.spec import Activation, Attention, Block, Linear, ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.parallelism import Parallelism
+
+_EVEN = ("mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # in a layer's name
+_HEADS = ("lm_head", "embed_out")
+
+
+def first_shard(total: int, ranks: int, name: str, num_kv_heads: int) -> int:
+    """Of `total` features of the layer `name`, those of rank 0."""
+    by_heads = total % num_kv_heads == 0 and name not in _HEADS and not any(part in name for part in _EVEN)
+    if by_heads:
+        return total // num_kv_heads * -(-num_kv_heads // ranks)
+    return -(-total // ranks)
+
+
+def uneven_shards_note(
+    model: ModelSpec, parallelism: Parallelism, deepspeed: DeepSpeedConfig | None
+) -> str | None:
+    """What the report says of ranks with unequal parts; None where they are equal.
+
+    Raises InputError for releases that cut a head in two, NotSimulatedError for parts of products of which
+    AutoTP deals out each by a rule of its own.
+    """
+    if deepspeed is None or parallelism.style != "autotp":
+        return None
+    tensor, told = parallelism.tensor, dict[str, None]()
+    for block in model.distinct_blocks:
+        for module in block.modules:
+            work = module.work
+            if isinstance(work, Attention) and work.num_kv_heads % tensor:
+                told[_uneven_heads(work, model, tensor, deepspeed)] = None
+            elif isinstance(work, Activation) and work.width % tensor:
+                told[f"{-(-work.width // tensor):,} of {work.width:,} features of the MLP"] = None
+            else:
+                continue
+            _check_plain(block, model, tensor)
+    if not told:
+        return None
+    return (
+        f"AutoTP: the first of {tensor} tensor-parallel ranks has {' and '.join(told)}; the step is that of "
+        "this rank, for which the others wait"
+    )
+
+
+def _uneven_heads(work: Attention, model: ModelSpec, tensor: int, deepspeed: DeepSpeedConfig) -> str:
+    groups = work.num_kv_heads
+    if deepspeed.release.cuts_heads_in_two:
+        divisors = [number for number in range(1, groups + 1) if groups % number == 0]
+        raise InputError(
+            f"parallelism.tensor: found {tensor}, which does not divide the {groups} key/value heads of "
+            f"'{model.name}', and DeepSpeed {deepspeed.release} cuts one in two; the nearest that divides is "
+            f"{min(divisors, key=lambda number: abs(number - tensor))}, or strategy.version 0.19.6 or newer"
+        )
+    most = -(-groups // tensor)
+    heads = work.num_heads // groups * most
+    text = f"{heads} of {work.num_heads} heads ({most} of {groups} of keys and values)"
+    return text if groups > tensor else f"{text}, as have the {groups - 1} behind it, the others none"
+
+
+def _check_plain(block: Block, model: ModelSpec, tensor: int) -> None:
+    """Raises NotSimulatedError where one product makes q, k and v, or gate and up, where ranks share a latent
+    vector, and for adapters."""
+    works = [module.work for module in block.modules]
+    attention = [work for work in works if isinstance(work, Attention)]
+    widths = [work.width for work in works if isinstance(work, Activation) and work.gated]
+    outputs = [work.out_features for work in works if isinstance(work, Linear)]
+    found = {
+        "makes queries, keys and values in one product": any(
+            work.num_heads * work.qk_head_dim + work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
+            in outputs
+            for work in attention
+        ),
+        "has latent attention": any(work.is_latent for work in attention),
+        "makes gate and up in one product": any(2 * width in outputs for width in widths),
+        "has adapters": any(is_adapter_part(module) for module in block.modules),
+    }
+    trait = next((trait for trait, is_found in found.items() if is_found), None)
+    if trait:
+        raise NotSimulatedError(
+            f"parallelism.tensor: found {tensor}, which does not divide the heads or the MLP of "
+            f"'{model.name}', which {trait}; zsim knows AutoTP's unequal parts of separate products only"
+        )
