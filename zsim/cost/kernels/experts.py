@@ -162,15 +162,16 @@ def router_forward(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Scores, the gate's two products, casts of what was cast; the input's gradient is added to that of the
-    experts."""
+    """Scores, the gate's two products (one if it is frozen), casts of what was cast; the input's gradient is
+    added to that of the experts."""
     work = _router(module)
     cost, scores = _score_cost(work), shape.tokens * work.num_experts
     scored = _moved(scores * cost.backward_bytes, options, cost.backward_launches)
-    products = _gate(work, shape, options, "nn"), _gate(work, shape, options, "tn")
+    of_weight = (_gate(work, shape, options, "tn"),) if module.trains_weight else ()
     width = shape.tokens * work.in_features
     added = _moved(3 * width * options.activation_bytes, options)
-    return (scored, *products, *_router_casts(work, shape, options), added)
+    of_input = _gate(work, shape, options, "nn")
+    return (scored, of_input, *of_weight, *_router_casts(work, shape, options), added)
 
 
 def _router_casts(work: Router, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -244,6 +245,8 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     if grouped_in_fp8(work, options):
         given = () if module.shares_input else _casts(work, rows * k, options)
         casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
+    if _joins_rows(work):
+        casts = (*casts, _moved(2 * rows * k * options.activation_bytes, options))
     products = (_product(work, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
     bias: Kernels = ()
@@ -261,21 +264,32 @@ def grouped_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 
 def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
-    """The kernels for the gradient of the rows, and for that of the weights."""
+    """The kernels for the gradient of the rows, and for that of the weights, which frozen ones have not."""
     work, rows = _grouped(module), shape.tokens
     n, k = work.out_features, work.in_features
     of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
     if grouped_in_fp8(work, options):
         weights = fp8.weight_casts(work.num_experts * k * n, options, is_backward=True)
         of_input = (*_casts(work, rows * n, options), *weights, *of_input)
-    if module.shares_input and not options.compile:
+    if (module.shares_input or work.is_adapter) and not options.compile:
         of_input = (*of_input, _moved(3 * rows * k * options.activation_bytes, options))
+    if _joins_rows(work):
+        passes = work.num_experts + 2 + 3 * (work.num_experts - 1)
+        joined = _moved(passes * rows * k * options.activation_bytes, options, 3 * work.num_experts - 1)
+        of_input = (*of_input, joined)
     of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
     if work.scored_bias_bytes:
         of_input = (*_scored_bias(work, rows, options).backward, *of_input)
     elif any(parameter.name == "bias" for parameter in module.parameters):
         of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
-    return of_input, of_weight
+    return of_input, of_weight if module.trains_weight else ()
+
+
+def _joins_rows(work: GroupedLinear) -> bool:
+    """Whether an adapter copies the rows of every expert together before its products: Megatron-Bridge's
+    (0.6.0 peft/utils.py `GroupedExpertLinearAdapter.forward`). Backward of each slice writes zeros for all
+    rows and the slice into them; the slices' gradients are added up."""
+    return work.is_adapter and work.kernel == "grouped" and work.num_experts > 1
 
 
 @dataclass(frozen=True, slots=True)

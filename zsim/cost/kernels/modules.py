@@ -31,6 +31,7 @@ from zsim.cost.kernels.experts import (
 )
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.losses import loss_kernels
+from zsim.cost.kernels.merged_weights import merged_backward, merged_forward
 from zsim.cost.kernels.rotary import rotary_forward
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.traced import traced_backward, traced_forward
@@ -44,7 +45,7 @@ from zsim.cost.kernels.update import (
     optimizer_state_bytes,
     scale_kernels,
 )
-from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
+from zsim.specs.model.experts import GroupedLinear, MergedWeights, Rearrange, Router
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -316,6 +317,7 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     AdapterSum: sum_forward,
     Router: router_forward,
     GroupedLinear: grouped_forward,
+    MergedWeights: merged_forward,
     Rearrange: rearrange_forward,
     Traced: traced_forward,
 }
@@ -332,6 +334,7 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     AdapterSum: sum_backward,
     Router: router_backward,
     GroupedLinear: grouped_backward,
+    MergedWeights: merged_backward,
     Rearrange: rearrange_backward,
     Traced: traced_backward,
 }

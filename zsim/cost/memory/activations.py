@@ -34,11 +34,11 @@ from zsim.cost.kernels.losses import passing_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.adapters import adapter_temporaries, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors
-from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import SAVED, keeps_fused_projection, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.dtypes import DTYPE_BYTES
-from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
+from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -59,8 +59,8 @@ from zsim.specs.model.traced import Traced
 
 def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes that the module keeps from forward to backward."""
-    if isinstance(module.work, Router | GroupedLinear | Rearrange):
-        return sum(kept_by_experts(module.work, shape, options, shares=module.shares_input))
+    if isinstance(module.work, ExpertWork):
+        return sum(kept_by_experts(module, shape, options))
     if isinstance(module.work, Traced):
         return sum(kept_by_traced(module.work, shape, options))
     weight = 0
@@ -224,7 +224,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * work.width * options.stream_bytes
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.forward, tokens, e)
-    if isinstance(work, Router | GroupedLinear | Rearrange):
+    if isinstance(work, ExpertWork):
         return sum(made_by_experts(work, shape, options))
     if isinstance(work, Traced):
         return sum(made_by_traced(work, shape, options))
@@ -280,7 +280,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
     if isinstance(work, Exchange):
         return exchanged_bytes(work, work.backward, tokens, e)
-    if isinstance(work, Router | GroupedLinear | Rearrange):
+    if isinstance(work, ExpertWork):
         return sum(passing_by_experts(work, shape, options))
     if isinstance(work, Traced):
         return sum(passing_by_traced(work, shape, options))

@@ -1,27 +1,35 @@
 """Tensors of mixture-of-experts layers: what is kept for backward, and what passes.
 
-A product keeps its rows; the router its input (in fp32 where its product is), and its scores, twice in fp32
-(what comes out of the function, and the map of tokens to experts with their scores); a rearrangement its
-indices, and what `MoveCost.kept_rows` says.
+A product keeps its rows, unless its weight is frozen; the router likewise its input (in fp32 where its
+product is), and its scores, twice in fp32 (what comes out of the function, and the map of tokens to experts
+with their scores); a rearrangement its indices, and what `MoveCost.kept_rows` says. Weights with merged
+adapters are kept whole, and so are the adapters' that were cast.
 """
 
 from __future__ import annotations
 
 from zsim.cost.kernels.experts import grouped_in_fp8, move_cost, routed_rows
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
+from zsim.specs.model.experts import GroupedLinear, MergedWeights, Rearrange, Router
+from zsim.specs.model.spec import Module
 
 Sizes = tuple[int, ...]
-ExpertWork = Router | GroupedLinear | Rearrange
+ExpertWork = Router | GroupedLinear | MergedWeights | Rearrange
 _INDEX_BYTES = 8
 
 
-def kept_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions, *, shares: bool) -> Sizes:
-    """Bytes of each tensor kept from forward to backward; `shares`: an earlier module keeps its input."""
-    tokens, e = shape.tokens, options.activation_bytes
+def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> Sizes:
+    """Bytes of each tensor kept from forward to backward."""
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    assert isinstance(work, ExpertWork)
+    if not module.has_backward:
+        return ()
+    if isinstance(work, MergedWeights):
+        return (_numel(work) * e, *((_factors(work) * e,) if work.casts else ()))
+    shares = module.shares_input or not module.trains_weight
     if isinstance(work, Router):
         scores = tokens * work.num_experts * 4
-        is_copied = work.in_fp32 and e < 4
+        is_copied = work.in_fp32 and e < 4 and module.trains_weight
         given = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
         return given, scores, scores
     if isinstance(work, GroupedLinear):
@@ -34,12 +42,15 @@ def kept_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions, *
 
 
 def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
-    """Bytes of each tensor that lives during forward only, the output included."""
+    """Bytes of each tensor that lives during forward only, the output included; weights that are merged are
+    made once before, to look at their shape (torch 2.13 nn/utils/parametrize.py)."""
     tokens, e = shape.tokens, options.activation_bytes
     if isinstance(work, Router):
         return (tokens * work.num_experts * 4,)
     if isinstance(work, GroupedLinear):
         return (tokens * work.out_features * e,)
+    if isinstance(work, MergedWeights):
+        return (_numel(work) * e,)
     rows = routed_rows(work, shape)
     if work.kind == "add":
         return (tokens * work.width * e,)
@@ -55,12 +66,24 @@ def passing_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions
         return tokens * work.num_experts * 4, tokens * work.in_features * e
     if isinstance(work, GroupedLinear):
         return tokens * work.out_features * e, tokens * work.in_features * e
+    if isinstance(work, MergedWeights):
+        return _numel(work) * e, _factors(work) * e
     rows = routed_rows(work, shape)
     if work.kind == "unpermute":
         return rows * work.width * e, _unordered(work, rows, options)
     if work.kind == "permute":
         return rows * work.width * e, tokens * work.width * e
     return (rows * work.width * e,) * 2
+
+
+def _numel(work: MergedWeights) -> int:
+    """Elements of all experts' weights."""
+    return work.num_experts * work.in_features * work.out_features
+
+
+def _factors(work: MergedWeights) -> int:
+    """Elements of both of the adapters' weights."""
+    return work.num_experts * work.rank * (work.in_features + work.out_features)
 
 
 def _unordered(work: Rearrange, rows: int, options: WorkOptions) -> int:

@@ -20,11 +20,10 @@ from zsim.cost.kernels.losses import log_probabilities
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
-from zsim.cost.memory.experts import kept_by_experts, made_by_experts, passing_by_experts
+from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import kept_per_score, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
 from zsim.dataclass import dataclass
-from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
 from zsim.specs.model.traced import Traced
 
@@ -116,7 +115,7 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)
         return (q, k, k, q, k), (out, q, q), (out, q, k, k)
-    if isinstance(work, Router | GroupedLinear | Rearrange):
-        kept = kept_by_experts(work, shape, options, shares=module.shares_input)
+    if isinstance(work, ExpertWork):
+        kept = kept_by_experts(module, shape, options)
         return kept, made_by_experts(work, shape, options), passing_by_experts(work, shape, options)
     return (), (), ()

@@ -51,6 +51,7 @@ def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
     is_kept = False
     for number, module in enumerate(modules):
         is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
+        is_product = is_product and ".lora_" not in module.name  # keeps what its adapter's rule says
         is_product = is_product and not _follows_activation(modules, number)
         if isinstance(module.work, Router) or is_product:
             module = replace(module, shares_input=is_kept)

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
+from zsim.plan.parallel.expert_adapters import with_adapters_on
 from zsim.plan.parallel.expert_modules import experts_one_by_one, keeping_input_once
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_run import expert_run, has_experts
@@ -359,8 +360,8 @@ class _Layer:
         """The experts' two products around their activation, on `rows` rows per token."""
         split, work, name = self.split, self.work, self.experts.name
         hidden, features = work.in_features, work.expert_features // split.tensor
-        downs = [one for one in self.experts.parameters if "down" in one.name]
-        ups = [one for one in self.experts.parameters if "down" not in one.name]
+        stacked = [one for one in self.experts.parameters if "lora_" not in one.name]
+        downs, ups = ([one for one in stacked if ("down" in one.name) == which] for which in (True, False))
         if split.library in ("torchtitan", "autoep") and work.is_gated:
             first = [self._grouped("w1", hidden, features, ups), self._grouped("w3", hidden, features, ups)]
             first[1] = replace(first[1], shares_input=True)
@@ -377,7 +378,8 @@ class _Layer:
             in_fp32 = self.choice.has_fp32_output or split.dispatcher in MERGING
             last = replace(last, work=replace(last.work, scored_bias_bytes=4 if in_fp32 else 2))
         cut = self.experts.token_shards * shards
-        return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
+        seen = [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
+        return with_adapters_on(seen, self.experts, split)
 
     def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
         """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""

@@ -46,6 +46,7 @@ from zsim.specs.experiment.strategies import (
 )
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
+from zsim.specs.experiment.training.adapted_experts import check_adapted_experts
 from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
 from zsim.specs.experiment.training.trained_model import trained_model
 from zsim.specs.library import Library
@@ -155,12 +156,14 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     training = _training(asked, model, cluster, deepspeed, notes, optimizer.name)
     training = replace(training, layer_kernels=layer_kernels_of(asked, table, parallelism))
     offloads = getattr(table, "cpu_offload", False)
+    of_experts = resolve_experts(model, table, asked_degrees)
     model = trained_model(
         model,
         asked,
         table.kind,
         training.precision,
         parallelism,
+        of_experts,
         is_offloaded=offloads,
         deepspeed=deepspeed,
     )
@@ -182,7 +185,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     split = resolve_expert_degrees(
         asked_degrees,
         parallelism,
-        resolve_experts(model, table, asked_degrees),
+        of_experts,
         model,
         placement.world_size,
         training.micro_batch_tokens,
@@ -192,6 +195,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
     if deepspeed is not None:
         check_experts(deepspeed, split, parallelism)
+    check_adapted_experts(model, table, split)
     parallelism = replace(parallelism, experts=split)
     parallelism = with_context_masks(parallelism, model, training.sequence_length)
     if isinstance(table, MegatronTable):

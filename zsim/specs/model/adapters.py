@@ -3,6 +3,7 @@
 A product `q_proj` becomes, in the order in which PEFT 0.21.2's `Linear.forward` (tuners/lora/layer.py) runs:
 `q_proj.base_layer` (the frozen product), `q_proj.lora_dropout` (cast and dropout of its input, where there
 are any), `q_proj.lora_A` (to `rank`), `q_proj.lora_B` (from it), and `q_proj` itself: scale, add, cast back.
+Routed experts: `zsim.specs.model.expert_adapters`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import field, replace
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, nearest
+from zsim.specs.model.expert_adapters import Adapted, products_of, with_expert_adapters, with_router_adapter
+from zsim.specs.model.experts import ExpertAdapterKind, Experts, Router
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
 
 ALL_LINEAR = "all-linear"
@@ -25,7 +28,9 @@ class Adapters:
     pattern, if `is_pattern` (a regular expression for the whole name). `ranks`: by pattern, where they differ
     (`rank_pattern`). `layers`: numbers of the blocks that are adapted, () for all. `stored`: the type that
     the adapters are kept in ("": the framework's). `computed`: the type of their products, if it is not the
-    training's; `recasts`: autocast casts what the adapter has cast to fp32 back."""
+    training's; `recasts`: autocast casts what the adapter has cast to fp32 back. `parameters`: names or ends
+    of names of stacked experts' weights (`target_parameters`). `experts`: how routed experts are adapted;
+    None: not."""
 
     rank: int
     targets: tuple[str, ...]
@@ -37,6 +42,8 @@ class Adapters:
     stored: str = ""
     computed: str = ""
     recasts: bool = False
+    parameters: tuple[str, ...] = ()
+    experts: ExpertAdapterKind | None = None
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
@@ -55,6 +62,22 @@ class Adapters:
             return re.fullmatch(self.targets[0], name) is not None
         return _is_named(name, self.targets)
 
+    def on_experts(self, module: Module, name: str) -> tuple[tuple[Adapted, int], ...]:
+        """The products of a layer of routed experts that get an adapter, each with its rank."""
+        if self.experts is None or not isinstance(module.work, Experts):
+            return ()
+        targets = self.parameters if self.experts == "merged" else self.targets
+        return tuple(
+            (one, self.rank_of(one.name))
+            for one in products_of(module, name, self.experts)
+            if _is_named(one.name, targets) and not _is_named(one.name, self.excludes)
+        )
+
+    def is_on_router(self, module: Module, name: str) -> bool:
+        """Whether a router's weight gets an adapter."""
+        is_merged = self.experts == "merged" and isinstance(module.work, Router)
+        return is_merged and _is_named(f"{name}.weight", self.parameters)
+
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
@@ -65,20 +88,26 @@ def with_adapters(model: ModelSpec, adapters: Adapters) -> ModelSpec:
 
     Raises InputError for a target that names no product, and for a rank beyond a product's width.
     """
-    made: dict[tuple[int, tuple[bool, ...]], Block] = {}
+    made: dict[tuple[int, tuple[int, ...]], Block] = {}
     blocks = []
     found: set[str] = set()
     for number, block in enumerate(model.blocks, model.first_block):
         names = [f"{model.block_prefix}.{number}.{module.name}" for module in block.modules]
         is_here = not adapters.layers or number in adapters.layers
         flags = tuple(
-            is_here and adapters.is_target(module, name)
+            is_here and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
             for module, name in zip(block.modules, names, strict=True)
         )
         found |= {name for name, is_adapted in zip(names, flags, strict=True) if is_adapted}
-        key = id(block), flags
+        stacked = {
+            module.name: adapters.on_experts(module, name) if is_here else ()
+            for module, name in zip(block.modules, names, strict=True)
+            if isinstance(module.work, Experts)
+        }
+        found |= {product.name for products in stacked.values() for product, _ in products}
+        key = id(block), (*flags, *(rank for products in stacked.values() for _, rank in products))
         if key not in made:
-            made[key] = _adapted_block(block, names, flags, adapters)
+            made[key] = _adapted_block(block, names, flags, adapters, stacked)
         blocks.append(made[key])
     after: list[Module] = []
     for module in model.after:
@@ -89,18 +118,31 @@ def with_adapters(model: ModelSpec, adapters: Adapters) -> ModelSpec:
     return replace(model, blocks=tuple(blocks), after=tuple(after))
 
 
-def _adapted_block(block: Block, names: Sequence[str], flags: Sequence[bool], adapters: Adapters) -> Block:
+def _adapted_block(
+    block: Block,
+    names: Sequence[str],
+    flags: Sequence[bool],
+    adapters: Adapters,
+    stacked: Mapping[str, Sequence[tuple[Adapted, int]]],
+) -> Block:
     modules: list[Module] = []
     expanded: dict[str, list[str]] = {}
     holds_input = False  # whether an earlier module of the same input keeps it for backward
     for module, name, is_adapted in zip(block.modules, names, flags, strict=True):
         if isinstance(module.work, Linear) and not module.shares_input:
             holds_input = False
+        if adapters.experts and (products := stacked.get(module.name)):
+            casts = bool(adapters.computed or adapters.recasts)
+            module = with_expert_adapters(module, products, adapters.experts, adapters.stored, casts=casts)
         if not is_adapted:
             modules.append(module)
             continue
-        parts = _adapted(module, name, adapters, holds_input=holds_input)
-        holds_input |= _keeps_plain_input(adapters)
+        if isinstance(module.work, Router):
+            casts, rank = bool(adapters.computed or adapters.recasts), adapters.rank_of(f"{name}.weight")
+            parts = with_router_adapter(module, rank, adapters.stored, casts=casts)
+        else:
+            parts = _adapted(module, name, adapters, holds_input=holds_input)
+            holds_input |= _keeps_plain_input(adapters)
         modules += parts
         expanded[module.name] = [part.name for part in parts if part.parameters]
     registration = block.registration
@@ -156,8 +198,9 @@ def _check_targets(model: ModelSpec, adapters: Adapters, found: set[str]) -> Non
     """Raises InputError for targets that match nothing; names the model's products."""
     products = list(dict.fromkeys(name.rpartition(".")[2] for name in _products(model)))
     asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
+    _check_parameters(model, adapters, found)
     missing = [target for target in asked if not any(_is_named(name, (target,)) for name in found)]
-    if not missing and found:
+    if not missing and (found or adapters.parameters):
         return
     name = missing[0] if missing else adapters.targets[0]
     near = nearest(name.rpartition(".")[2], products)
@@ -166,6 +209,27 @@ def _check_targets(model: ModelSpec, adapters: Adapters, found: set[str]) -> Non
         f"training.lora.targets: '{name}' matches no product of '{model.name}'{hint}; its products are "
         f'{", ".join(products)}, and "all-linear" means all of them but the head'
     )
+
+
+def _check_parameters(model: ModelSpec, adapters: Adapters, found: set[str]) -> None:
+    """Raises InputError for `target_parameters` that match nothing; names the model's stacked weights."""
+    full = [
+        one.name
+        for module in (model.blocks[-1].modules if model.blocks else ())
+        for one in products_of(module, module.name, "merged")
+        if isinstance(module.work, Experts)
+    ]
+    named = {*found, *(f"{name}.weight" for name in found)}
+    for target in adapters.parameters:
+        if any(_is_named(name, (target,)) for name in named):
+            continue
+        near = nearest(target.rpartition(".")[2], [name.rpartition(".")[2] for name in full])
+        hint = f"; did you mean '{near}'" if near else ""
+        stacked = f"; its stacked weights are {', '.join(full)}" if full else ", which has no experts"
+        raise InputError(
+            f"training.lora.target_parameters: '{target}' matches no stacked weight of experts of "
+            f"'{model.name}'{hint}{stacked}"
+        )
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:

@@ -20,6 +20,9 @@ replacement of transformers' layers, "deepspeed-moe": its own layer, `deepspeed.
 GroupedKernel = Literal["grouped", "streams", "loop"]
 """One kernel for all experts; a product per expert on four streams (Transformer Engine); one after the
 other."""
+ExpertAdapterKind = Literal["merged", "shared", "each"]
+"""Adapters on experts: "merged" into their weights before they are read (PEFT's `target_parameters`), one
+"shared" by all experts of a rank, or one for "each" (Megatron-Bridge's)."""
 MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add"]
 SharedOutput = Literal["none", "added", "gated"]
 
@@ -32,7 +35,7 @@ class Router:
     the product is of fp32 copies of input and weight; `has_fp32_output`: of the operands as they are, summed
     to fp32. `has_choice_bias`: a bias without a gradient is added to the scores for the choice only.
     `normalizes`: the chosen scores are divided by their sum. `has_auxiliary_loss`: a loss that balances the
-    experts is computed.
+    experts is computed. `is_merged`: as of `GroupedLinear`.
     """
 
     in_features: int
@@ -47,13 +50,26 @@ class Router:
     normalizes: bool = True
     has_auxiliary_loss: bool = False
     library: ExpertsLibrary = "transformers"
+    is_merged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """Low-rank adapters on routed experts: ranks of those on their first products (both of gated ones) and on
+    the second, 0 without. `casts`: merged ones are cast from fp32 to the weights' type."""
+
+    kind: ExpertAdapterKind
+    first: int = 0
+    second: int = 0
+    casts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """All routed experts of a layer: `top_k` of `num_experts` MLPs of `expert_features` per token. `act`:
     their non-linearity; `is_gated`: their first product has two outputs, of which one is multiplied by the
-    activation of the other. Parameters whose name contains "down" are those of the second product."""
+    activation of the other. Parameters whose name contains "down" are those of the second product, those with
+    "lora_" in it their `adapters`'."""
 
     num_experts: int
     top_k: int
@@ -61,19 +77,36 @@ class Experts:
     expert_features: int
     act: str = "silu"
     is_gated: bool = True
+    adapters: ExpertAdapters | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedLinear:
     """The products of `num_experts` experts, each of its own rows with its own `in_features x out_features`
     weight; all experts have as many rows. `scored_bias_bytes`: of one score, where an expert's bias is
-    multiplied by the row's score and added behind the product, expert by expert; 0: added as it is."""
+    multiplied by the row's score and added behind the product, expert by expert; 0: added as it is.
+    `is_merged`: its weight is a sum with adapters', so that it gets a gradient though it is frozen itself.
+    `is_adapter`: it reads the rows that the product beside it reads."""
 
     num_experts: int
     in_features: int
     out_features: int
     kernel: GroupedKernel = "grouped"
     scored_bias_bytes: int = 0
+    is_merged: bool = False
+    is_adapter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergedWeights:
+    """The weights of `num_experts` experts, `in_features x out_features`, to which adapters of rank `rank`
+    are added before a product reads the sum. `casts`: both of the adapters' weights from fp32."""
+
+    num_experts: int
+    in_features: int
+    out_features: int
+    rank: int
+    casts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 
 from zsim.dataclass import dataclass
+from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.traced import Captured, Extent
 from zsim.specs.model.works import (
     Activation,
@@ -125,6 +126,8 @@ class Module:
     @cached_property
     def trains_weight(self) -> bool:
         """Whether the weight that it multiplies by gets a gradient."""
+        if isinstance(self.work, GroupedLinear | Router) and self.work.is_merged:
+            return True
         own = next((one.trainable for one in self.parameters if one.name == "weight"), None)
         return not self.borrows_frozen if own is None else own
 

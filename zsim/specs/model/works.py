@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from zsim.dataclass import dataclass
-from zsim.specs.model.experts import Experts, GroupedLinear, Rearrange, Router
+from zsim.specs.model.experts import Experts, GroupedLinear, MergedWeights, Rearrange, Router
 from zsim.specs.model.traced import Traced
 
 
@@ -237,6 +237,7 @@ Work = (
     | Router
     | Experts
     | GroupedLinear
+    | MergedWeights
     | Rearrange
     | AdapterInput
     | AdapterSum

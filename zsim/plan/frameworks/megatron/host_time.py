@@ -37,7 +37,7 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
     (core/transformer/moe/experts.py `SequentialMLP`): the modules of each, half before each product of
     forward. See `megatron_core_experts` and `megatron_core_expert` of presets/frameworks.toml."""
     work = call.module.work
-    if not isinstance(work, Router | GroupedLinear):
+    if not isinstance(work, Router | GroupedLinear) or ".lora_" in call.name:
         return
     overhead = strategy.expert_overheads[isinstance(work, GroupedLinear)]
     if overhead is not None:

@@ -33,6 +33,15 @@ class LoraTable(BaseModel):
         description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
         "those that PEFT takes for the model's family, or all of Megatron's layers",
     )
+    target_parameters: tuple[str, ...] = Field(
+        default=(),
+        description="ends of names of routed experts' stacked weights, such as experts.gate_up_proj; PEFT "
+        "merges adapters into them in every forward",
+    )
+    share_expert_adapters: bool = Field(
+        default=True,
+        description="experts of a rank that run together share one adapter (Megatron-Bridge)",
+    )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout before an adapter")
     quantized: Literal["nf4"] | None = Field(
         default=None,
@@ -57,11 +66,11 @@ class LoraTable(BaseModel):
 _READ = {
     "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
     "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
-    "modules_to_save": "modules_to_save",
+    "modules_to_save": "modules_to_save", "target_parameters": "target_parameters",
 }  # fmt: skip
 # Keys that change what is computed, by the value that does not.
 _OTHER_WORK: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None), "bias": ("none",), "target_parameters": (None, []), "lora_bias": (False,),
+    "use_dora": (False, None), "bias": ("none",), "lora_bias": (False,),
     "layer_replication": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
     "megatron_config": (None,), "trainable_token_indices": (None,), "eva_config": (None,),
     "arrow_config": (None,), "use_bdlora": (None, False),
@@ -95,7 +104,7 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
                 f"training.lora.config: {path}: {key} = {data[key]!r} is not simulated; expected {plain[0]!r}"
             )
     found = {ours: data[key] for key, ours in _READ.items() if data.get(key) is not None}
-    for key in ("targets", "layers", "exclude", "modules_to_save"):
+    for key in ("targets", "layers", "exclude", "modules_to_save", "target_parameters"):
         value = found.get(key)
         if isinstance(value, list):
             found[key] = tuple(sorted(value) if key == "targets" else value)

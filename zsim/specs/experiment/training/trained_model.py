@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.adapted_experts import on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
 from zsim.specs.model.expert_run import has_experts
@@ -18,6 +19,7 @@ from zsim.specs.model.freezing import Frozen, with_frozen
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Precision
 
@@ -33,11 +35,13 @@ def trained_model(
     kind: str,
     precision: Precision,
     parallelism: Parallelism,
+    experts: ExpertSplit,
     *,
     is_offloaded: bool = False,
     deepspeed: DeepSpeedConfig | None = None,
 ) -> ModelSpec:
     """The model with adapters and frozen parameters, for a strategy of `kind`; unchanged without them.
+    `experts`: whose code runs routed experts.
 
     Raises InputError for impossible adapters, NotSimulatedError for what zsim lacks.
     """
@@ -58,9 +62,17 @@ def trained_model(
     low = {"fp8": "bf16"}.get(precision, precision)
     _check_quantised(lora, kind, low)
     _check_layers(lora, model)
-    if kind == "megatron" and _names_megatrons(lora, parallelism):
+    if kind == "megatron" and _names_megatrons(lora, model, parallelism):
         model, lora = _as_megatron_bridge(lora, model, parallelism)
-    model = with_adapters(model, _adapters(lora, table, kind, low, model))
+    adapters = _adapters(lora, table, kind, low, model)
+    if has_experts(model):
+        adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
+        if table.recompute_modules and "moe_act" in table.recompute_modules and adapters.experts:
+            raise NotSimulatedError(
+                "training.recompute_modules: found 'moe_act' with adapters on routed experts, which zsim "
+                "does not simulate; expected 'moe', or targets without linear_fc1 and linear_fc2"
+            )
+    model = with_adapters(model, adapters)
     frozen = Frozen(
         table.frozen,
         all_but_adapters=True,
@@ -72,12 +84,13 @@ def trained_model(
     return with_frozen(model, frozen)
 
 
-def _names_megatrons(lora: LoraTable, parallelism: Parallelism) -> bool:
-    """Whether the adapters are Megatron-Bridge's, on Megatron's own products: with its names, or beside its
-    parallelisms."""
+def _names_megatrons(lora: LoraTable, model: ModelSpec, parallelism: Parallelism) -> bool:
+    """Whether the adapters are Megatron-Bridge's, on Megatron's own products: with its names, beside its
+    parallelisms, or where a mixture of experts has no names."""
     targets = lora.targets if isinstance(lora.targets, tuple) else ()
     is_named = bool(targets) and all(name.rpartition(".")[2] in MEGATRON_PRODUCTS for name in targets)
-    return is_named or not parallelism.is_trivial
+    is_all = lora.targets in (None, ALL_LINEAR) and has_experts(model)
+    return is_named or is_all or not parallelism.is_trivial
 
 
 def _as_megatron_bridge(
@@ -95,12 +108,6 @@ def _as_megatron_bridge(
             f"training.lora.targets: found {lora.targets!r} with Megatron's parallelisms, whose layers "
             f"have the products {', '.join(MEGATRON_PRODUCTS)}; expected some of these"
         )
-    if has_experts(model) and any("linear_fc" in name for name in names):
-        raise NotSimulatedError(
-            f"training.lora.targets: '{model.name}' has routed experts, whose products Megatron-Bridge "
-            "adapts too and "
-            'zsim does not; expected targets = ["linear_qkv", "linear_proj"]'
-        )
     if lora.rank % parallelism.tensor or any(r % parallelism.tensor for r in lora.rank_pattern.values()):
         raise InputError(
             f"training.lora.rank: found {lora.rank}, which the {parallelism.tensor} tensor-parallel ranks "
@@ -113,7 +120,7 @@ def _as_megatron_bridge(
             "expected false"
         )
     model = with_megatron_products(model)
-    here = [name for name in names if _has_product(model, name)]
+    here = [name for name in names if _has_product(model, name) or (has_experts(model) and "_fc" in name)]
     return model, lora.model_copy(update={"targets": tuple(here) if lora.targets is None else names})
 
 

@@ -87,10 +87,11 @@ _LORA = {
     "alpha": ("alpha", 32),
     "dropout": ("dropout", 0.0),
     "target_modules": ("targets", [*MEGATRON_PRODUCTS]),
+    "share_expert_adapters": ("share_expert_adapters", True),
 }
 _PLAIN_LORA: dict[str, Any] = {
     "dropout_position": "pre", "a2a_experimental": False, "sequence_parallel_input_regather": False,
-    "normalize_moe_lora": False, "exclude_modules": [],
+    "normalize_moe_lora": False, "exclude_modules": [], "experts_shared_outer_loras": False,
 }  # fmt: skip
 
 

@@ -1,0 +1,291 @@
+"""Adapters on routed experts: PEFT's, merged into stacked weights, and Megatron-Bridge's beside products."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.cost.kernels.modules import total_flops
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.make import make_plan, stages_of
+from zsim.plan.ops import Collective
+from zsim.plan.workload.issued import kernels_of
+from zsim.plan.workload.workload import ModuleCall, make_workload
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+HIDDEN, WIDTH, EXPERTS, LAYERS, TOP_K, RANK, TOKENS = 256, 128, 8, 2, 2, 8, 128
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": HIDDEN, "intermediate_size": 512,
+    "moe_intermediate_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "num_experts": EXPERTS,
+    "num_experts_per_tok": TOP_K, "tie_word_embeddings": False,
+}  # fmt: skip
+STACKED = ["experts.gate_up_proj", "experts.down_proj"]
+PREFIX = "model.layers.0.mlp."
+
+
+def job(lora: dict[str, Any], strategy: dict[str, Any] | None = None, **more: Any) -> Job:
+    training = {
+        "sequence_length": TOKENS // 2, "micro_batch_size": 2, "precision": "bf16",
+        "lora": {"rank": RANK, **lora}, **more.pop("training", {}),
+    }  # fmt: skip
+    given = {"model": QWEN, "cluster": "dgx-h100", "gpus": 8, **more}
+    return resolve(Experiment(**given, training=training, strategy=strategy or {"kind": "ddp"}))
+
+
+def trained(found: Job) -> dict[str, tuple[int, ...]]:
+    """Shapes of what is trained in the first layer's MLP."""
+    named = found.model.named_parameters()
+    return {name.removeprefix(PREFIX): one.shape for name, one in named if one.trainable and PREFIX in name}
+
+
+def calls(lora: dict[str, Any]) -> list[ModuleCall]:
+    """The modules of the blocks, of a whole model kept in bf16 of which everything is kept; as transformers
+    makes the embedding's output require a gradient with checkpointing."""
+    found = job(lora, training={"stored_dtype": "bf16", "activation_checkpointing": "full"})
+    model = stages_of(found.model, found.parallelism)[0]
+    workload = make_workload(model, replace(found.training, activation_checkpointing="none"))
+    all_calls = [call for segment in workload.segments for call in segment.calls]
+    return [call for call in all_calls if not call.name.startswith(("lm_head", "loss"))]
+
+
+def saved_bytes(lora: dict[str, Any]) -> int:
+    return sum(call.work.saved_bytes for call in calls(lora))
+
+
+def flops(lora: dict[str, Any]) -> tuple[float, float]:
+    """Forward and backward."""
+    found = calls(lora)
+    forward = sum(total_flops(kernels_of(call.work.forward).kernels) for call in found)
+    return forward, sum(total_flops(kernels_of(call.work.backward).kernels) for call in found)
+
+
+GATE_UP = {"base_layer.lora_A": (EXPERTS * RANK, HIDDEN), "base_layer.lora_B": (2 * WIDTH, EXPERTS * RANK)}
+DOWN = {"lora_A": (EXPERTS * RANK, WIDTH), "lora_B": (HIDDEN, EXPERTS * RANK)}
+DOUBLED = {
+    "base_layer.lora_A": (EXPERTS * 2 * RANK, HIDDEN),
+    "base_layer.lora_B": (2 * WIDTH, EXPERTS * 2 * RANK),
+}
+GATE = {"gate.lora_A": (RANK, HIDDEN), "gate.lora_B": (EXPERTS, RANK)}
+
+
+def named(experts: Mapping[str, tuple[int, ...]], gate: Mapping[str, tuple[int, ...]] | None = None) -> Any:
+    found = {f"experts.{name}": shape for name, shape in experts.items()} | dict(gate or {})
+    return {f"{name}.default.weight": shape for name, shape in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ({"targets": [], "target_parameters": STACKED}, named({**GATE_UP, **DOWN})),
+        ({"targets": [], "target_parameters": STACKED[1:]}, named(DOWN)),
+        ({"targets": ["q_proj", "gate_proj", "up_proj", "down_proj"]}, named({**DOUBLED, **DOWN})),
+        ({"targets": ["down_proj"]}, named(DOWN)),
+        ({"targets": "all-linear"}, named({**DOUBLED, **DOWN}, GATE)),
+    ],
+)
+def test_names_and_shapes_are_those_of_peft(lora: dict[str, Any], expected: dict[str, Any]) -> None:
+    """As PEFT 0.21.2 prints them of transformers 5.24's Qwen3-MoE: what transformers 4 called `gate_proj` and
+    `up_proj` is one weight with twice the rank; "all-linear" has the router too."""
+    assert trained(job(lora)) == expected
+    assert list(trained(job(lora))) == list(expected)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_what_autograd_keeps_is_what_it_keeps_of_peft(dtype: str) -> None:
+    """Bytes that more is kept than with adapters on `q_proj` alone, by `saved_tensors_hooks` on a CPU with
+    transformers 5.24 (grouped_mm) and PEFT 0.21.2: the merged weights, rows, and casts of fp32 adapters."""
+    attention = {"targets": ["q_proj"], "dtype": dtype}
+    both = {**attention, "targets": ["q_proj", "gate_proj", "up_proj", "down_proj"]}
+    one = {"targets": [], "target_parameters": STACKED[:1], "dtype": dtype}
+    measured = {"fp32": (3_899_392, 2_220_032), "bf16": (3_538_944, 2_224_128)}
+    more = tuple(saved_bytes(lora) - saved_bytes(attention) for lora in (both, one))
+    assert more == measured[dtype]
+
+
+def test_sums_are_made_twice_and_their_gradients_multiplied_by_both_factors() -> None:
+    """torch's FlopCounterMode counts 83,886,080 in `baddbmm` forward and in `bmm` backward: twice the sum,
+    2 E out in r each, with twice the rank for gate and up. The products of all rows for the gradient of the
+    sum, as large as those of forward, it does not count."""
+    attention = flops({"targets": ["q_proj"]})
+    both = flops({"targets": ["q_proj", "gate_proj", "up_proj", "down_proj"]})
+    assert both[0] - attention[0] == 83_886_080
+    rows = LAYERS * 2 * TOKENS * TOP_K * (HIDDEN * 2 * WIDTH + WIDTH * HIDDEN)
+    assert both[1] - attention[1] == 83_886_080 + rows
+
+
+def test_frozen_experts_have_no_products_for_their_weights() -> None:
+    """The gate's and the experts' products backward are one each for their inputs, as many as forward."""
+    found = [
+        call for call in calls({"targets": ["q_proj"]}) if ".experts." in call.name or ".gate" in call.name
+    ]
+    products = [call for call in found if total_flops(kernels_of(call.work.forward).kernels)]
+    assert len(products) == 3 * LAYERS
+    for call in products:
+        forward, backward = (kernels_of(one).kernels for one in (call.work.forward, call.work.backward))
+        assert total_flops(backward) == total_flops(forward)
+    assert all(call.work.saved_bytes == 0 for call in products if call.name.endswith("down_proj"))
+
+
+def test_fsdp2_scatters_gradients_of_adapters_alone() -> None:
+    """fp32, of both layers; their weights are gathered with the block."""
+    found = job({"targets": [], "target_parameters": STACKED}, {"kind": "fsdp2", "wrapping": "huggingface"})
+    works = [op.work for op in make_plan(found).programs[0].ops if isinstance(op.work, Collective)]
+    numel = LAYERS * EXPERTS * RANK * (HIDDEN + 2 * WIDTH + WIDTH + HIDDEN)
+    assert found.model.trainable_numel == numel
+    assert sum(work.bytes for work in works if work.kind == "reduce_scatter") == 4 * numel
+
+
+def test_an_adapter_config_names_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_config.json"
+    config = {"peft_type": "LORA", "r": RANK, "target_modules": [], "target_parameters": STACKED[::-1]}
+    path.write_text(json.dumps(config))
+    assert trained(job({"config": str(path)})) == named({**GATE_UP, **DOWN})
+
+
+# -- Megatron-Bridge ---------------------------------------------------------------------------------------
+
+BRIDGE = {"kind": "megatron", "moe_grouped_gemm": True}
+SPREAD = {"expert": 4, "dispatcher": "all-to-all"}
+
+
+def bridge(lora: dict[str, Any] | None = None, strategy: dict[str, Any] | None = None) -> Job:
+    targets = {"targets": ["linear_fc1", "linear_fc2"], **(lora or {})}
+    return job(targets, {**BRIDGE, **(strategy or {})}, parallelism=SPREAD)
+
+
+# Elements of both pairs: A of hidden and of width, B of both first products and of hidden.
+PAIRS = RANK * (HIDDEN + 2 * WIDTH + WIDTH + HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("lora", "strategy", "per_layer"),
+    [
+        ({}, {}, 1),
+        ({"share_expert_adapters": False}, {}, EXPERTS),
+        ({}, {"moe_grouped_gemm": False}, EXPERTS),
+    ],
+)
+def test_experts_that_run_together_share_one_adapter(
+    lora: dict[str, Any], strategy: dict[str, Any], per_layer: int
+) -> None:
+    """A rank of four keeps fp32 sums of the shared pair, or of two experts' pairs, and reduces them over the
+    two ranks that have the same."""
+    found = bridge(lora, strategy)
+    assert found.model.trainable_numel == LAYERS * per_layer * PAIRS
+    plan = make_plan(found).programs[0]
+    local = LAYERS * PAIRS * (1 if per_layer == 1 else per_layer // 4)
+    assert sum(one.bytes for one in plan.resident if one.category == "gradients") == 4 * local
+    over = [op.work for op in plan.ops if isinstance(op.work, Collective) and op.work.group == "expert_data"]
+    assert sum(work.bytes for work in over) == 4 * local
+
+
+def test_a_shared_adapters_gradients_are_summed_among_the_experts_ranks() -> None:
+    """bf16, one call for each weight as its gradient is made (`_allreduce_shared_expert_grad`)."""
+    sizes = [2 * RANK * n for n in (HIDDEN, 2 * WIDTH, WIDTH, HIDDEN)]
+
+    def sums(found: Job) -> Counter[int]:
+        works = [op.work for op in make_plan(found).programs[0].ops if isinstance(op.work, Collective)]
+        return Counter(work.bytes for work in works if work.group == "expert" and work.kind == "all_reduce")
+
+    assert sums(bridge()) == Counter(sizes * LAYERS)
+    assert sums(bridge({"share_expert_adapters": False})) == Counter()
+
+
+def test_megatrons_four_products_are_the_default() -> None:
+    found = job({}, BRIDGE, parallelism=SPREAD)
+    attention = RANK * (HIDDEN + 512 + 256 + HIDDEN)  # q, k and v of 256 + 2 x 128; 256 back to 256
+    assert found.model.trainable_numel == LAYERS * (PAIRS + attention)
+
+
+def test_experts_of_their_own_copy_their_rows_together() -> None:
+    """Each local expert's adapter works on its own rows: FLOPs as many as of a shared one."""
+    works = []
+    for lora in ({}, {"share_expert_adapters": False}):
+        found = bridge(lora)
+        model = stages_of(found.model, found.parallelism)[0]
+        segments = make_workload(model, found.training).segments
+        works.append([call for one in segments for call in one.calls if ".lora_" in call.name])
+    shared, own = (
+        sum(total_flops(kernels_of(call.work.forward).kernels) for call in found) for found in works
+    )
+    assert shared == own == LAYERS * 2 * TOKENS * TOP_K * PAIRS
+
+
+@pytest.mark.parametrize(
+    ("lora", "strategy", "more", "error", "message"),
+    [
+        ({"target_parameters": ["experts.gate_up"]}, {}, {}, InputError, "did you mean 'gate_up_proj'"),
+        ({"targets": ["gate_proj"]}, {}, {}, InputError, "found gate_proj without up_proj"),
+        (
+            {"target_parameters": STACKED, "dropout": 0.1},
+            {},
+            {},
+            InputError,
+            r"dropout: found 0.1 .* expected 0",
+        ),
+        (
+            {"targets": [], "target_parameters": STACKED, "rank": 200},
+            {},
+            {},
+            InputError,
+            "down_proj' is a product of 128 x 256; expected at most 128",
+        ),
+        ({"target_parameters": STACKED}, {"kind": "fsdp1"}, {}, InputError, "expected strategy 'fsdp2'"),
+        (
+            {"target_parameters": STACKED},
+            {"kind": "deepspeed", "stage": 3},
+            {},
+            NotSimulatedError,
+            "expected stage 0 to 2",
+        ),
+        (
+            {"target_parameters": STACKED},
+            {"kind": "fsdp2", "wrapping": "torchtitan"},
+            {},
+            NotSimulatedError,
+            "these are of 'torchtitan'",
+        ),
+        ({"targets": r".*\.gate_proj"}, {}, {}, NotSimulatedError, "expected a list of names"),
+        ({"share_expert_adapters": False}, {}, {}, InputError, "share_expert_adapters: found false"),
+        (
+            {"target_parameters": STACKED, "targets": ["linear_fc1"]},
+            BRIDGE,
+            {},
+            InputError,
+            "beside Megatron's targets",
+        ),
+        (
+            {},
+            BRIDGE,
+            {"parallelism": {"tensor": 2, "sequence_parallel": True, "expert_tensor": 2}},
+            NotSimulatedError,
+            "expert_tensor: found 2 .* expected 1",
+        ),
+        (
+            {},
+            BRIDGE,
+            {"training": {"activation_checkpointing": "selective", "recompute_modules": ["moe_act"]}},
+            NotSimulatedError,
+            "expected 'moe'",
+        ),
+        ({}, {**BRIDGE, "fsdp_sharding": "optim"}, {}, NotSimulatedError, "fsdp_sharding: found 'optim'"),
+    ],
+)
+def test_what_is_refused(
+    lora: dict[str, Any],
+    strategy: dict[str, Any],
+    more: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        job(lora, strategy or None, **more)

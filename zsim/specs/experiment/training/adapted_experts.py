@@ -1,0 +1,137 @@
+"""Which of a model's routed experts get adapters, by the code that trains them: see [Note: adapters on
+experts] of `zsim.specs.model.expert_adapters`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.model.adapters import ALL_LINEAR, Adapters
+from zsim.specs.model.expert_adapters import as_parameters, old_names
+from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.spec import Linear, ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.megatron_table import MegatronTable
+from zsim.specs.strategy.tables import StrategyTable
+
+_WHERE = "training.lora.target_parameters"
+
+
+def on_experts(
+    adapters: Adapters,
+    lora: LoraTable,
+    model: ModelSpec,
+    kind: str,
+    split: ExpertSplit,
+    deepspeed: DeepSpeedConfig | None,
+) -> Adapters:
+    """The adapters with those on a model's routed experts: Megatron-Bridge's where targets are Megatron's
+    products, else PEFT's, of what names a stacked weight.
+
+    Raises InputError and NotSimulatedError for adapters that the strategy cannot have.
+    """
+    if any("linear_fc" in target for target in adapters.targets):
+        if lora.target_parameters:
+            raise InputError(
+                f"{_WHERE}: found {lora.target_parameters[0]!r} beside Megatron's targets; Megatron-Bridge "
+                "adapts experts by linear_fc1 and linear_fc2, expected it left out"
+            )
+        shares = lora.share_expert_adapters and split.kernel != "loop"
+        return replace(adapters, experts="shared" if shares else "each")
+    if not lora.share_expert_adapters:
+        raise InputError(
+            "training.lora.share_expert_adapters: found false, which adapters of Megatron-Bridge on "
+            "linear_fc1 and linear_fc2 have; expected it left out, or these among training.lora.targets"
+        )
+    if adapters.targets == (ALL_LINEAR,) and split.library != "transformers" and not lora.target_parameters:
+        return adapters  # its experts are no products that PEFT finds
+    adapters = _with_parameters(adapters, lora, model)
+    if adapters.parameters:
+        _check(adapters, kind, split, deepspeed)
+    return adapters
+
+
+def _with_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> Adapters:
+    """The adapters with targets that were products of experts in transformers 4 as what they are now."""
+    targets, names = adapters.targets, old_names(model.family)
+    if adapters.is_pattern:
+        experts = "model.layers.0.mlp.experts"
+        if any(re.fullmatch(targets[0], f"{experts}.{name}") for name in names):
+            raise NotSimulatedError(
+                f"training.lora.targets: the pattern {targets[0]!r} matches experts of transformers 4, which "
+                f"PEFT takes for stacked weights and zsim does not; expected a list of names, or {_WHERE}"
+            )
+        left, found = list(targets), dict[str, int]()
+    elif targets == (ALL_LINEAR,) and names:
+        products = [
+            module.name.rpartition(".")[2]
+            for block in model.distinct_blocks
+            for module in block.modules
+            if isinstance(module.work, Linear) and module.parameters
+        ]
+        left, found = as_parameters(model.family, [*dict.fromkeys(products), *names])
+        left = list(dict.fromkeys(one for one in left if one not in names))
+    else:
+        left, found = as_parameters(model.family, targets)
+    parameters = tuple(dict.fromkeys((*lora.target_parameters, *found)))
+    ranks = dict(lora.rank_pattern)
+    for name, count in found.items():
+        if count > 1:
+            ranks.setdefault(re.escape(name), count * lora.rank)
+    return replace(
+        adapters,
+        targets=tuple(left),
+        parameters=parameters,
+        ranks=ranks,
+        experts="merged" if parameters else None,
+    )
+
+
+def _check(adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpeedConfig | None) -> None:
+    """Raises for adapters merged into stacked weights that other code than transformers' reads."""
+    where = f"training.lora: {adapters.parameters[0]!r} is a weight of routed experts"
+    if adapters.dropout:
+        raise InputError(
+            f"training.lora.dropout: found {adapters.dropout:g} with adapters on {adapters.parameters[0]!r}, "
+            "a stacked weight, which PEFT merges and so has no input to drop out; expected 0"
+        )
+    if split.library != "transformers":
+        raise NotSimulatedError(
+            f"{where}, into which PEFT merges adapters under transformers' own layers; these are of "
+            f"'{split.library}'; expected targets of attention, or strategy 'ddp', or 'fsdp2' with "
+            "wrapping 'huggingface'"
+        )
+    if kind == "fsdp1":
+        raise InputError(
+            f"{where}, which PEFT parametrizes in every forward; under FSDP1 torch stops at it "
+            "('Output 0 of View is a view and its base or another view of its base has been modified "
+            "inplace'); expected strategy 'fsdp2' or 'ddp'"
+        )
+    if deepspeed is not None and deepspeed.stage == 3:
+        raise NotSimulatedError(
+            f"{where}, which PEFT parametrizes in every forward; not simulated with ZeRO stage 3; expected "
+            "stage 0 to 2"
+        )
+
+
+def check_adapted_experts(model: ModelSpec, table: StrategyTable, split: ExpertSplit) -> None:
+    """Raises for Megatron-Bridge's adapters on experts beside what zsim lacks with them."""
+    experts = experts_of(model)
+    if experts is None or experts.adapters is None or not isinstance(table, MegatronTable):
+        return
+    some = 'training.lora.targets = ["linear_qkv", "linear_proj"]'
+    if split.tensor > 1:
+        raise NotSimulatedError(
+            f"parallelism.expert_tensor: found {split.tensor} with adapters on experts, which zsim does "
+            f"not cut among ranks; expected 1, or {some}"
+        )
+    asked = {"fsdp_sharding": table.fsdp_sharding, "overlap_expert_parallel": table.overlap_expert_parallel}
+    for key, value in asked.items():
+        if value:
+            raise NotSimulatedError(
+                f"strategy.{key}: found {value!r} with adapters on routed experts, which zsim does "
+                f"not simulate; expected it left out, or {some}"
+            )

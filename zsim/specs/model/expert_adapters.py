@@ -1,0 +1,142 @@
+"""Adapters on routed experts, as PEFT and Megatron-Bridge have them, in a model as its file states it.
+
+# [Note: adapters on experts]
+PEFT 0.21.2 adapts a stacked parameter that `target_parameters` names (tuners/lora/layer.py `ParamWrapper`,
+since 0.17): one A and one B with E times the rank for all E experts of a layer. In every forward the sum of
+the weights and B A is made, whole, and the experts' product reads the sum, which autograd keeps; its gradient
+is made whole too, and multiplied by A and by B. Several parameters of one module are wrapped in each other,
+the first innermost. transformers before 5 had a `Linear` for every product of every expert; PEFT takes their
+names for the stacked parameters (utils/transformers_weight_conversion.py), gate and up only together, with
+twice the rank.
+Megatron-Bridge 0.6.0 (peft/lora.py, peft/utils.py): experts whose products run together share one adapter
+among all of a rank, A and B products of all rows (`share_expert_adapters`), whose gradients are summed up
+among the experts' ranks as they are made; or have one each (`GroupedExpertLinearAdapter`), as experts that
+run one after the other always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zsim.dataclass import dataclass
+from zsim.errors import InputError
+from zsim.specs.model.experts import ExpertAdapterKind, ExpertAdapters, Experts, MergedWeights, Router
+from zsim.specs.model.spec import Module, Parameter
+
+FIRST, SECOND = "linear_fc1", "linear_fc2"
+# PEFT 0.21.2 `_MOE_TARGET_MODULE_MAPPING`: products of an expert in transformers 4, by the parameter that
+# they are a part of.
+_NAMES = {
+    "mixtral": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",), "gate.weight": ("gate",)},
+    "qwen2_moe": {
+        "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",), "gate.weight": ("gate",),
+    },
+}  # fmt: skip
+# Families that transformers 5.24 reads like one of these (conversion_mapping.py), as far as zsim has them.
+_LIKE = {
+    "mixtral": "mixtral", "qwen3_moe": "qwen2_moe", "deepseek_v2": "qwen2_moe", "deepseek_v3": "qwen2_moe",
+    "glm4_moe": "qwen2_moe", "olmoe": "qwen2_moe",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """One product of a layer's experts that gets an adapter: its full `name`, and whether it is the first."""
+
+    name: str
+    is_first: bool
+
+
+def old_names(family: str) -> tuple[str, ...]:
+    """Names that products of experts, and the router, had in transformers 4; () of other families."""
+    return tuple(name for names in _NAMES.get(_LIKE.get(family, ""), {}).values() for name in names)
+
+
+def as_parameters(family: str, targets: Sequence[str]) -> tuple[list[str], dict[str, int]]:
+    """The targets that are no names of transformers 4, and the stacked parameters for those that are, each
+    with the number of products that it has of them, by which PEFT multiplies the rank.
+
+    Raises InputError for a part of a stacked parameter.
+    """
+    parameters: dict[str, int] = {}
+    left = list(targets)
+    for parameter, parts in _NAMES.get(_LIKE.get(family, ""), {}).items():
+        asked = [one for one in left if one.rpartition(".")[2] in parts]
+        present = {one.rpartition(".")[2] for one in asked}
+        if not present:
+            continue
+        if lacking := [part for part in parts if part not in present]:
+            raise InputError(
+                f"training.lora.targets: found {', '.join(sorted(present))} without {', '.join(lacking)}, "
+                f"which transformers 5 keeps in one weight, {parameter}, with it; expected both or neither"
+            )
+        left = [one for one in left if one not in asked]
+        parameters[parameter] = len(parts)
+    return left, parameters
+
+
+def with_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) -> list[Module]:
+    """A router whose weight an adapter is merged into, behind what merges it."""
+    work = module.work
+    assert isinstance(work, Router)
+    shapes = (("A", (rank, work.in_features)), ("B", (work.num_experts, rank)))
+    owned = tuple(
+        Parameter(f"lora_{letter}.default.weight", shape, stored=stored) for letter, shape in shapes
+    )
+    sums = MergedWeights(1, work.in_features, work.num_experts, rank, casts)
+    merge = Module(
+        f"{module.name}.lora_sum", sums, owned, token_shards=module.token_shards, owner=module.name
+    )
+    return [merge, replace(module, work=replace(work, is_merged=True))]
+
+
+def products_of(module: Module, name: str, kind: ExpertAdapterKind) -> tuple[Adapted, ...]:
+    """What adapters of this kind can be on, of a layer's experts with the full name `name`: their stacked
+    weights, or Megatron's two products."""
+    if kind != "merged":
+        return Adapted(f"{name}.{FIRST}", is_first=True), Adapted(f"{name}.{SECOND}", is_first=False)
+    return tuple(
+        Adapted(f"{name}.{one.name}", is_first="down" not in one.name)
+        for one in module.parameters
+        if len(one.shape) == 3
+    )
+
+
+def with_expert_adapters(
+    module: Module,
+    adapted: Sequence[tuple[Adapted, int]],
+    kind: ExpertAdapterKind,
+    stored: str,
+    *,
+    casts: bool,
+) -> Module:
+    """The experts with adapters on `adapted` products, each with its rank; see [Note: adapters on experts].
+
+    Raises InputError for a rank beyond a product's width.
+    """
+    work = module.work
+    assert isinstance(work, Experts)
+    found, ranks = list(module.parameters), {True: 0, False: 0}
+    for number, (one, rank) in enumerate(adapted):
+        wide = work.expert_features * (2 if work.is_gated else 1)
+        given, made = (work.in_features, wide) if one.is_first else (work.expert_features, work.in_features)
+        if rank > min(given, made):
+            raise InputError(
+                f"training.lora.rank: found {rank:,}, but '{one.name}' is a product of {given:,} x {made:,}; "
+                f"expected at most {min(given, made):,}"
+            )
+        ranks[one.is_first] = rank
+        around = "base_layer." * (len(adapted) - 1 - number)
+        prefix = around if kind == "merged" else f"{one.name.rpartition('.')[2]}."
+        shapes: tuple[tuple[int, ...], ...] = (rank, given), (made, rank)
+        if kind == "merged":
+            shapes = (work.num_experts * rank, given), (made, work.num_experts * rank)
+        elif kind == "each":
+            shapes = tuple((work.num_experts, *shape) for shape in shapes)
+        found += [
+            Parameter(f"{prefix}lora_{letter}.default.weight", shape, stored=stored)
+            for letter, shape in zip("AB", shapes, strict=True)
+        ]
+    own = ExpertAdapters(kind, ranks[True], ranks[False], casts=casts)
+    return replace(module, work=replace(work, adapters=own), parameters=tuple(found))
