@@ -59,6 +59,7 @@ from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
+from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
 from zsim.specs.strategy.megatron_experts import check_overlap
 from zsim.specs.strategy.megatron_table import MegatronTable
@@ -211,6 +212,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         strategy = deepspeed
     else:
         strategy, cluster = resolve_strategy(table, training, ranks, cluster, len(placement.nodes))
+    if isinstance(strategy, Fsdp2):
+        strategy = replace(strategy, gpus_of_node=placement.gpus_per_node)
     if isinstance(table, MegatronTable):
         queues = training.device_max_connections
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)

@@ -41,7 +41,8 @@ class Reference:
 class Fsdp2:
     """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
     wrapping (True, root False). `no_sync`: reduce only after the last micro-batch. `gpus_per_node`: what
-    DTensor takes for a node when it weighs collectives. `param_dtype` "fp8": the
+    DTensor takes for a node when it weighs collectives; `gpus_of_node`: how many GPUs of the job there are on
+    one. `param_dtype` "fp8": the
     weights of fp8 products are gathered in fp8, all other parameters in bf16; the maximum of each weight is
     all-reduced before, or (`precomputes_scales`) all maxima together behind the update."""
 
@@ -54,6 +55,7 @@ class Fsdp2:
     reduce_scatter_max_input_buffers: int = 1
     cpu_offload: bool = False
     gpus_per_node: int = 8
+    gpus_of_node: int = 8
     precomputes_scales: bool = False
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zsim.cost.collectives.rounds import ring_rounds
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
@@ -81,14 +82,38 @@ class Fsdp2Home:
         self._copies = []
         self.builder.host("gradients in host memory")
 
-    def step(self, units: Sequence[ParamGroup], training: Training) -> None:
-        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too. The cost of
-        unwrapping DTensors is left out: milliseconds, compared with seconds."""
+    def step(
+        self, units: Sequence[ParamGroup], training: Training, norm_sums: Sequence[tuple[str, int]]
+    ) -> None:
+        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too, and sums their
+        norms in `norm_sums`. The cost of unwrapping DTensors is left out: milliseconds, compared with
+        seconds."""
         numel = sum(sum(unit.trainable_shards) for unit in units)
         if training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
+            for group, size in norm_sums:
+                self._sum_on_hosts(group, size)
             self.host.scale("clip gradients", numel)
         self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
         self.builder.host("end of step")
         self.builder.free("gradients", 4 * numel, "host", is_pinned=True)
+
+    def _sum_on_hosts(self, group: str, size: int) -> None:
+        """# [Note: norms on the host]
+        The norms of DTensors in host memory are host tensors, which the groups' gloo backend sums up while
+        the host waits: torchtitan asks for "cpu:gloo" beside NCCL with `enable_cpu_offload` (v0.2.2
+        distributed/utils.py `init_distributed`). Its ring's start and rounds are host time; the all-reduce
+        itself makes the ranks wait for each other. Groups that the plan lacks have one rank."""
+        groups, name = self.builder.groups, "all_reduce gradient norm"
+        if group not in groups or groups[group].size == 1:
+            return
+        members = groups[group].members[0]
+        nodes = len({int(rank) // self.strategy.gpus_of_node for rank in members})
+        rounds = ring_rounds("all_reduce", len(members), nodes)
+        self.builder.host(f"{name}: gloo", "gloo_call")
+        for cost, count in (("gloo_round", rounds.intra), ("gloo_round_between_nodes", rounds.inter)):
+            if count:
+                self.builder.host(f"{name}: {count} rounds", cost, events=count)
+        call = self.builder.collective("all_reduce", size, "fp32", group, stream=CPU, name=name)
+        self.builder.host_wait(call)

@@ -15,7 +15,7 @@ from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8
 from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, ParamGroupState, make_param_groups
-from zsim.plan.frameworks.fsdp2.update import update_units
+from zsim.plan.frameworks.fsdp2.update import norm_sums, update_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import lazy_states, updated_in_blocks
@@ -392,7 +392,7 @@ class Fsdp2Schedule(Hooks):
         """Clip and update the parameters of all stages of the rank."""
         units = [unit for chunk in self.chunks for unit in chunk.units]
         if self.home is not None:
-            self.home.step(units, self.training)
+            self.home.step(units, self.training, norm_sums((self.mesh, self.experts), units))
             return
         updated = [one for chunk in self.chunks for one in chunk.updated]
         update_units(self.stage, self.strategy, (self.mesh, self.experts), units, updated)

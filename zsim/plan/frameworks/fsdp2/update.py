@@ -22,24 +22,12 @@ def update_units(
     units: Sequence[ParamGroup],
     updated: Sequence[Updated],
 ) -> None:
-    """Clip the gradients of `units` and update the tensors `updated`; `meshes`: the dense parameters' and, if
-    they have one of their own, the experts'.
-
-    The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and torchtitan
-    sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
-    """
-    builder, training = stage.builder, stage.training
-    mesh, experts = meshes
+    """Clip the gradients of `units` and update the tensors `updated`; `meshes`: see `norm_sums`."""
+    builder, training, mesh = stage.builder, stage.training, meshes[0]
     numels = [shard for unit in units for shard in unit.trainable_shards]
     if training.gradient_clipping > 0:
         builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
-    own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
-    size = 4 * len(numels) - own
-    sums = [(mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
-    if experts is not None:
-        inner = [experts.shard.name, EXPERT, EXPERT_TENSOR]
-        sums[-1:-1] = [(name, own) for name in inner]
-    clip_gradients(builder, training, numels, sums)
+    clip_gradients(builder, training, numels, norm_sums(meshes, units))
     is_loop = training.optimizer_implementation == "for_loop"
     cost = "dtensor_update" if is_loop else "dtensor_in_list"
     builder.host("update of DTensors", cost, events=len(numels))
@@ -49,6 +37,23 @@ def update_units(
     update(builder, training, updated)
     precompute_scales(builder, strategy, units)
     builder.free("gradients", 4 * sum(numels))
+
+
+def norm_sums(meshes: tuple[MeshInfo, MeshInfo | None], units: Sequence[ParamGroup]) -> list[tuple[str, int]]:
+    """(group, bytes) of the all-reduces of a gradient norm, in order; `meshes`: the dense parameters' and, if
+    they have one of their own, the experts'.
+
+    The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and torchtitan
+    sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
+    """
+    mesh, experts = meshes
+    own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
+    size = 4 * sum(len(unit.trainable_shards) for unit in units) - own
+    sums = [(mesh.shard.name, size), (TENSOR, size), (PIPELINE, 4)]
+    if experts is not None:
+        inner = [experts.shard.name, EXPERT, EXPERT_TENSOR]
+        sums[-1:-1] = [(name, own) for name in inner]
+    return sums
 
 
 def _update_matrices(stage: Stage, strategy: Fsdp2, mesh: MeshInfo, matrices: Sequence[Updated]) -> None:
