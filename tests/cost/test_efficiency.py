@@ -118,6 +118,25 @@ def test_a_linears_products_are_aligned_by_its_features_alone(
         assert odd == pytest.approx(left * even)
 
 
+def test_rows_on_four_bytes_lose_less_than_odd_ones() -> None:
+    """Heads of 108 in 16 bits begin on multiples of 8 bytes, of 107 on multiples of 2; of 128 on 16."""
+    curve = gemm(unaligned_fraction=0.3, four_byte_fraction=0.7)
+    plain = gemm()
+    for width, left in ((128, 1.0), (108, 0.7), (110, 0.7), (107, 0.3)):
+        rate = gemm_fraction(2048, 2048, width, 64, "fp16", curve, 108)
+        assert rate == pytest.approx(left * gemm_fraction(2048, 2048, width, 64, "fp16", plain, 108))
+
+
+def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
+    """F = 0.8 x 0.5 and K = 64: 0.4 x 64 / 128. One product of the same curve: 0.8 x 64 / (64 + 448)."""
+    curve = gemm(k_half=448, batched={"ratio": 0.5, "k_half": 64})
+    rates = [
+        gemm_fraction(1280, 2560, 64, 1, "bf16", curve, 100, is_batched=is_batched)
+        for is_batched in (True, False)
+    ]
+    assert rates == pytest.approx([0.2, 0.1])
+
+
 def test_one_token_less_costs_what_its_waves_cost_and_no_alignment() -> None:
     """8,191 tokens fill the same 64 rows of tiles as 8,192: 8191/8192 of the rate."""
     curve = gemm(unaligned_fraction=0.43)

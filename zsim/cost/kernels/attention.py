@@ -270,7 +270,13 @@ def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim:
     elements = batch * (length * length + 2 * length * head_dim)
     flops = 2.0 * batch * length * length * head_dim
     return Kernel(
-        "gemm", flops, float(elements * options.activation_bytes), options.kernel_dtype, mnk, layout=layout
+        "gemm",
+        flops,
+        float(elements * options.activation_bytes),
+        options.kernel_dtype,
+        mnk,
+        layout=layout,
+        is_batched=True,
     )
 
 

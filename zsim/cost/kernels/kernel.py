@@ -29,7 +29,8 @@ class Kernel:
     one per thread. `strided_elements`: elements of slices of rows, or with a row or a column broadcast over
     them, one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x
     k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy
-    W), "tn" for the gradient of its weight (dy^T x). `is_causal`: in fused attention the last query sees all
+    W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal products in one call, as of
+    attention that is written out. `is_causal`: in fused attention the last query sees all
     keys, each one before it one less; else all queries see all keys.
     """
 
@@ -44,3 +45,4 @@ class Kernel:
     strided_elements: int = 0
     layout: Layout = "nt"
     is_causal: bool = True
+    is_batched: bool = False

@@ -63,4 +63,5 @@ def _kernel(seen: TracedKernel, part: float, options: WorkOptions) -> Kernel:
         3 if seen.kind == "attention_backward" else 1,
         layout=seen.layout,
         is_causal=seen.is_causal,
+        is_batched=seen.operator in ("bmm", "baddbmm"),
     )

@@ -23,6 +23,8 @@ def gemm_fraction(
     gemm: GemmEfficiency,
     sm_count: int,
     layout: Layout = "nt",
+    *,
+    is_batched: bool = False,
 ) -> float:
     """Fraction of peak that `batch` products of m x k by k x n reach.
 
@@ -36,12 +38,18 @@ def gemm_fraction(
     as all tiles fit in two waves and k/s is not below K. w is the fraction of all SM-tiles of all waves that
     is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it. Where the
     rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
-    `unaligned_fraction` (an odd vocabulary, 50257).
+    `four_byte_fraction` (heads of 108), or where they are none of 4 by `unaligned_fraction` (an odd
+    vocabulary, 50257). With `is_batched` F is multiplied by `batched.ratio`, and K is `batched.k_half`.
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
     """
     best = 0.0
+    k_half = gemm.k_half
+    largest = gemm.by_dtype.get(dtype, gemm.by_dtype.get(dtype.partition("-")[0], gemm.max_fraction))
+    if is_batched and gemm.batched is not None:
+        k_half = gemm.batched.k_half
+        largest *= gemm.batched.ratio
     tile_m, tile_n, kept = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         tiles = batch * ceil(m / tile_m) * ceil(n / tile_n)
@@ -50,20 +58,26 @@ def gemm_fraction(
             waves = ceil(tiles * splits / sm_count)
             useful = batch * m * n * splits / (waves * sm_count * tile_m * tile_n)
             inner = k / splits
-            best = max(best, kept * useful * inner / (inner + gemm.k_half))
+            best = max(best, kept * useful * inner / (inner + k_half))
             splits *= 2
-            if tiles * splits > 2 * sm_count or splits > _MAX_SPLITS or k < splits * gemm.k_half:
+            if tiles * splits > 2 * sm_count or splits > _MAX_SPLITS or k < splits * k_half:
                 break
         kept *= gemm.half_tile_fraction
         if tile_n >= tile_m:
             tile_n = max(1, tile_n // 2)
         else:
             tile_m = max(1, tile_m // 2)
-    base = dtype.partition("-")[0]
-    per_row = _ALIGNED_ELEMENTS.get(base, 8)
-    if any(length % per_row for length in contiguous(m, n, k, layout)):
-        best *= gemm.unaligned_fraction
-    return gemm.by_dtype.get(dtype, gemm.by_dtype.get(base, gemm.max_fraction)) * best
+    return largest * best * _alignment(contiguous(m, n, k, layout), dtype, gemm)
+
+
+def _alignment(rows: tuple[int, int, int], dtype: str, gemm: GemmEfficiency) -> float:
+    """The part of the rate that matrices with rows of so many elements keep."""
+    per_row = _ALIGNED_ELEMENTS.get(dtype.partition("-")[0], 8)
+    if not any(length % per_row for length in rows):
+        return 1.0
+    if gemm.four_byte_fraction is None or any(length % max(1, per_row // 4) for length in rows):
+        return gemm.unaligned_fraction
+    return gemm.four_byte_fraction
 
 
 def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:

@@ -34,7 +34,9 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
     if kernel.kind == "gemm":
         m, n, k = kernel.shape
         batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.launches)))
-        fraction = gemm_fraction(m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout)
+        fraction = gemm_fraction(
+            m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, is_batched=kernel.is_batched
+        )
     elif kernel.kind in ("attention_forward", "attention_backward"):
         _, queries, keys, head_dim = kernel.shape
         keys = 2 * keys - (queries if kernel.is_causal else 0)

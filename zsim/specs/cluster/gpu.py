@@ -47,13 +47,23 @@ class DeviceMemory(Table):
     bandwidth: PositiveRate = Field(description="by the data sheet")
 
 
+class BatchedProducts(BaseModel):
+    """Many equal products in one call (torch.bmm, baddbmm): those of attention that is written out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    ratio: float = Field(gt=0, le=1, description="rate over that of one large product")
+    k_half: float = Field(ge=0, description="inner dimension at which half of the rate is reached")
+
+
 class GemmEfficiency(Table):
     """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
 
     `max_fraction`: what large products sustain on random data within the board's power; `by_dtype` replaces
     it for single types ("fp8-block", "fp8-mx", "fp8-rowwise": fp8 with scales by block or row).
     `half_tile_fraction` of the rate is left each time the tile is halved, `unaligned_fraction` where the rows
-    of a matrix, as laid out in memory, do not begin on multiples of 16 bytes.
+    of a matrix, as laid out in memory, do not begin on multiples of 16 bytes, `four_byte_fraction` where they
+    do begin on multiples of 4.
     """
 
     max_fraction: Fraction = Field(
@@ -67,6 +77,14 @@ class GemmEfficiency(Table):
     )
     unaligned_fraction: Fraction = Field(
         default=1.0, description="of the rate, left where rows do not begin on multiples of 16 bytes"
+    )
+    four_byte_fraction: Fraction | None = Field(
+        default=None,
+        description="of the rate, left where rows begin on multiples of 4 bytes, not of 16; left out: "
+        "`unaligned_fraction`",
+    )
+    batched: BatchedProducts | None = Field(
+        default=None, description="many equal products in one call; left out: as one product"
     )
     by_dtype: dict[str, Fraction] = Field(
         default_factory=dict, description="`max_fraction` of single types; left out: `max_fraction` of all"
