@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from zsim.arrays import Ints
-from zsim.engine.pools_apart import PoolPasses
+from zsim.engine.pools_apart import PoolPasses, PoolsPart
 from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
-from zsim.plan.memory.tensors import TensorChange
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.points import study_points
@@ -192,9 +191,9 @@ def test_the_allocators_pools_are_settled_once_for_gpus_of_any_memory(
     numbers: list[int] = []
     run = PoolPasses._run
 
-    def counted(self: PoolPasses, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
-        numbers.append(len(changes))
-        run(self, changes, places, counted_from)
+    def counted(self: PoolPasses, part: PoolsPart, places: Ints, counted_from: int) -> None:
+        numbers.append(len(part))
+        run(self, part, places, counted_from)
 
     monkeypatch.setattr(PoolPasses, "_run", counted)
     simulator = Simulator()

@@ -24,7 +24,7 @@ def give(op: int, tensor: int, until: int = -1) -> TensorChange:
 
 def allocator(room: int, *changes: TensorChange, last: Sequence[int] = ()) -> Allocator:
     """Of a GPU with `room` MiB, where the ops `last` were issued last to their streams."""
-    return Allocator(CachingAllocator(room * MIB), Changes(changes), lambda op: last)
+    return Allocator(CachingAllocator(room * MIB), Changes.of(changes), lambda op: last)
 
 
 def test_room_is_taken_without_waiting() -> None:
@@ -152,7 +152,7 @@ def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
     another 60."""
     program = [take(0, 0, 60), give(1, 0)]
     gpu = allocator(200, *program)
-    gpu.first_changes = Changes([*program, take(2, -1, 20)])
+    gpu.first_changes = Changes.of([*program, take(2, -1, 20)])
     for op in sorted(gpu.current.by_op):
         gpu.advance(op, 0.0, [nan])
     gpu.restart()
@@ -164,6 +164,6 @@ def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
 
 def test_what_has_ended_matters_only_before_ops_that_allocate() -> None:
     """Op 1 only frees, op 2 does both."""
-    changes = Changes([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])
+    changes = Changes.of([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])
     assert set(changes.by_op) == {0, 1, 2}
     assert changes.asking == {0, 2}

@@ -167,13 +167,14 @@ def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
 @pytest.mark.parametrize("count", [700, 2 * 2**20, 5 * 2**20, 19 * 2**20])
 def test_a_passing_request_takes_what_malloc_would_and_changes_nothing(count: int) -> None:
     memory = CachingAllocator(2**30)
-    assert memory.passing_bytes(count, "compute") == 0  # the driver would be asked
+    request = memory.request(count, "compute")
+    assert memory.passing_bytes(request) == 0  # the driver would be asked
     blocks = [memory.malloc(size, "compute") for size in (600, count, 3 * 2**20)]
     for block in blocks:
         assert block is not None
         memory.free(block)
     active, reserved, segments = memory.active_bytes, memory.reserved_by_pool(), memory.num_segments
-    taken = memory.passing_bytes(count, "compute")
+    taken = memory.passing_bytes(request)
     assert (memory.active_bytes, memory.reserved_by_pool()) == (active, reserved)
     block = memory.malloc(count, "compute")
     assert block is not None

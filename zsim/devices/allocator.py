@@ -21,16 +21,31 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 
+import numpy as np
+
 from zsim.dataclass import dataclass
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
-from zsim.plan.memory.tensors import TensorChange
+from zsim.plan.memory.tensors import TensorChange, TensorColumns
 
 
 class Changes:
-    """Tensors allocated and freed, `ordered` by the op just before which that happens."""
+    """Tensors allocated and freed, by the op just before which that happens: the `columns` of the changes in
+    that order."""
 
-    def __init__(self, changes: Iterable[TensorChange]) -> None:
-        self.ordered = sorted(changes, key=itemgetter(0))
+    def __init__(self, columns: TensorColumns) -> None:
+        order = np.argsort(columns.op, kind="stable")
+        op, tensor, count, stream, until = (column[order] for column in columns[:5])
+        self.columns = TensorColumns(op, tensor, count, stream, until, columns.streams)
+
+    @classmethod
+    def of(cls, changes: Iterable[TensorChange]) -> Changes:
+        """The changes of these rows."""
+        return cls(TensorColumns.of(list(changes)))
+
+    @cached_property
+    def ordered(self) -> list[TensorChange]:
+        """The changes, one after the other."""
+        return self.columns.rows()
 
     @cached_property
     def by_op(self) -> dict[int, list[TensorChange]]:

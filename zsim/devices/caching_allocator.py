@@ -14,7 +14,7 @@ pages that lie wholly in free blocks are given back.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import field
 from typing import NamedTuple
@@ -27,6 +27,7 @@ SMALL_BUFFER = 2 * 2**20
 LARGE_BUFFER = 20 * 2**20
 MIN_LARGE_ALLOC = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
+_ADDRESS_BITS = 64  # more than any address has
 UNLIMITED = 2**62  # bytes: the capacity of a GPU that has room for anything
 
 PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small blocks
@@ -35,7 +36,8 @@ PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small b
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
     """A contiguous part of a segment from `address` on, between the blocks `previous` and `next`;
-    `unmapped_bytes` of a free block have no memory (in expandable segments only)."""
+    `unmapped_bytes` of a free block have no memory (in expandable segments only). `key`: its place among the
+    free blocks, see `_key`."""
 
     pool: _Pool
     address: int
@@ -44,6 +46,7 @@ class MemoryBlock:
     next: MemoryBlock | None = None
     is_free: bool = False
     unmapped_bytes: int = 0
+    key: int = 0
 
     def pages(self) -> int:
         """Bytes of the pages that lie wholly in the block."""
@@ -54,25 +57,39 @@ class MemoryBlock:
 
 @dataclass(eq=False, slots=True)
 class _Pool:
-    """The free blocks of one stream and kind, by size and address; `last` is the last block of an expandable
-    pool."""
+    """The `free` blocks of one stream and kind, by size and address, and their `keys`; `last` is the last
+    block of an expandable pool."""
 
     is_small: bool
-    free: list[tuple[int, int, MemoryBlock]] = field(default_factory=list)
+    keys: list[int] = field(default_factory=list)
+    free: list[MemoryBlock] = field(default_factory=list)
     last: MemoryBlock | None = None
 
     @property
     def page_bytes(self) -> int:
         return SMALL_BUFFER if self.is_small else LARGE_BUFFER
 
+    def insert(self, block: MemoryBlock) -> None:
+        """Count `block` as free."""
+        key = block.key = _key(block.bytes, block.address)
+        place = bisect_left(self.keys, key)
+        self.keys.insert(place, key)
+        self.free.insert(place, block)
 
-class _Request(NamedTuple):
-    """A request of one stream and size: its pool, its size rounded up, and the minimum rest of a block that
-    is split off, in bytes."""
+    def remove(self, block: MemoryBlock) -> None:
+        """Count a free block as free no longer."""
+        place = bisect_left(self.keys, block.key)
+        del self.keys[place], self.free[place]
+
+
+class Request(NamedTuple):
+    """A request of one stream and size: its pool, its size rounded up, the minimum rest of a block that is
+    split off, in bytes, and the key of the first free block that holds it if there is one."""
 
     pool: _Pool
     size: int
     least_rest: int
+    key: int
 
 
 class CachingAllocator:
@@ -89,50 +106,66 @@ class CachingAllocator:
         self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
         self._pools: dict[PoolName, _Pool] = {}
-        self._requests: dict[tuple[int, str], _Request] = {}
+        self._requests: dict[tuple[int, str], Request] = {}
         self._heads: dict[int, MemoryBlock] = {}  # the first block of each segment, by address
         self._next_address = 0
+
+    def request(self, count: int, stream: str) -> Request:
+        """The request for `count` bytes on `stream`, of which there is one."""
+        return self._requests.get((count, stream)) or self._request(count, stream)
 
     def malloc(self, count: int, stream: str, *, is_new: bool = False) -> MemoryBlock | None:
         """A block of `count` bytes, cached or new; None where the driver has no room for more. `is_new`: with
         new memory from the driver (not in expandable segments)."""
-        pool, size, least_rest = self._requests.get((count, stream)) or self._request(count, stream)
-        free = pool.free
+        return self.serve(self.request(count, stream), is_new=is_new)
+
+    def serve(self, request: Request, *, is_new: bool = False) -> MemoryBlock | None:
+        """A block for `request`, as of `malloc`."""
+        pool, size, least_rest, key = request
+        keys, free = pool.keys, pool.free
         if self.is_expandable:
-            block = self._take_mapped(pool, size) or self._grow_end(pool, size)
+            block = self._take_mapped(pool, request) or self._grow_end(pool, size)
         else:
-            place = len(free) if is_new else bisect_left(free, (size,))
-            block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
+            place = len(keys) if is_new else bisect_left(keys, key)
+            if place < len(keys):
+                del keys[place]
+                block = free.pop(place)
+            else:
+                block = self._grow(pool, size)
         if block is None:
             return None
         rest_bytes = block.bytes - size
         if rest_bytes >= least_rest:  # is split off
             address, after = block.address + size, block.next
-            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes)
+            key = rest_bytes << _ADDRESS_BITS | address
+            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes, key)
             if after is not None:
                 after.previous = rest
             elif pool.last is block:
                 pool.last = rest
             block.next, block.bytes, block.unmapped_bytes = rest, size, 0
-            insort(free, (rest_bytes, address, rest))  # no two have one address
+            place = bisect_left(keys, key)
+            keys.insert(place, key)
+            free.insert(place, rest)
         block.is_free = False
         active = self.active_bytes = self.active_bytes + block.bytes
         if active > self.peak_active_bytes:
             self.peak_active_bytes = active
         return block
 
-    def passing_bytes(self, count: int, stream: str) -> int:
+    def passing_bytes(self, request: Request) -> int:
         """Bytes of the cached block that serves a request which is freed before anything else happens in its
         pool, and so leaves the pool as it is; 0 where the driver would be asked (or might be, in expandable
         segments)."""
-        pool, size, least_rest = self._requests.get((count, stream)) or self._request(count, stream)
-        free = pool.free
-        place = bisect_left(free, (size,))
-        if place == len(free) or self.is_expandable:
+        pool, size, least_rest, key = request
+        place = bisect_left(pool.keys, key)
+        if place == len(pool.keys) or self.is_expandable:
             return 0
-        cached = free[place][0]
+        cached = pool.free[place].bytes
         taken = size if cached - size >= least_rest else cached
-        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes + taken)
+        active = self.active_bytes + taken
+        if active > self.peak_active_bytes:
+            self.peak_active_bytes = active
         return taken
 
     def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
@@ -149,29 +182,34 @@ class CachingAllocator:
         self.active_bytes -= size
         block.is_free = True
         after, before = block.next, block.previous
-        free = block.pool.free
+        pool = block.pool
+        keys, free = pool.keys, pool.free
         if after is not None and after.is_free:
-            del free[bisect_left(free, (after.bytes, after.address))]
+            place = bisect_left(keys, after.key)
+            del keys[place], free[place]
             size = _absorb(block, after)
         if before is not None and before.is_free:
-            del free[bisect_left(free, (before.bytes, before.address))]
+            place = bisect_left(keys, before.key)
+            del keys[place], free[place]
             size = _absorb(before, block)
             block = before
-        insort(free, (size, block.address, block))  # no two have one address
+        key = block.key = size << _ADDRESS_BITS | block.address
+        place = bisect_left(keys, key)
+        keys.insert(place, key)
+        free.insert(place, block)
 
     def release_cached(self) -> int:
         """Give segments that are free from end to end (or free pages) back to the driver; returns how many
         segments were given back."""
         before = self.num_released
         for pool in self._pools.values():
-            for entry in list(pool.free):
-                block = entry[2]
+            for block in list(pool.free):
                 if self.is_expandable:
                     pages = block.pages()
                     self._release(max(0, pages - block.unmapped_bytes))
                     block.unmapped_bytes = max(pages, block.unmapped_bytes)
                 elif block.previous is None and block.next is None:
-                    pool.free.remove(entry)
+                    pool.remove(block)
                     del self._heads[block.address]
                     self._release(block.bytes)
         return self.num_released - before
@@ -211,7 +249,7 @@ class CachingAllocator:
                 else:
                     last.next = made
                 if made.is_free:
-                    _insert(made)
+                    pool.insert(made)
                 last, following = made, block.next
                 if following is None:
                     break
@@ -275,7 +313,7 @@ class CachingAllocator:
         if not self._reserve(missing + (at_end.unmapped_bytes if at_end else 0)):
             return None
         if at_end is not None:
-            self._remove(at_end)
+            pool.remove(at_end)
             at_end.bytes, at_end.unmapped_bytes = at_end.bytes + missing, 0
             return at_end
         if last is None:  # pools are far apart in the address space, and begin at a page
@@ -292,39 +330,35 @@ class CachingAllocator:
 
     # -- blocks --------------------------------------------------------------------------------------------
 
-    def _request(self, count: int, stream: str) -> _Request:
+    def _request(self, count: int, stream: str) -> Request:
         size, key = _up(count, MIN_BLOCK), self.pool_of(count, stream)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(key[1])
         least_rest = MIN_BLOCK if pool.is_small or self.is_expandable else SMALL_SIZE + 1
-        request = self._requests[count, stream] = _Request(pool, size, least_rest)
+        request = self._requests[count, stream] = Request(pool, size, least_rest, _key(size, 0))
         return request
 
-    def _take_mapped(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """Take the smallest free block of expandable segments that holds `size` out of the pool's list: a
+    def _take_mapped(self, pool: _Pool, request: Request) -> MemoryBlock | None:
+        """Take the smallest free block of expandable segments that holds `request` out of the pool's list: a
         block with all its pages if there is one, else one whose pages are mapped again."""
-        place = bisect_left(pool.free, (size,))
-        if place == len(pool.free):
+        free = pool.free
+        place = bisect_left(pool.keys, request.key)
+        if place == len(free):
             return None
-        mapped = (n for n in range(place, len(pool.free)) if not pool.free[n][2].unmapped_bytes)
-        place = next(mapped, place)
-        block = pool.free[place][2]
-        wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
+        mapped = (block for block in free[place:] if not block.unmapped_bytes)
+        block = next(mapped, free[place])
+        wanted = min(block.unmapped_bytes, _up(request.size, pool.page_bytes))
         if wanted and not self._reserve(wanted):
             return None
         block.unmapped_bytes -= wanted
-        return pool.free.pop(place)[2]
-
-    def _remove(self, block: MemoryBlock) -> None:
-        free = block.pool.free
-        place = bisect_left(free, (block.bytes, block.address))
-        assert free[place][2] is block
-        del free[place]
+        pool.remove(block)
+        return block
 
 
-def _insert(block: MemoryBlock) -> None:
-    insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
+def _key(size: int, address: int) -> int:
+    """A number by which blocks are in the order of size and address, of which no two have one."""
+    return size << _ADDRESS_BITS | address
 
 
 def _absorb(block: MemoryBlock, after: MemoryBlock) -> int:

@@ -22,7 +22,7 @@ from zsim.engine.pools_apart import PoolPasses, ProgramApart, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.memory.tensors import TensorChange, tensor_changes
+from zsim.plan.memory.tensors import TensorChange, tensor_changes, tensor_columns
 from zsim.plan.ops import Memory, OffloadWork, Plan, Program
 from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
@@ -105,13 +105,13 @@ def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
 
 
 def _changes(program: Program) -> Changes:
-    return Changes(program.once(tensor_changes))
+    return Changes(program.once(tensor_columns))
 
 
 def _first_changes(program: Program) -> Changes:
     """The changes of the first step, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
-    changes = program.once(tensor_changes)
+    changes = tensor_changes(program)
     sizes = [
         size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
     ]
@@ -120,7 +120,7 @@ def _first_changes(program: Program) -> Changes:
         change for change in changes if change.op < update or (change.op == update and not change.bytes)
     ]
     after = [change for change in changes if change.op > update or (change.op == update and change.bytes)]
-    return Changes([*before, *made, *after])
+    return Changes.of([*before, *made, *after])
 
 
 class _Outstanding:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from itertools import chain, compress
+from itertools import compress
 
 import numpy as np
 
@@ -21,16 +21,23 @@ from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, Changes
 from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
-from zsim.plan.memory.tensors import TensorChange
+
+_FREE = -1  # the kind of a change that frees a tensor
 
 
 @dataclass(frozen=True)
 class PoolsPart:
-    """The changes of some pools in one run of a program; `places[i]`: twice the place of the i-th change
-    among the changes of all pools."""
+    """The changes of some pools in one run of a program: their `tensors`; their `kinds`, the index in
+    `requests` (bytes and stream) or `_FREE`; and `places`, twice the place of each among the changes of all
+    pools."""
 
-    changes: list[TensorChange]
+    tensors: Ints
+    kinds: Ints
+    requests: tuple[tuple[int, str], ...]
     places: Ints
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 @dataclass(frozen=True)
@@ -68,28 +75,25 @@ class ChangesApart:
 
 def changes_apart(changes: Changes) -> ChangesApart:
     """The changes of one run, split into pools with protected blocks and other pools."""
-    ordered = changes.ordered
-    place_of: dict[PoolName, int] = {}
-    of_request: dict[tuple[int, str], int] = {}
-    of_tensor: dict[int, int] = {}
-    pool_of_change: list[int] = []
-    for _, tensor, count, stream, _ in ordered:
-        if count:
-            place = of_request.get((count, stream), -1)
-            if place < 0:
-                name = CachingAllocator.pool_of(count, stream)
-                place = of_request[count, stream] = place_of.setdefault(name, len(place_of))
-            of_tensor[tensor] = place
-        pool_of_change.append(of_tensor[tensor])
-    pool = np.array(pool_of_change, dtype=np.int64)
-    ops, counts, until_ops = (np.array([change[k] for change in ordered], dtype=np.int64) for k in (0, 2, 4))
-    pools, asking = list(place_of), counts > 0
+    ops, tensors, counts, streams, until_ops, stream_names = changes.columns
+    asking = counts > 0
+    known, number = np.unique(counts * len(stream_names) + streams, return_inverse=True)
+    sizes, of_stream = (column.tolist() for column in np.divmod(known, max(len(stream_names), 1)))
+    requests = tuple(  # those of no bytes are frees
+        (size, stream_names[place]) for size, place in zip(sizes, of_stream, strict=True)
+    )
+    of_tensor = _by_tensor(tensors)
+    of_tensor[tensors[asking]] = number[asking]
+    pools = [CachingAllocator.pool_of(*request) for request in requests]
+    place_of = {name: place for place, name in enumerate(pools)}
+    pool = np.array([place_of[name] for name in pools], dtype=np.int64)[of_tensor[tensors]]
     is_protected = ~asking & (until_ops >= 0)
     is_timed_pool = np.zeros(len(pools), dtype=bool)
     is_timed_pool[pool[is_protected]] = True
     is_timed = is_timed_pool[pool]
+    kinds = np.where(asking, number, _FREE)
     timed, others = (
-        PoolsPart([ordered[place] for place in places.tolist()], 2 * places)
+        PoolsPart(tensors[places], kinds[places], requests, 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
     )
     protected = is_protected[is_timed]
@@ -103,6 +107,11 @@ def changes_apart(changes: Changes) -> ChangesApart:
         np.flatnonzero(protected),
         until_ops[is_timed][protected],
     )
+
+
+def _by_tensor(tensors: Ints) -> Ints:
+    """Zeros, one for each number of `tensors`; those below 0 count from the end."""
+    return np.zeros(tensors.max(initial=0) - tensors.min(initial=0) + 1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,12 @@ class Pass:
 @dataclass
 class PoolPasses:
     """Runs of some pools through a program, one after the other: `first`, then `later` repeatedly (each: its
-    changes, their places, and the place from which on segments are counted). `memory`: before the next run,
-    of unlimited capacity."""
+    part, the places of its changes, and the place from which on segments are counted). `memory`: before the
+    next run, of unlimited capacity."""
 
     memory: CachingAllocator
-    first: tuple[list[TensorChange], Ints, int]
-    later: tuple[list[TensorChange], Ints, int]
+    first: tuple[PoolsPart, Ints, int]
+    later: tuple[PoolsPart, Ints, int]
     done: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -147,43 +156,47 @@ class PoolPasses:
                 self._run(*(self.later if self.done else self.first))
         return self.done[number]
 
-    def _run(self, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
-        memory, blocks, active = self.memory, dict[int, MemoryBlock](), list[int]()
-        malloc, free, passing_bytes, add = memory.malloc, memory.free, memory.passing_bytes, active.append
+    def _run(self, part: PoolsPart, places: Ints, counted_from: int) -> None:
+        memory, blocks, sizes = self.memory, dict[int, MemoryBlock](), list[int]()
+        serve, free, passing_bytes, add = memory.serve, memory.free, memory.passing_bytes, sizes.append
         segments, before = memory.num_segments, memory.active_bytes
+        requests = [memory.request(*request) if request[0] else None for request in part.requests]
         order = np.argsort(places, kind="stable")
+        tensors, kinds = part.tensors[order], part.kinds[order]
         cut = int(np.searchsorted(places[order], counted_from))
-        ordered = [changes[place] for place in order.tolist()]
-        counted = segments
-        for part in (ordered[:cut], ordered[cut:]):
+        is_asking = kinds != _FREE
+        is_passing = is_asking & (tensors == np.append(tensors[1:], 0)) & ~np.append(is_asking[1:], True)
+        is_passing[cut - 1 : cut] = False
+        rows = list(zip(tensors.tolist(), kinds.tolist(), is_passing.tolist(), strict=True))
+        for part_of_rows in (rows[:cut], rows[cut:]):
             counted = memory.num_segments
-            is_passing = False  # a tensor that is freed by the next change
-            following = chain(part[1:], [(0, None)])
-            for (_, tensor, count, stream, _), after in zip(part, following, strict=False):
-                if count:
-                    taken = passing_bytes(count, stream) if after[1] == tensor else 0
-                    if taken:
-                        is_passing = True
-                        add(memory.active_bytes + taken)
-                        continue
-                    blocks[tensor] = malloc(count, stream)  # type: ignore[assignment]  # unlimited
-                elif is_passing:
-                    is_passing = False
-                else:
+            steps = iter(part_of_rows)
+            for tensor, kind, may_pass in steps:
+                if kind == _FREE:
                     free(blocks.pop(tensor))
-                add(memory.active_bytes)
+                    continue
+                request = requests[kind]
+                if may_pass and (taken := passing_bytes(request)):  # the next change frees it
+                    next(steps)
+                    add(taken)
+                    continue
+                block = serve(request)
+                assert block is not None  # its capacity is unlimited
+                blocks[tensor] = block
+                add(block.bytes)
         for tensor, block in blocks.items():
             if tensor >= 0:
                 memory.free(block)
         has_grown = memory.num_segments > segments
-        levels: Ints = np.array([before, *active], dtype=np.int64)
+        size_of = _by_tensor(tensors)
+        size_of[tensors[is_asking]] = sizes
         self.done.append(
             Pass(
                 memory.reserved_bytes - self._reserved,
                 memory.num_segments - counted,
                 has_grown,
                 places[order],
-                levels[1:] - levels[:-1],
+                np.where(is_asking, 1, -1) * size_of[tensors],
                 before,
                 {} if has_grown else memory.reserved_by_pool(),
             )
@@ -228,5 +241,5 @@ class ProgramApart:
             first = self._part(self.first, self.first.timed, places[0])
         return PoolPasses(empty.memory.copy(UNLIMITED), first, later)
 
-    def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[list[TensorChange], Ints, int]:
-        return part.changes, places, run.place_of_op(self.counts_from)
+    def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[PoolsPart, Ints, int]:
+        return part, places, run.place_of_op(self.counts_from)

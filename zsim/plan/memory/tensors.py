@@ -10,8 +10,12 @@ most often the oldest first.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+
+from zsim.arrays import Ints
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Program
 
@@ -68,19 +72,46 @@ class _Tensors:
         self.is_split = True
         return part
 
-    def numbers(self) -> Sequence[int]:
+    def numbers(self) -> Ints:
         """Per tensor its number in the order of the changes that allocate: parts follow their tensor."""
-        if not self.is_split:
-            return range(len(self.bytes))
-        numbers = [0] * len(self.bytes)
-        order = sorted(range(len(self.bytes)), key=self.places.__getitem__)
-        for number, tensor in enumerate(order):
-            numbers[tensor] = number
+        numbers = np.arange(len(self.bytes))
+        if self.is_split:
+            numbers[np.argsort(self.places, kind="stable")] = np.arange(len(self.bytes))
         return numbers
 
 
+class TensorColumns(NamedTuple):
+    """The fields of `TensorChange`, each of all changes; `stream`: places in `streams`."""
+
+    op: Ints
+    tensor: Ints
+    bytes: Ints
+    stream: Ints
+    until: Ints
+    streams: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[TensorChange]) -> TensorColumns:
+        """The columns of these changes."""
+        streams = tuple(dict.fromkeys(row.stream for row in rows))
+        numbers = [(*row[:3], streams.index(row.stream), row.until) for row in rows]
+        op, tensor, count, stream, until = np.array(numbers, dtype=np.int64).reshape(-1, 5).T
+        return cls(op, tensor, count, stream, until, streams)
+
+    def rows(self) -> list[TensorChange]:
+        """The changes, one after the other."""
+        op, tensor, count, stream, until = (column.tolist() for column in self[:5])
+        names = [self.streams[place] for place in stream]
+        return list(map(TensorChange, op, tensor, count, names, until))
+
+
 def tensor_changes(program: Program) -> list[TensorChange]:
-    """The program's changes of GPU memory, tensor by tensor, in the host's order.
+    """The program's changes of GPU memory, tensor by tensor, in the host's order."""
+    return tensor_columns(program).rows()
+
+
+def tensor_columns(program: Program) -> TensorColumns:
+    """The columns of `tensor_changes`.
 
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
@@ -111,14 +142,21 @@ def tensor_changes(program: Program) -> list[TensorChange]:
             places.append(place)
             moved.append((tensor,))
             live.append(tensor)
-    streams, numbers = _next_streams(program), found.numbers()
-    rows: list[TensorChange] = []
-    add, new = rows.append, tuple.__new__  # without the call of the named tuple's own __new__
-    for (op, category, count, _, until, _, _, _, own, _, _), tensors in zip(changes, moved, strict=True):
-        stream = COMPUTE if category == "activations" else own or streams[op]
-        for tensor in tensors:
-            add(new(TensorChange, (op, numbers[tensor], sizes[tensor] if count > 0 else 0, stream, until)))
-    return rows
+    next_streams = _next_streams(program)
+    place_of: dict[str, int] = {}
+    stream_of = [
+        place_of.setdefault(COMPUTE if category == "activations" else own or next_streams[op], len(place_of))
+        for op, category, _, _, _, _, _, _, own, _, _ in changes
+    ]
+    lengths = list(map(len, moved))
+    tensors = np.fromiter(chain.from_iterable(moved), np.int64, sum(lengths))
+    # each change once for every tensor that it moves
+    ops, counts, untils, of_streams = (
+        np.repeat(np.array(column, dtype=np.int64), lengths)
+        for column in (*([change[field] for change in changes] for field in (0, 2, 4)), stream_of)
+    )
+    held = np.where(counts > 0, np.array(sizes, dtype=np.int64)[tensors], 0)
+    return TensorColumns(ops, found.numbers()[tensors], held, of_streams, untils, tuple(place_of))
 
 
 def _next_streams(program: Program) -> list[str]:
