@@ -235,6 +235,34 @@ def test_attention_on_h100_comes_near_the_published_curves(
     assert flops / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.08)
 
 
+@pytest.mark.parametrize(
+    ("heads", "length", "expected"),
+    [
+        (32, 8192, 2 * 16 * 108 / (64 * 32)),  # 4 columns of 16 blocks: 128 in two rounds
+        (16, 8192, 2 * 10 * 108 / (64 * 16)),  # 7 columns of at most 10: 112 in two rounds
+        (108, 8192, 1.0),  # a column each, one round
+        (256, 8192, 3 * 108 / 256),  # 256 columns in three rounds
+        (8, 1024, 108 / 64),  # 8 blocks of keys for 14 columns: 64 of 108 SMs in one round
+    ],
+)
+def test_flash_attentions_deterministic_backward_fills_its_rounds_badly(
+    heads: int, length: int, expected: float
+) -> None:
+    """ceil(S / heads) columns of blocks of 128 keys on the 108 SMs of an A100, against its own grid; 8 bytes
+    per element and buffer but the first, at 0.84 x 2039 GB/s."""
+    board = load_gpu("a100-sxm-80gb")
+    attention = board.attention.model_copy(update={"is_deterministic": True})
+    fixed = board.model_copy(update={"attention": attention})
+    kernel = Kernel("attention_backward", 1e13, 0, "bf16", (heads, length, length, 128), 3)
+    waiting = 3 * board.launch.seconds_per_kernel
+    buffers = -(-108 // heads)
+    summed = 8 * (buffers - 1) * heads * length * 128 / (0.84 * 2039e9)
+    plain, stretched = (kernel_seconds(kernel, gpu) - waiting for gpu in (board, fixed))
+    assert (stretched - summed) / plain == pytest.approx(expected)
+    forward = Kernel("attention_forward", 1e13, 0, "bf16", (heads, length, length, 128))
+    assert kernel_seconds(forward, fixed) == kernel_seconds(forward, board)
+
+
 def test_loads_that_wait_for_one_another_take_their_time_each(gpu: Gpu) -> None:
     """10 of 1 us after 0.8 GB at 0.8 TB/s and a launch of 1 us."""
     waiting = gpu.model_copy(update={"launch": gpu.launch.model_copy(update={"seconds_per_load": 1e-6})})

@@ -25,6 +25,30 @@ def test_a_generation_of_flash_attention_replaces_the_gpus_curve() -> None:
     assert third.training.attention == "flash"
 
 
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "attention", "expected"),
+    [
+        ("dgx-a100-80gb", {"deterministic_mode": True}, None, True),
+        ("dgx-a100-80gb", {"deterministic_mode": True, "transformer_impl": "local"}, None, False),
+        ("dgx-a100-80gb", {}, None, False),
+        ("dgx-a100-80gb", {}, "flash2-deterministic", True),
+        ("dgx-h100", {"deterministic_mode": True}, None, False),
+        ("dgx-h100", {"deterministic_mode": True}, "flash2-deterministic", True),
+    ],
+)
+def test_deterministic_mode_has_flash_attention_2_before_hopper(
+    cluster: str, strategy: dict[str, Any], attention: str | None, expected: bool
+) -> None:
+    experiment = Experiment(
+        model="gpt2",
+        cluster=cluster,
+        nodes=1,
+        strategy={"kind": "megatron", **strategy},
+        training={"attention": attention} if attention else {},
+    )
+    assert resolve(experiment).cluster.gpu.attention.is_deterministic is expected
+
+
 def test_a_generation_that_a_gpu_does_not_have_is_an_error() -> None:
     with pytest.raises(InputError, match=r"training.attention: GPU 'a100-sxm-80gb' has no attention variant"):
         job_of("dgx-a100-80gb", attention="flash3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates import deterministic
 from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction
 from zsim.errors import InputError
 from zsim.specs.cluster.gpu import Gpu
@@ -21,10 +22,18 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D:
     dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one element, on the whole GPU;
     S and y: the same of strided elements. The roofline is Williams, Waterman and Patterson 2009.
+    Deterministic attention: `zsim.cost.rates.deterministic`.
     """
     waiting = kernel.launches * gpu.launch.seconds_per_kernel
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
+    if is_deterministic(kernel, gpu):
+        waiting += deterministic.extra_seconds(kernel, gpu)
     return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + waiting
+
+
+def is_deterministic(kernel: Kernel, gpu: Gpu) -> bool:
+    """Whether it is the backward of fused attention on a GPU that runs it in deterministic mode."""
+    return kernel.kind == "attention_backward" and gpu.attention.is_deterministic
 
 
 def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
@@ -42,6 +51,8 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         keys = 2 * keys - (queries if kernel.is_causal else 0)
         is_backward = kernel.kind == "attention_backward"
         fraction = attention_fraction(keys, head_dim, gpu.attention, is_backward=is_backward)
+        if is_deterministic(kernel, gpu):
+            fraction /= deterministic.stretch(kernel, gpu)
     else:
         # Norms, softmaxes and optimizers compute in fp32 on the vector units, whatever type they store.
         return kernel.flops / gpu.peak.fp32

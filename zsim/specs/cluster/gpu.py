@@ -135,13 +135,17 @@ class AttentionEfficiency(Table, AttentionCurve):
     """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation.
 
     `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
-    `with_attention_variant`.
+    `with_attention_variant`. `is_deterministic`: backward as FlashAttention-2 runs it in deterministic mode
+    (`zsim.cost.rates.deterministic`).
     """
 
     variants: dict[str, AttentionCurve] = Field(
         default_factory=dict,
         description="other generations of the kernel, by the name that `training.attention` asks for; left "
         "out: only this one",
+    )
+    is_deterministic: bool = Field(
+        default=False, description="backward gives the same bits each time, as FlashAttention-2 has it"
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.gpu import with_attention_variant
-from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.cluster.gpu import Gpu, with_attention_variant
+from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
 from zsim.specs.strategy.megatron import is_before_3, is_newer
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
@@ -15,19 +15,43 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
-_BLACKWELL = 10.0  # compute capability
+_HOPPER, _BLACKWELL = 9.0, 10.0  # compute capability
 _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
-def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
+def attention_of(table: TrainingTable, strategy: StrategyTable, cluster: Cluster) -> AttentionChoice | None:
+    """The generation of fused attention: as chosen, or under Megatron's deterministic mode, on GPUs before
+    Hopper, FlashAttention-2's deterministic backward: Transformer Engine then has no other (2.9,
+    pytorch/attention/dot_product_attention/utils.py, "Filter: Determinism"; cuDNN's is allowed from Hopper
+    on, and is taken to be as fast as otherwise)."""
+    if not isinstance(strategy, MegatronTable) or not strategy.deterministic_mode:
+        return table.attention
+    is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
+    is_engine = strategy.transformer_impl == "transformer_engine"
+    if is_older and is_engine and table.attention in (None, "flash", "flash2"):
+        return "flash2-deterministic"
+    return table.attention
+
+
+def _is_before(gpu: Gpu, capability: float) -> bool:
+    return gpu.compute_capability is not None and gpu.compute_capability < capability
+
+
+def with_attention(cluster: Cluster, choice: AttentionChoice | None) -> Cluster:
     """The cluster with its GPUs running the chosen generation of fused attention; unchanged for None,
     "flash", "math", and for "flash2", for which NVIDIA's files are calibrated."""
     if choice in (None, "flash", "flash2", "math"):
         return cluster
+    if choice == "flash2-deterministic":
+        return cluster.with_gpus([_deterministic(gpu) for gpu in cluster.gpus])
     try:
         return cluster.with_gpus([with_attention_variant(gpu, str(choice)) for gpu in cluster.gpus])
     except InputError as error:
         raise InputError(f"training.attention: {error}") from None
+
+
+def _deterministic(gpu: Gpu) -> Gpu:
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"is_deterministic": True})})
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:

@@ -26,6 +26,7 @@ from zsim.specs.experiment.kernel_choices import (
     as_megatron_deepspeed_runs,
     as_megatron_runs,
     attention_kind,
+    attention_of,
     check_stored_types,
     cross_entropy_of,
     layer_kernels_of,
@@ -108,7 +109,7 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    cluster = with_attention(cluster, experiment.training.attention)
+    cluster = with_attention(cluster, attention_of(experiment.training, experiment.strategy, cluster))
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     notes = [*experiment.notes, *captured_notes(model)]

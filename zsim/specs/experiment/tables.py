@@ -50,7 +50,9 @@ from zsim.specs.strategy.training import (
     RecomputeModule,
 )
 
-AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
+AttentionChoice = Literal[
+    "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "math"
+]
 
 
 _Model = Annotated[
@@ -61,7 +63,8 @@ _Model = Annotated[
 class TrainingTable(TableOfFile):
     """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
     GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
-    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
+    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name;
+    "flash2-deterministic" before Hopper under Megatron's deterministic mode);
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
     "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,

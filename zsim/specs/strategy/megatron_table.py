@@ -176,7 +176,9 @@ class MegatronTable(BaseModel):
         default=False, description="beside them, the gradients of weights run in places of their own"
     )
     deterministic_mode: StrictBool = Field(
-        default=False, description="layers and their experts take the host longer"
+        default=False,
+        description="layers and their experts take the host longer; before Hopper attention is "
+        "FlashAttention-2's deterministic one",
     )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",

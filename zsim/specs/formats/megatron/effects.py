@@ -48,7 +48,7 @@ LEFT_OUT: Mapping[str, str] = {
     "calculate-per-token-loss": _HOST,
     "check-weight-hash-across-dp-replicas-interval": _HOST,
     "empty-unused-memory-level": "the allocator is simulated as without it",
-    "deterministic-mode": "kernels are simulated as without it",
+    "deterministic-mode": "kernels but attention's before Hopper are simulated as without it",
     "batch-invariant-mode": "kernels are simulated as without it",
     "use-nccl-ub": "collectives are simulated as without it",
     "use-sharp": "collectives are simulated as without it",

@@ -1,0 +1,47 @@
+"""What FlashAttention-2's deterministic backward costs: a grid that just covers the SMs, and a dq for each of
+its columns.
+
+Otherwise one block of threads takes each block of keys, and blocks add into one fp32 dq in any order. In
+deterministic mode n = ceil(S / (b a)) blocks share the keys of each of b a heads, S: SMs, and each adds into
+a dq of its own; n zeroed buffers are summed up at the end (Dao-AILab/flash-attention 2.4.1 to 0251105a,
+csrc/flash_attn/src/flash_bwd_launch_template.h `run_flash_bwd_seqk_parallel`, csrc/flash_attn/flash_api.cpp
+`mha_bwd`). One such block fills an SM (8 warps and 104 to 144 kB of shared memory), so that n b a blocks a
+little above S take two rounds, of which the second is nearly empty: 128 on the 108 SMs of an A100 for 32
+heads. The buffers' memory, gone after each layer, is not counted.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.specs.cluster.gpu import Gpu
+
+_KEYS = 128  # of a block, for heads up to 128 wide
+_KEYS_OF_WIDE_HEADS = 64
+_FP32 = 4
+
+
+def buffers(heads: int, sm_count: int) -> int:
+    """The dq buffers, ceil(S / (b a)), of `heads` heads of all sequences."""
+    return ceil(sm_count / heads)
+
+
+def stretch(kernel: Kernel, gpu: Gpu) -> float:
+    """How many times as long the products take as with all SMs busy throughout.
+
+    A block of threads takes c = ceil(k / n) of the k blocks of keys; t = ceil(k / c) b a of them work, in
+    ceil(t / S) rounds: ceil(t / S) c S / (k b a).
+    """
+    heads, _, keys, head_dim = kernel.shape
+    blocks = ceil(keys / (_KEYS if head_dim <= _KEYS else _KEYS_OF_WIDE_HEADS))
+    each = ceil(blocks / buffers(heads, gpu.sm_count))
+    rounds = ceil(ceil(blocks / each) * heads / gpu.sm_count)
+    return rounds * each * gpu.sm_count / (blocks * heads)
+
+
+def extra_seconds(kernel: Kernel, gpu: Gpu) -> float:
+    """Seconds of zeroing and summing up the dq buffers beyond the first, before and after the products."""
+    heads, queries, _, head_dim = kernel.shape
+    num_bytes = 2 * _FP32 * (buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim
+    return num_bytes / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)
