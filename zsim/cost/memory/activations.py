@@ -203,7 +203,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         weight = work.in_features * work.out_features * e if is_dequantised(module) else 0
-        return tokens * work.out_features * product_type(work, options)[0] + weight
+        gathered = work.in_features if work.holds_gathered else 0
+        return tokens * (work.out_features + gathered) * product_type(work, options)[0] + weight
     if isinstance(work, AdapterInput | AdapterSum):
         return adapter_temporaries(work, shape, options)
     if isinstance(work, Norm):

@@ -84,7 +84,8 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         shards = work.beneath.input_shards if work.beneath else 1
         weight = work.in_features * work.out_features * e if options.autocast else 0
         gathered = given if shards > 1 else 0
-        return (given // shards, weight), (made,), (made, given, gathered, weight)
+        held = (given,) if work.holds_gathered else ()
+        return (given // shards, weight), (made, *held), (made, given, gathered, weight)
     if isinstance(work, Norm):
         low, high = tokens * work.width * options.stream_bytes, tokens * work.width * 4
         if work.kind == "layer" or options.fuses_kernels:

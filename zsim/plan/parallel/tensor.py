@@ -17,10 +17,10 @@ unless `async_tensor`, with which compiled blocks gather in pieces beneath the f
 beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
 columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py).
 Of several sequences what is gathered or scattered is copied (distributed/_functional_collectives.py).
-nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
-parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
-in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's; embedding and norms are whole,
-the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
+nanotron: like Megatron's products, in line unless `async_tensor`, with which they run on the rank's own rows
+beneath the gather too (2411b022 parallel/tensor_parallel/functional.py). autotp: every column product reduces
+its own input's gradient; in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's;
+embedding and norms are whole, the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
 """
 
 from __future__ import annotations
@@ -115,6 +115,11 @@ class _Cutter:
         return offered and self.parallelism.async_tensor and self.is_split
 
     @property
+    def runs_own_rows(self) -> bool:
+        """Whether products run on the rank's own rows while the others' are gathered."""
+        return self.parallelism.style == "nanotron" and self.parallelism.async_tensor and self.is_split
+
+    @property
     def cuts_vocabulary(self) -> bool:
         return self.parallelism.style != "autotp"
 
@@ -206,6 +211,8 @@ class _Cutter:
             parameters=tuple(self.cut(module, one, output_dimension(one, work)) for one in module.parameters),
         )
         pieces = InPieces(shares, "forward") if self.cuts_products and not is_head else None
+        if self.runs_own_rows and not module.shares_input:
+            pieces = InPieces(shares, "forward", own_rows=True)
         reads_fp8 = not (is_head or work.in_bf16)
         if self.is_split and reads_fp8:
             local = replace(local, input_parts=shares)
@@ -252,6 +259,10 @@ class _Cutter:
             scattered = shares if self.parallelism.style == "torch" else _SCATTERED_PIECES
             pieces = InPieces(shares, "backward", scattered)
             return [replace(cut, work=replace(local, in_pieces=pieces))]
+        if self.runs_own_rows:
+            pieces = InPieces(shares, "backward", own_rows=True)
+            scatter = self._exchange(module.name, "reduce_scatter", None, work.out_features)
+            return [replace(cut, work=replace(local, in_pieces=pieces)), scatter]
         if self.is_split:
             width, reads_fp8 = work.out_features, not work.in_bf16
             return [

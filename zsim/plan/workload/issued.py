@@ -20,6 +20,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, Parts
 from zsim.plan.workload.context.methods import shared_backward, shared_forward
+from zsim.plan.workload.own_rows import column_forward, row_backward
 from zsim.plan.workload.product_pieces import agreement, gather, product_backward, product_forward
 from zsim.plan.workload.work_part import WorkPart
 from zsim.specs.model.spec import Attention, Beneath, Exchange, ExchangeKind, Linear, Module
@@ -53,8 +54,12 @@ def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions
         return _exchanged(module.work, module.work.forward, shape, options, is_forward=True)
     if isinstance(module.work, Attention) and module.work.context is not None:
         return shared_forward(module.work, shape, options)
-    if isinstance(module.work, Linear) and module.work.in_pieces is not None:
-        return product_forward(module, module.work, module.work.in_pieces, shape, options)
+    pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
+    if isinstance(module.work, Linear) and pieces is not None:
+        if not pieces.own_rows:
+            return product_forward(module, module.work, pieces, shape, options)
+        if pieces.gathers == "forward":
+            return column_forward(module, module.work, pieces, shape, options)
     return Kernels(work.forward_kernels(module, shape, options))
 
 
@@ -66,7 +71,8 @@ def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOption
         return shared_backward(module.work, shape, options)
     pieces = module.work.in_pieces if isinstance(module.work, Linear) else None
     if isinstance(module.work, Linear) and pieces is not None and pieces.gathers == "backward":
-        return product_backward(module, module.work, pieces, shape, options)
+        backward = row_backward if pieces.own_rows else product_backward
+        return backward(module, module.work, pieces, shape, options)
     if isinstance(module.work, Linear) and module.work.beneath is not None:
         return _around_products(module, module.work, module.work.beneath, shape, options)
     return Kernels(work.backward_kernels(module, shape, options))

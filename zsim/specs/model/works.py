@@ -37,12 +37,14 @@ class InPieces:
     """A product cut into pieces of its tokens, so that its own collectives overlap it (Transformer Engine's
     userbuffers). `gathers` ("forward" or "backward"): its input, or its output's gradient, goes around the
     `ranks` in a ring, a step beneath each of `ranks` pieces; `scatters`: that many pieces of its output are
-    reduce-scattered, each beneath the next; 0: none."""
+    reduce-scattered, each beneath the next; 0: none. `own_rows`: it is gathered at once, beneath the product
+    of the rank's own tokens (nanotron's)."""
 
     ranks: int
     gathers: Literal["forward", "backward"]
     scatters: int = 0
     group: str = "tensor"
+    own_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,11 @@ class Linear:
     def gathers_input(self) -> bool:
         """Whether its forward gathers its input in pieces."""
         return self.in_pieces is not None and self.in_pieces.gathers == "forward"
+
+    @property
+    def holds_gathered(self) -> bool:
+        """Whether its forward gathers its input into a tensor of its own."""
+        return self.in_pieces is not None and self.in_pieces.own_rows and self.gathers_input
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,72 @@
+"""Products of which a rank computes its own rows while the other ranks' arrive: nanotron's.
+
+With asynchronous communication a column gathers its input beneath the product of the rank's own rows, waits,
+and multiplies the rows of the ranks before and of those behind, a product each. A row does so in backward
+with its output's gradient, whose product with the weight gives the input's gradient; the weight's gradient is
+one product of all rows (`_ColumnLinearAsyncCommunication.forward`, `_RowLinearAsyncCommunication.backward`,
+nanotron 2411b022 parallel/tensor_parallel/functional.py). The first and the last rank have one product less.
+All have the same rows; the plan is that of rank t // 2, as of the ranks that share a context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zsim.cost.kernels import modules as work
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, Kernels
+from zsim.plan.workload.work_part import WorkPart
+from zsim.specs.model.spec import InPieces, Linear, Module
+
+Parts = tuple[WorkPart, ...]
+_KernelsOf = Callable[[Module, work.BatchShape, work.WorkOptions], tuple[Kernel, ...]]
+
+
+def column_forward(
+    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+) -> Parts:
+    """The forward of a column, its input gathered."""
+    return _by_rows(work.forward_kernels, module, product.in_features, pieces, shape, options)
+
+
+def row_backward(
+    module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
+) -> Parts:
+    """The backward of a row, its output's gradient gathered."""
+    _, of_weight = work.split_backward(module, shape, options)
+    rows = _by_rows(_of_input, module, product.out_features, pieces, shape, options)
+    return (*rows, WorkPart(Kernels(of_weight), "weight")) if of_weight else rows
+
+
+def _of_input(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> tuple[Kernel, ...]:
+    return work.split_backward(module, shape, options)[0]
+
+
+def _by_rows(
+    kernels_of: _KernelsOf,
+    module: Module,
+    width: int,
+    pieces: InPieces,
+    shape: work.BatchShape,
+    options: work.WorkOptions,
+) -> Parts:
+    size = shape.tokens * width * options.activation_bytes
+    gather = Collective("all_gather", size, options.kernel_dtype, pieces.group)
+    before = pieces.ranks // 2
+    behind = pieces.ranks - 1 - before
+
+    def rows(ranks: int) -> Kernels:
+        part = replace(
+            shape, sequence_length=shape.sequence_length * ranks, shards=shape.shards * pieces.ranks
+        )
+        return Kernels(kernels_of(module, part, options))
+
+    return (
+        WorkPart(gather, "gather", pieces.group, COMPUTE),
+        WorkPart(rows(1), "own rows"),
+        WorkPart(None, follows=pieces.group),
+        WorkPart(rows(before), "rows before"),
+        *((WorkPart(rows(behind), "rows behind"),) if behind else ()),
+    )
