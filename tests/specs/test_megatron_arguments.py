@@ -374,7 +374,6 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--num-experts 8 --moe-shared-expert-overlap", "shared experts beside the exchanges"),
         ("--num-experts 8 --moe-layer-freq x", "reads a number, or lists of 0 and 1"),
         ("--multi-latent-attention", "multi-latent attention"),
         ("--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16", "main weights in fp32 alone"),

@@ -7,18 +7,21 @@ Activations are held per micro-batch: several micro-batches may be between their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.amaxes import reduce_amaxes
+from zsim.plan.workload.autograd import ON_SIDE
 from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
 _AUTOGRAD = "autograd_node"
 RESIDUAL = "gradient of the residual stream"
+BESIDE = "shared experts"
 CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
 
@@ -54,6 +57,20 @@ class Walk:
                 event = None
             elif part.work is not None:
                 builder.communicate(label, stream, part.work, module)
+
+    @contextmanager
+    def _on_stream_of(self, module: Module, starts: str, ends: str) -> Iterator[None]:
+        """Issue what a module on a stream beside issues there; the stream waits for the compute stream where
+        it `starts`, and the compute stream for it where it `ends`."""
+        before = self.stream
+        if module.side == ends:
+            self.builder.wait_stream(before, BESIDE)
+        if module.side in ON_SIDE:
+            if module.side == starts:
+                self.builder.wait_stream(BESIDE, before)
+            self.stream = BESIDE
+        yield
+        self.stream = before
 
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
@@ -102,7 +119,8 @@ class Walk:
             builder.host_wait(builder.record(COMPUTE) if self.ready is None else self.ready)
         if self.has_dtensors:
             self._wrap(call)
-        self._issue(name, work.forward, name, work.forward_launches, "module_call")
+        with self._on_stream_of(call.module, "begins", "joins"):
+            self._issue(name, work.forward, name, work.forward_launches, "module_call")
         if extra:
             builder.activations(-extra, name, micro_batch)
         if saved and not keeps:
@@ -131,7 +149,7 @@ class Walk:
         builder.phase, builder.micro_batch = "backward", self.micro_batch
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         for segment in reversed(self.workload.segments):
-            for call in reversed(segment.calls):
+            for call in segment.backward_calls:
                 self.backward_weight(call)
         hooks.end_backward()
         if self.logs is not None:
@@ -157,7 +175,7 @@ class Walk:
             if not segment.has_backward:
                 continue
             hooks.before_backward(segment)
-            for number, call in enumerate(reversed(segment.calls)):
+            for number, call in enumerate(segment.backward_calls):
                 yield call
                 if segment.is_checkpointed and number == segment.num_before_recomputation:
                     self._recompute(segment)
@@ -208,7 +226,8 @@ class Walk:
         )
         if self.has_dtensors:
             self._wrap(call, "_backward")
-        self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
+        with self._on_stream_of(call.module, "ends", "forks"):
+            self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
         self.hooks.gradient_ready(call)
         self.builder.activations(
             -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes),

@@ -1,5 +1,5 @@
-"""The modules of a layer of routed experts: experts that run one after the other, and which module keeps the
-layer's input.
+"""The modules of a layer of routed experts: its router, experts that run one after the other, and which
+module keeps the layer's input.
 
 Experts of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8 moe/experts.py).
 """
@@ -11,7 +11,23 @@ from dataclasses import replace
 
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
+from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
+
+
+def router_of(module: Module, split: ExpertSplit) -> Module:
+    """The model's router as a framework's code runs it."""
+    work = module.work
+    assert isinstance(work, Router)
+    in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
+    own = replace(
+        work,
+        library=split.library,
+        in_fp32=in_fp32 and not split.is_megatron,
+        has_fp32_output=in_fp32,
+        has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
+    )
+    return replace(module, work=own)
 
 
 def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bool) -> list[Module]:
@@ -51,7 +67,8 @@ def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
     is_kept = False
     for number, module in enumerate(modules):
         is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
-        is_product = is_product and ".lora_" not in module.name  # keeps what its adapter's rule says
+        is_apart = ".lora_" in module.name or bool(module.side)  # kept by rules of their own
+        is_product = is_product and not is_apart
         is_product = is_product and not _follows_activation(modules, number)
         if isinstance(module.work, Router) or is_product:
             module = replace(module, shares_input=is_kept)

@@ -28,7 +28,8 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.plan.parallel.expert_adapters import with_adapters_on
-from zsim.plan.parallel.expert_modules import experts_one_by_one, keeping_input_once
+from zsim.plan.parallel.expert_modules import experts_one_by_one, keeping_input_once, router_of
+from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_run import expert_run, has_experts
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
@@ -60,7 +61,7 @@ def _expanded(block: Block, split: ExpertSplit) -> Block:
     inside = block.modules[run.start : run.stop]
     experts = next(one for one in inside if isinstance(one.work, Experts))
     router = next(one for one in inside if isinstance(one.work, Router))
-    layer = _Layer(experts, _router(router, split), split, inside)
+    layer = _Layer(experts, router_of(router, split), split, inside)
     modules = (*block.modules[: run.start], *layer.modules(), *block.modules[run.stop :])
     registration = block.registration
     if registration is not None:
@@ -70,21 +71,9 @@ def _expanded(block: Block, split: ExpertSplit) -> Block:
         registration = tuple(
             one for name in registration for one in (owners if name == experts.name else [name])
         )
-    return Block(block.kind, modules, registration)
-
-
-def _router(module: Module, split: ExpertSplit) -> Module:
-    work = module.work
-    assert isinstance(work, Router)
-    in_fp32 = work.in_fp32 if split.gate_in_fp32 is None else split.gate_in_fp32
-    own = replace(
-        work,
-        library=split.library,
-        in_fp32=in_fp32 and not split.is_megatron,
-        has_fp32_output=in_fp32,
-        has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
-    )
-    return replace(module, work=own)
+    whole = Block(block.kind, modules, registration)
+    is_beside = any(one.side for one in modules)
+    return with_fork(whole, run.start - 1) if is_beside else whole
 
 
 @dataclass(frozen=True)
@@ -134,6 +123,8 @@ class _Layer:
         if self.split.is_megatron:
             shared = [one for one in self.run if not isinstance(one.work, Router | Experts)]
             found = [*shared, self.router, *self._routed()]
+            if self.split.overlaps_shared and shared:
+                found = beside_exchanges(shared, self.router, self._routed(), self.experts.name)
         return keeping_input_once(found, f"{self.experts.name}.")
 
     # -- the way of a row ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from zsim.cost.memory import activations as footprint
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.trainer_logs import MetricLog, metric_log
+from zsim.plan.workload.autograd import backward_order
 from zsim.plan.workload.modules import (
     NO_WORK,
     BlockWorks,
@@ -103,6 +104,11 @@ class Segment:
     reruns: tuple[tuple[ModuleCall, ...], ...] = ()
     group: str = ""
     freed_bytes: int = 0
+
+    @cached_property
+    def backward_calls(self) -> tuple[ModuleCall, ...]:
+        """Calls in the order in which autograd comes back to them."""
+        return tuple(self.calls[n] for n in backward_order([call.module for call in self.calls]))
 
     @cached_property
     def again(self) -> Mapping[str, tuple[ModuleCall, ...]]:

@@ -80,6 +80,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             gate_in_fp32=table.moe_router_dtype is not None,
             has_auxiliary_loss=table.moe_aux_loss,
             pads_to_capacity=table.moe_pad_to_capacity,
+            overlaps_shared=table.overlap_shared_experts,
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
     if model.family == "llama4_text" and not is_titan:

@@ -92,8 +92,8 @@ def with_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) 
 
 
 def products_of(module: Module, name: str, kind: ExpertAdapterKind) -> tuple[Adapted, ...]:
-    """What adapters of this kind can be on, of a layer's experts with the full name `name`: their stacked
-    weights, or Megatron's two products."""
+    """The products that adapters of this kind can be on, of a layer's experts with the full name `name`:
+    stacked weights, or Megatron's two."""
     if kind != "merged":
         return Adapted(f"{name}.{FIRST}", is_first=True), Adapted(f"{name}.{SECOND}", is_first=False)
     return tuple(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Router
@@ -97,7 +98,9 @@ class Module:
     `input_gradient`: its input needs a gradient, because something before it is trained. `borrows_frozen`: it
     multiplies by another module's weight (a tied head), which is frozen. `owner`: the module that its
     parameters belong to, where that is not `name`: the module is a function in a container, between its
-    children ("": in the block, or the model).
+    children ("": in the block, or the model). `side`: how it stands to modules on a stream of their own: it
+    forks them, begins, continues or ends them, or joins them; `goes_first`: autograd comes back to it as soon
+    as it can.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Module:
     input_gradient: bool = True
     borrows_frozen: bool = False
     owner: str | None = None
+    side: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
+    goes_first: bool = False
 
     @cached_property
     def numel(self) -> int:

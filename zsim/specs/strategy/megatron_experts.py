@@ -44,6 +44,34 @@ def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     return "megatron_core_expert" if table.transformer_impl == "transformer_engine" else "megatron_own_expert"
 
 
+def check_shared_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
+    """Raises InputError where Megatron refuses shared experts beside the exchanges (core 0.16.1
+    core/transformer/transformer_config.py), NotSimulatedError beside Megatron-FSDP."""
+    if not table.overlap_shared_experts:
+        return
+    key = "strategy.overlap_shared_experts"
+    if table.fsdp_sharding is not None:
+        raise NotSimulatedError(
+            f"{key}: found true with Megatron-FSDP, beside which zsim does not simulate it; expected no "
+            "fsdp_sharding, or false"
+        )
+    if parallelism.experts.dispatcher != "all-to-all":
+        raise InputError(
+            f"{key}: found true with dispatcher '{parallelism.experts.dispatcher}'; Megatron has it with "
+            "'all-to-all' alone"
+        )
+    if table.overlap_expert_parallel:
+        raise InputError(
+            f"{key}: found true with overlap_expert_parallel, beside which Megatron refuses it; expected one "
+            "of the two"
+        )
+    if "shared_experts" in training.recompute_modules:
+        raise InputError(
+            f"{key}: found true with recompute_modules 'shared_experts', beside which Megatron refuses it; "
+            "expected one of the two"
+        )
+
+
 def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
     """Raises InputError where Megatron refuses to overlap experts' exchanges with another micro-batch,
     NotSimulatedError beside Megatron-FSDP."""

@@ -168,6 +168,10 @@ class MegatronTable(BaseModel):
     mtp_layers: Annotated[int, Field(ge=0, le=64, strict=True)] = Field(
         default=0, description="layers of multi-token prediction behind the model's own"
     )
+    overlap_shared_experts: StrictBool = Field(
+        default=False,
+        description="shared experts run on a stream of their own, beside routed rows' exchanges",
+    )
     overlap_expert_parallel: StrictBool = Field(
         default=False,
         description="exchanges of one micro-batch's experts run beside another's layers",

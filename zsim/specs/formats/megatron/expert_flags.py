@@ -17,7 +17,6 @@ DISPATCHERS = {"allgather": "all-gather", "alltoall": "all-to-all", "alltoall_se
 _BACKENDS = ("deepep", "hybridep")
 _TERM = re.compile(r"\(*\s*\[([01,\s]*)\]\s*(?:\*\s*(\d{1,5}))?\s*\)*")
 _REFUSED = {
-    "moe-shared-expert-overlap": "shared experts beside the exchanges",
     "moe-latent-size": "experts of a narrower input",
     "moe-use-upcycling": "upcycled experts",
 }
@@ -62,6 +61,7 @@ def read_experts(found: Arguments) -> dict[str, Any]:
         ("moe-permute-fusion", "moe_permute_fusion"),
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
         ("deterministic-mode", "deterministic_mode"),
+        ("moe-shared-expert-overlap", "overlap_shared_experts"),
         ("overlap-moe-expert-parallel-comm", "overlap_expert_parallel"),
     ):
         if found.has(flag):
