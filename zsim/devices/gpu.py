@@ -15,7 +15,8 @@ Owner = TypeVar("Owner")
 
 
 class GpuKernels(Generic[Owner]):
-    """The kernels that run now, as (op, seconds of work left alone on the GPU).
+    """The kernels that run now: the ops, and the seconds of work that each has left alone on the GPU. One
+    kernel is `_op` (-1: none, or several), several are `_ops`.
 
     `call_at(now, delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
     `ticket` then; `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given,
@@ -27,8 +28,8 @@ class GpuKernels(Generic[Owner]):
     """
 
     __slots__ = (
-        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_on_turn", "_ops",
-        "_owner", "_slowdown", "is_busy", "ticket",
+        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_lefts", "_on_end", "_on_turn",
+        "_op", "_ops", "_owner", "_slowdown", "is_busy", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -45,8 +46,10 @@ class GpuKernels(Generic[Owner]):
         self._on_end = on_end
         self._on_turn = on_turn
         self.is_busy = False
+        self._op = -1
+        self._left = 0.0
         self._ops: list[int] = []
-        self._left: list[float] = []
+        self._lefts: list[float] = []
         self._collectives = 0
         self.ticket = 0
         self._is_early = False
@@ -54,30 +57,36 @@ class GpuKernels(Generic[Owner]):
 
     def start(self, now: float, op: int, seconds: float) -> None:
         """Start the kernels of an op that take `seconds` on an idle GPU."""
-        ops = self._ops
-        if ops:
-            self._settle(now)
-            ops.append(op)
-            self._left.append(seconds)
-            self._plan_wake_up(now)
+        if self._op >= 0 or self._ops:
+            self._join(now, op, seconds)
             return
         if not self.is_busy:
-            self._turn(True)
-        self._last_change = now
-        ops.append(op)
-        self._left.append(seconds)
+            self.is_busy = True
+            if self._on_turn is not None:
+                self._on_turn(True)
+        self._op, self._left, self._last_change = op, seconds, now
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
         self._call_at(now, seconds * self._slowdown if self._collectives else seconds, self, ticket)
 
+    def _join(self, now: float, op: int, seconds: float) -> None:
+        """Start kernels beside others."""
+        self._settle(now)
+        if self._op >= 0:
+            self._ops, self._lefts = [self._op], [self._left]
+            self._op = -1
+        self._ops.append(op)
+        self._lefts.append(seconds)
+        self._plan_wake_up(now)
+
     def collective_started(self, now: float) -> None:
-        if self._collectives == 0 and self._ops and self._slowdown > 1.0:
+        if self._collectives == 0 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
             self._settle(now)
             self._is_early = True  # see [Note: late wake-ups]
         self._collectives += 1
 
     def collective_ended(self, now: float) -> None:
-        if self._collectives == 1 and self._ops and self._slowdown > 1.0:
+        if self._collectives == 1 and self._slowdown > 1.0 and (self._op >= 0 or self._ops):
             self._settle(now)
             self._collectives = 0
             if not self._is_early:
@@ -91,49 +100,55 @@ class GpuKernels(Generic[Owner]):
             self._settle(now)
             self._plan_wake_up(now)
             return
-        ops = self._ops
-        if len(ops) == 1:
-            self._left.clear()
-            self._on_end(self._owner, ops.pop(), now)
-            if not ops:
-                self.is_busy = False
-                if self._on_turn is not None:
-                    self._on_turn(False)
-            return
+        op = self._op
+        if op >= 0:
+            self._op = -1
+            self._on_end(self._owner, op, now)
+        else:
+            self._end_least(now)
+        if self._op < 0 and not self._ops:
+            self.is_busy = False
+            if self._on_turn is not None:
+                self._on_turn(False)
+
+    def _end_least(self, now: float) -> None:
+        """Of several kernels, end those with the least work left."""
         self._settle(now)
-        least = min(self._left)
-        ended = [op for op, left in zip(self._ops, self._left, strict=True) if left <= least]
-        self._ops = [op for op, left in zip(self._ops, self._left, strict=True) if left > least]
-        self._left = [left for left in self._left if left > least]
-        if self._ops:
+        least = min(self._lefts)
+        ended: list[int] = []
+        ops: list[int] = []
+        lefts: list[float] = []
+        for op, left in zip(self._ops, self._lefts, strict=True):
+            if left <= least:
+                ended.append(op)
+            else:
+                ops.append(op)
+                lefts.append(left)
+        if len(ops) == 1:
+            self._op, self._left = ops.pop(), lefts.pop()
+        self._ops, self._lefts = ops, lefts
+        if self._op >= 0 or self._ops:
             self._plan_wake_up(now)
         for op in ended:
             self._on_end(self._owner, op, now)
-        if not self._ops:
-            self._turn(False)
-
-    def _turn(self, is_busy: bool) -> None:
-        self.is_busy = is_busy
-        if self._on_turn is not None:
-            self._on_turn(is_busy)
 
     def _settle(self, now: float) -> None:
         """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
         while a collective runs."""
-        left, stretch = self._left, self._slowdown if self._collectives else 1.0
+        stretch = self._slowdown if self._collectives else 1.0
         elapsed, self._last_change = now - self._last_change, now
-        if len(left) == 1:
-            left[0] -= elapsed / stretch
+        if self._op >= 0:
+            self._left -= elapsed / stretch
         else:
-            done = elapsed / (len(left) * stretch)
-            self._left = [each - done for each in left]
+            done = elapsed / (len(self._ops) * stretch)
+            self._lefts = [each - done for each in self._lefts]
 
     def _plan_wake_up(self, now: float) -> None:
-        left, stretch = self._left, self._slowdown if self._collectives else 1.0
-        if len(left) == 1:
-            least = left[0]
+        stretch = self._slowdown if self._collectives else 1.0
+        if self._op >= 0:
+            least = self._left
         else:
-            least, stretch = min(left), len(left) * stretch
+            least, stretch = min(self._lefts), len(self._lefts) * stretch
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
         self._call_at(now, least * stretch if least > 0.0 else 0.0, self, ticket)
