@@ -107,6 +107,17 @@ def test_an_event_holds_an_op_on_another_stream() -> None:
     assert times["second"][0] == times["first"][1]
 
 
+def test_an_op_waits_for_hundreds_of_others() -> None:
+    """300 do not fit into the byte that most programs' counts fit into."""
+    b = builder()
+    others = [b.kernels(str(n), [SHORT], stream=f"stream {n}") for n in range(300)]
+    for other in others:
+        b.stream_wait("side", other)
+    b.kernels("last", [SHORT], stream="side")
+    times = spans(run(b))
+    assert times["last"][0] == max(times[str(n)][1] for n in range(300))
+
+
 def test_the_host_blocks_until_the_event_and_issues_then() -> None:
     """What follows starts a launch after the end of what the host waited for."""
     b = builder()

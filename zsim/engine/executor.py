@@ -16,7 +16,7 @@ import simpy
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.alarm import Alarm
-from zsim.engine.lane import Lane
+from zsim.engine.lane import Lane, Meeting, as_bytes
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
@@ -53,30 +53,29 @@ class Executor:
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
+        times = np.full(3 * self._left, np.nan).data.cast("B").cast("d")  # of all lanes, in huge pages
         self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
         self._alarm = Alarm(env, self._fire)
-        self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
-        self._members: dict[tuple[str, int], int] = {}
-        self._transfers: dict[tuple[int, int], Transfer] = {}  # by the id of a lane's work, and communicator
+        meetings: dict[tuple[str, int], Meeting] = {}
         self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
         self._is_recorded = any(program.recorded is not None for program in programs)
         self._slows_collectives = fabric is not None and fabric.slowdown > 1
-        works = {id(program): [op.work for op in program.program.ops] for program in programs}
+        distinct = {id(program): program for program in programs}
+        works = {key: [op.work for op in program.program.ops] for key, program in distinct.items()}
+        pending = {key: as_bytes(program.pending) for key, program in distinct.items()}
         for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
             groups = () if fabric is None else fabric.groups
             communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
-            lane = Lane(rank, program, works[id(program)], communicators, seconds, env.now)
+            own, times = times[: 3 * program.num_ops], times[3 * program.num_ops :]
+            key = id(program)
+            lane = Lane(rank, program, works[key], pending[key], communicators, seconds, env.now, own)
             turn = lane.flights.turn if self._slows_collectives else None
             lane.gpu = GpuKernels(slowdowns[number], lane, self._call_at, self._end, turn)
             if allocators:
                 lane.allocator = allocators[number].copy()
             self.lanes.append(lane)
-            used = communicators if program.recorded is None else program.recorded.groups
-            for name in used:
-                self._members[name, communicators[name]] = (
-                    self._members.get((name, communicators[name]), 0) + 1
-                )
+            lane.join(meetings, communicators if program.recorded is None else program.recorded.groups)
 
     @property
     def fabric(self) -> Fabric:
@@ -121,7 +120,7 @@ class Executor:
             return
         host_seconds, waits, pending = program.host_seconds, program.host_waits, lane.pending
         works, successors = lane.works, lane.successors
-        ended, issue = lane.ended, lane.issue
+        start, ended, issue = lane.start, lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, program.num_ops
         allocator = lane.allocator
@@ -159,7 +158,7 @@ class Executor:
             issue[op] = time
             if pending[op] == 0:
                 if works[op] is None:  # over as soon as the host is past it; what follows is issued later
-                    lane.start[op] = ended[op] = time
+                    start[op] = ended[op] = time
                     self._left -= 1
                     for successor in successors[op]:
                         pending[successor] -= 1
@@ -276,21 +275,22 @@ class Executor:
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
-        group = work.group
-        communicator = lane.communicators[group]
-        arrived = [(lane, op)]
-        members = self._members[group, communicator]
-        if members > 1:
-            call = lane.program.meetings[op], communicator
-            arrived = self._arrived.setdefault(call, [])
-            arrived.append((lane, op))
-            if len(arrived) < members:
+        meeting = lane.meetings[work.group]
+        if meeting.num_members > 1:
+            call = lane.program.meetings[op]
+            arrived = meeting.arrived.get(call)
+            if arrived is None:
+                meeting.arrived[call] = [(lane, op)]
                 return
-            del self._arrived[call]
-        key = id(work), communicator
-        transfer = self._transfers.get(key)
+            arrived.append((lane, op))
+            if len(arrived) < meeting.num_members:
+                return
+            del meeting.arrived[call]
+        else:
+            arrived = [(lane, op)]
+        transfer = meeting.transfers.get(id(work))
         if transfer is None:
-            transfer = self._transfers[key] = self.fabric.transfer(work, communicator)
+            transfer = meeting.transfers[id(work)] = self.fabric.transfer(work, meeting.communicator)
         now = self.env.now
         for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
             member.gpu.collective_started(now)

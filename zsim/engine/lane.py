@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.flights import Flights
 from zsim.engine.priced_program import PricedProgram
+from zsim.fabric.communicators import Transfer
 from zsim.plan.ops import Work
 from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import SpanInfo
@@ -17,7 +17,7 @@ from zsim.trace.trace import SpanInfo
 
 class Lane:
     """One simulated rank: the state of its host, and the times at which each op was issued, started and
-    ended."""
+    ended. `times`: room for them, three for each op, all not a number."""
 
     __slots__ = (
         "allocator",
@@ -34,6 +34,7 @@ class Lane:
         "is_queued",
         "issue",
         "kernel_seconds",
+        "meetings",
         "messages_left",
         "next_call",
         "next_op",
@@ -53,9 +54,11 @@ class Lane:
         rank: int,
         program: PricedProgram,
         works: Sequence[Work | None],
+        pending: bytearray | list[int],
         communicators: dict[str, int],
         kernel_seconds: Sequence[float | None],
         began: float,
+        times: memoryview[float],
     ) -> None:
         self.rank = rank
         self.program = program
@@ -65,9 +68,9 @@ class Lane:
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.communicators = communicators  # which instance of each group it belongs to
-        self.pending = list(program.pending)
-        nan = array("d", [math.nan]) * program.num_ops
-        self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
+        self.pending = pending[:]
+        num = program.num_ops
+        self.issue, self.start, self.ended = times[:num], times[num : 2 * num], times[2 * num :]
         self.next_op = 0
         self.host_time = began
         self.ready: list[float] | None = None  # of a recorded rank: when what each op waited for was over
@@ -81,10 +84,18 @@ class Lane:
         self.host_blocks: list[tuple[float, float, int]] = []
         self.recorded_blocks: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
         self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
+        self.meetings: dict[str, Meeting] = {}  # by group
         self.flights = Flights()
         self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
         self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
         self.gpu: GpuKernels[Lane]
+
+    def join(self, meetings: dict[tuple[str, int], Meeting], groups: Iterable[str]) -> None:
+        """Become a member of its communicator in each of the groups; `meetings`: by group and communicator."""
+        for name in groups:
+            number = self.communicators[name]
+            meeting = self.meetings[name] = meetings.setdefault((name, number), Meeting(number))
+            meeting.num_members += 1
 
     def go_on(self, op: int, now: float) -> None:
         """Resume the host: the op that it was blocked on has ended."""
@@ -141,3 +152,21 @@ class Lane:
                 state = "never ends" if not math.isnan(self.start[number]) else "never starts"
                 return f"rank {self.rank}: '{op.name}' on stream {op.stream} {state}"
         return f"rank {self.rank}: stopped before the end of its program"
+
+
+class Meeting:
+    """The simulated members of one communicator. `arrived`: by call, the members (and their ops) that wait
+    for the others; `transfers`: of its collectives, by the id of a lane's work."""
+
+    __slots__ = ("arrived", "communicator", "num_members", "transfers")
+
+    def __init__(self, communicator: int) -> None:
+        self.communicator = communicator
+        self.num_members = 0
+        self.arrived: dict[int, list[tuple[Lane, int]]] = {}
+        self.transfers: dict[int, Transfer] = {}
+
+
+def as_bytes(numbers: list[int]) -> bytearray | list[int]:
+    """The numbers as a byte each, where all are that small: every rank has its own copy."""
+    return bytearray(numbers) if max(numbers, default=0) < 256 else numbers
