@@ -91,7 +91,7 @@ class Lane:
         self.gpu: GpuKernels[Lane]
 
     def join(self, meetings: dict[tuple[str, int], Meeting], groups: Iterable[str]) -> None:
-        """Become a member of its communicator in each of the groups; `meetings`: by group and communicator."""
+        """Become a member of its communicator in each of `groups`; `meetings`: by group and communicator."""
         for name in groups:
             number = self.communicators[name]
             meeting = self.meetings[name] = meetings.setdefault((name, number), Meeting(number))
