@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.modules import total_flops
-from zsim.plan.make import make_plan
+from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -124,6 +125,45 @@ def test_with_the_norm_its_output_is_not_even_held() -> None:
     assert len(again(both)) == len(again(alone)) + LAYERS
     peaks = [one.programs[0].once(device_peaks)["gpu"] for one in (alone, both)]
     assert peaks[1] <= peaks[0]
+
+
+@pytest.mark.parametrize(
+    ("shared", "names", "measured"),
+    [
+        (0, (), 1_329_152), (0, ("moe",), 656_384), (0, ("moe", "layernorm"), 0),
+        (192, (), 1_624_064), (192, ("moe",), 656_384), (192, ("moe", "layernorm"), 0),
+        (192, ("shared_experts",), 1_329_152),
+    ],
+)  # fmt: skip
+def test_what_is_kept_is_what_megatron_core_keeps(shared: int, names: tuple[str, ...], measured: int) -> None:
+    """Bytes from Megatron-Core 0.16.1 itself on a CPU (`python -m validation.recomputed_experts`), whose norm
+    keeps two fp32 tensors and a number a token where it does not run once more, on a GPU its input alone.
+    With "moe" one tensor is left, the layer's input. zsim has 3 KiB more of 256 tokens' scores."""
+    model: dict[str, Any] = {
+        "hidden_size": 256, "moe_intermediate_size": 128, "num_hidden_layers": 1, "num_experts": 8,
+        "num_experts_per_tok": 2, "vocab_size": 512,
+        **({"model_type": "qwen2_moe", "shared_expert_intermediate_size": shared} if shared else {}),
+    }  # fmt: skip
+    again = {"activation_checkpointing": "selective", "recompute_modules": list(names)} if names else {}
+    job = resolve(
+        Experiment(
+            model={**MODEL, **model},
+            cluster="dgx-h100",
+            gpus=1,
+            training={"sequence_length": 128, "micro_batch_size": 2, **again},
+            strategy={"kind": "megatron"},
+            parallelism={"dispatcher": "all-to-all"},
+        )
+    )
+    segments = make_workload(stages_of(job.model, job.parallelism)[0], job.training).segments
+    block = next(one for one in segments if one.kind == "block")
+    behind = [call for call in block.calls if ".mlp" in call.name or ".post" in call.name]
+    own = sum(call.work.saved_bytes for call in behind if call.name not in block.dropped)
+    outputs = sum(sum(call.work.kept_outputs) for call in behind)
+    norm = 256 * 256 * 2  # its input, which is the stream
+    of_cpu = 0 if "layernorm" in names else 256 * (2 * 256 * 4 + 4)
+    scores = 3072 if "moe" not in names else 0
+    assert own + outputs - norm == measured - of_cpu + scores
 
 
 @pytest.mark.parametrize("module", ["mlp", "shared_experts"])

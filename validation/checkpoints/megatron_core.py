@@ -71,7 +71,7 @@ class _OnCpu(TorchFunctionMode):
 def save(rank: int, world_size: int, case: Case, folder: str, out: str) -> list[dict[str, int]]:
     """Save on this rank; what every rank wrote."""
     load_from(Path(folder))
-    with _OnCpu():
+    with no_gpu():
         _save(case, Path(out))
     return written(Path(out), world_size)
 
@@ -111,12 +111,17 @@ def _save(case: Case, out: Path) -> None:
         helper.terminate()
 
 
-def _model(case: Case) -> Any:
-    _, tensor, expert, expert_tensor, experts = case
+def no_gpu() -> TorchFunctionMode:
+    """A context in which Megatron's modules are made and run on the CPU."""
     for place in ("tensor_parallel.random", "tensor_parallel", "tensor_parallel.layers"):
         _core(place).get_cuda_rng_tracker = lambda *args, **kwargs: _NoRandomness()
     norms = _core("transformer.torch_norm").WrappedTorchNorm
     norms.__new__ = lambda cls, config, hidden_size, eps=1e-5, **keys: nn.RMSNorm(hidden_size, eps=eps)
+    return _OnCpu()
+
+
+def _model(case: Case) -> Any:
+    _, tensor, expert, expert_tensor, experts = case
     routed = {
         "num_moe_experts": experts, "moe_router_topk": 2, "moe_ffn_hidden_size": SHAPE["expert"],
         "moe_token_dispatcher_type": "alltoall", "sequence_parallel": tensor > 1,
