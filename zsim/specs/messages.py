@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
+from collections.abc import Collection, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,10 +15,6 @@ from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 40
 _MAX_LISTED = 20
-# How pydantic names members of a union in a path, in place of a key.
-_UNION_TAG = re.compile(
-    r"(str|int|float|bool|none)$|(literal|dict|list|tuple)\[|function-|constrained-|[A-Z]"
-)
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -37,7 +33,8 @@ def raise_input_error(error: ValidationError, file: str, model_type: type[BaseMo
 
 def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
     """One sentence per problem in `error`."""
-    return [_sentence(detail, model_type) for detail in _distinct(error.errors(include_url=False))]
+    details = error.errors(include_url=False)
+    return [_sentence(detail, model_type) for detail in _distinct(details, model_type)]
 
 
 def listed(file: str, sentences: Sequence[str]) -> str:
@@ -49,9 +46,10 @@ def listed(file: str, sentences: Sequence[str]) -> str:
     return f"{file}: {len(sentences)} problems: {'; '.join(shown)}{f'; and {left} more' if left else ''}"
 
 
-def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+def _distinct(details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> list[ErrorDetails]:
     """Problems to report, unknown keys first. Left out: a missing key that an unknown key of the same table
-    misspells, and problems of the other types of a union with the same value."""
+    misspells, and problems of the other types of a union with the same value: where a type took the value and
+    found something wrong inside, the others do not count."""
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
     found = list(unknown)
     for detail in details:
@@ -63,29 +61,42 @@ def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         elif detail["type"] == "extra_forbidden" or any(
             other["type"] not in ("missing", "extra_forbidden")
             and other["input"] is detail["input"]
-            and _UNION_TAG.match(str(location[-1]))
+            and location
+            and place(location, model_type) == place(location[:-1], model_type)
             and other["loc"][: len(location) - 1] == location[:-1]
             for other in found
         ):
             continue
         found.append(detail)
-    return found
+    return [detail for detail in found if not _is_refined(detail, details, model_type)]
+
+
+def _is_refined(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> bool:
+    """Whether a problem is of one member of a union, and another member's is further inside the value."""
+    location = detail["loc"]
+    own = place(location, model_type)
+    if not location or location[-1] == "[key]" or own != place(location[:-1], model_type):
+        return False
+    inside = (place(other["loc"], model_type) for other in details)
+    return any(len(deeper) > len(own) and deeper[: len(own)] == own for deeper in inside)
 
 
 def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
     location, kind = detail["loc"], detail["type"]
     if kind in ("extra_forbidden", "missing"):
-        where = _where(location[:-1])
+        where = _where(location[:-1], model_type)
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
         return f"{where}unknown key '{key}'{_known(key, _keys(model_type, location[:-1]))}"
-    where = _where(location)
+    where = _where(location, model_type)
     message = detail["msg"]
     if kind == "value_error":
         return where + message.removeprefix("Value error, ")
     if kind in ("model_type", "dict_type"):
         message = f"expected a table{_of(_keys(model_type, location))}"
+    if kind == "model_attributes_type":  # of one of several kinds
+        message = "expected a table"
     expected = message.replace("Input should be", "expected", 1)
     expected = expected[0].lower() + expected[1:]
     hint = ""
@@ -105,10 +116,54 @@ def _of(keys: list[str]) -> str:
     return f" of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
 
 
-def _where(location: tuple[int | str, ...]) -> str:
-    if location and str(location[-1]).startswith("constrained-"):
-        location = location[:-1]
-    return ".".join(str(part) for part in location) + ": " if location else ""
+def _where(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+    found = place(location, model_type)
+    return ".".join(str(part) for part in found) + ": " if found else ""
+
+
+def place(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple[int | str, ...]:
+    """The parts of a path that a file has: keys and numbers of items, without the names that pydantic gives
+    the members of a union there, and without its mark of a key that is wrong itself."""
+    found: list[int | str] = []
+    choices: list[Any] = [model_type]
+    is_inside = True  # of a union: the part that chose its member is behind
+    for part in location:
+        if part == "[key]":
+            continue
+        if len(choices) > 1 and not is_inside:
+            is_inside = True
+            continue
+        choices = [choice for one in choices for choice in _behind(one, part)] or [Any]
+        is_inside = False
+        found.append(part)
+    return tuple(found)
+
+
+def _behind(annotation: Any, part: int | str) -> list[Any]:
+    """The types that a value of type `annotation` may have at a key or number; several for a union, of which
+    None is none."""
+    arguments = get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        return _members(by_key[str(part)].annotation) if part in by_key else []
+    origin = get_origin(annotation)
+    if not isinstance(origin, type) or not arguments:
+        return []
+    if origin is tuple and arguments[-1] is not ... and isinstance(part, int):
+        return _members(arguments[part]) if part < len(arguments) else []
+    if issubclass(origin, Mapping):
+        return _members(arguments[-1])
+    return _members(arguments[0]) if issubclass(origin, Collection) else []
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union but for None, else the type alone."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        inner = (_members(one) for one in get_args(annotation) if one is not NoneType)
+        return [one for members in inner for one in members]
+    return [annotation]
 
 
 def _shown(value: object) -> str:

@@ -63,6 +63,18 @@ def test_a_loss_that_does_not_fit_is_answered_with_one_that_does(make_tiny: Tiny
     assert report.to_dict()["out_of_memory"]["remedy"]["overrides"] == {"training.cross_entropy": loss}
 
 
+def test_a_pipeline_is_looked_at_full(make_tiny: Tiny) -> None:
+    """8 stages hold 8 micro-batches in flight, 5.84 GB; by the plan of two, 4.97 GB, all choices would fit in
+    5.5, none of the three that are simulated would, and one switch more was added."""
+    given = make_tiny(
+        {"kind": "megatron"}, memory="5.5 GB", num_layers=16, micro_batch_size=8,
+        gradient_accumulation_steps=16,
+    )  # fmt: skip
+    remedy = of(changed(given, {"parallelism.pipeline": 8, "model.vocab_size": 1024}))
+    assert remedy.overrides == {"training.activation_checkpointing": "full"}
+    assert remedy.gpu_peak_bytes < 5.5e9
+
+
 def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
     """Every single choice that fits takes at least as long."""
     given = make_tiny({"kind": "fsdp2"}, memory="1.9 GB", micro_batch_size=8, gradient_accumulation_steps=1)

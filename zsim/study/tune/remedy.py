@@ -11,6 +11,7 @@ from itertools import chain, combinations, product
 from typing import Any
 
 from zsim.dataclass import dataclass
+from zsim.engine.micro_batches import with_few
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits, peak_bytes
@@ -113,15 +114,19 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None
 
 def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
     """The candidate evaluated by its plan; None if it contradicts itself or has no plan. Two micro-batches
-    suffice: more do not change memory."""
+    suffice without a pipeline: more do not change memory; a pipeline has to be full."""
     try:
         whole = candidate.experiment()
-        job = resolve(few_micro_batches(whole, 2))
+        steps = whole.training.gradient_accumulation_steps or 1
+        if candidate.base.job.parallelism.pipeline > 1:
+            asked = resolve(whole)
+            job, steps = with_few(asked), asked.training.gradient_accumulation_steps
+        else:
+            job = resolve(few_micro_batches(whole, 2))
         plan = make_plan(job)
     except ZsimError:
         return None
     peak = peak_bytes(job, plan)
-    steps = whole.training.gradient_accumulation_steps or 1
     return _Look(
         candidate,
         peak,
