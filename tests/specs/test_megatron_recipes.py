@@ -156,6 +156,16 @@ def test_a_recipe_of_nemo_is_an_experiment(tmp_path: Path) -> None:
     assert job.model.is_tied
 
 
+@pytest.mark.parametrize("key", ["fp8_dot_product_attention", "fp8_multi_head_attention"])
+def test_attention_in_fp8_is_refused(tmp_path: Path, key: str) -> None:
+    """It was named among what is not read, and simulated in bf16."""
+    precision = f"mixed_precision:\n  bf16: true\n  fp8: hybrid\n  fp8_recipe: delayed\n  {key}: "
+    text = BRIDGE.replace("mixed_precision: bf16_mixed", precision)
+    with pytest.raises(NotSimulatedError, match=f"mixed_precision.{key}: .*attention in fp8"):
+        job_of(text.replace(f"{key}: ", f"{key}: true"), tmp_path)
+    assert job_of(text.replace(f"{key}: ", f"{key}: false"), tmp_path).training.precision == "fp8"
+
+
 def test_megatrons_own_yaml_has_flags_and_variables(tmp_path: Path) -> None:
     """Its tokenizer is GPT-2's unless it says otherwise, as on its command line."""
     job = job_of(OWN, tmp_path)

@@ -79,6 +79,9 @@ _READ = (
     "devices", "num_nodes", "precision", "mixed_precision", "activation", "activation_func",
     "gated_linear_unit", "num_query_groups", "params_dtype", "optim.name", "fp8_hybrid", "fp8_e4m3",
 )  # fmt: skip
+# Quantised queries, keys and values: a ring of Transformer Engine sends keys and values of a byte an element
+# then, and the gradients of all steps in one all-to-all behind the last (`AttnFuncWithCPAndKVP2P` of 2.17.1).
+_FP8_ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention", "fp8_dpa", "fp8_mha")
 _MAX_NAMED = 12
 # Field of a recipe's LoRA -> (ours, its default); and those that change what is computed, with their
 # defaults.
@@ -166,6 +169,11 @@ def _arguments(where: str, data: Mapping[str, Any]) -> Arguments:
             continue
         if name in _READ or path in _READ:
             continue
+        if name in _FP8_ATTENTION and value is True:
+            raise NotSimulatedError(
+                f"{where}: {path}: zsim does not simulate attention in fp8, whose kernels no GPU file has a "
+                "rate of; expected false"
+            )
         flag = name.removeprefix("--") if name.startswith("--") else _flag(name)
         if name in _OFF:
             _set(found, _OFF[name], value is False)
