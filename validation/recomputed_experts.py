@@ -4,8 +4,8 @@
 
 FOLDER holds Megatron-Core (`pip install --target FOLDER --no-deps megatron-core==0.16.1`). One rank, a norm
 and a layer of 8 experts (Megatron's own modules, one after the other, its fused SwiGLU), with and without
-shared ones: per list of `--recompute-modules` the bytes that saved-tensor hooks see, parameters and the norm's
-input left out, as they are after forward; and whether backward ran.
+shared ones: per list of `--recompute-modules` the bytes that saved-tensor hooks see, parameters and the
+norm's input left out, as they are after forward; and whether backward ran.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_the_frameworks_named_read_the_key_and_the_others_refuse_it(path: str) -
 def test_an_entry_names_them() -> None:
     from zsim.reference.pages import entry_lines
 
-    assert "  read by: ddp, fsdp1" in list(entry_lines(KEYS["training.stored_dtype"]))
+    assert "  read by: ddp, fsdp1, fsdp2" in list(entry_lines(KEYS["training.stored_dtype"]))
     assert "  read by: ddp, fsdp1, fsdp2, deepspeed, megatron" in list(
         entry_lines(KEYS["training.lora.rank"])
     )

@@ -17,7 +17,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "training.frozen": _TRAINERS,
     "training.frozen_dtype": _TRAINERS,
     "training.autocast": ("fsdp1",),
-    "training.stored_dtype": ("ddp", "fsdp1"),
+    "training.stored_dtype": ("ddp", "fsdp1", "fsdp2"),
     "parallelism.tensor": _MODEL_PARALLEL,
     "parallelism.sequence_parallel": _MODEL_PARALLEL,
     "parallelism.async_tensor": ("fsdp2", "megatron"),

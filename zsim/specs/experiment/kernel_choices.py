@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, with_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
@@ -12,7 +12,7 @@ from zsim.specs.strategy.megatron import is_before_3, is_newer
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import StrategyTable
+from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
 _HOPPER, _BLACKWELL = 9.0, 10.0  # compute capability
@@ -144,9 +144,10 @@ def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
 
 
-def check_stored_types(training: Training, kind: str) -> None:
+def check_stored_types(training: Training, table: TrainingTable, strategy: StrategyTable) -> None:
     """Raises InputError for an `autocast` or `stored_dtype` of `[training]` that its strategy does not
-    have."""
+    have, NotSimulatedError for what zsim lacks beside weights that FSDP2 keeps in 16 bits."""
+    kind = strategy.kind
     low = "bf16" if training.precision == "fp8" else training.precision
     if training.autocast and (kind != "fsdp1" or low == "fp32"):
         raise InputError(
@@ -155,10 +156,30 @@ def check_stored_types(training: Training, kind: str) -> None:
         )
     if training.stored_dtype == "fp32":
         return
-    if kind not in ("ddp", "fsdp1"):
-        raise InputError(f"training.stored_dtype: strategy '{kind}' has its own; expected 'ddp' or 'fsdp1'")
+    if kind not in ("ddp", "fsdp1", "fsdp2"):
+        raise InputError(
+            f"training.stored_dtype: strategy '{kind}' has its own; expected 'ddp', 'fsdp1' or 'fsdp2'"
+        )
+    if kind == "fsdp2":
+        _check_stored_by_fsdp2(training, table, strategy)
     if training.stored_dtype != low:
         raise InputError(
             f"training.stored_dtype: found '{training.stored_dtype}' with precision {training.precision}; "
             f"expected 'fp32' or '{low}'"
         )
+
+
+def _check_stored_by_fsdp2(training: Training, table: TrainingTable, strategy: StrategyTable) -> None:
+    assert isinstance(strategy, Fsdp2Table)
+    beside = {
+        f"training.optimizer '{training.optimizer}'": training.optimizer in ("muon", "adamw-bf16"),
+        "training.lora": table.lora is not None,
+        "strategy.cpu_offload": strategy.cpu_offload,
+        "strategy.param_dtype 'fp8'": strategy.param_dtype == "fp8",
+    }
+    for what, is_so in beside.items():
+        if is_so:
+            raise NotSimulatedError(
+                f"training.stored_dtype: found '{training.stored_dtype}' with {what} under FSDP2, which "
+                "is not simulated; expected 'fp32', or another choice there"
+            )

@@ -182,7 +182,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
     if asked.lengths is not None:
         training = with_lengths(training, asked.lengths, model, table, parallelism, replicas)
-    check_stored_types(training, table.kind)
+    check_stored_types(training, asked, table)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     split = resolve_expert_degrees(
         asked_degrees,

@@ -187,7 +187,7 @@ class TrainingTable(TableOfFile):
         default=False, description="FSDP1 leaves weights in fp32, and torch.autocast casts at every product"
     )
     stored_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="what DDP and FSDP1 keep weights, gradients and optimizer states in"
+        default="fp32", description="what DDP and FSDP keep weights, gradients and optimizer states in"
     )
     expandable_segments: bool = Field(
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

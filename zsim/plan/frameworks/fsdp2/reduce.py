@@ -19,12 +19,16 @@ GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
 
 
 class Fsdp2Reducer:
-    """Reduces the gradients of all units, with at most `reduce_scatter_max_input_buffers` inputs alive."""
+    """Reduces the gradients of all units, with at most `reduce_scatter_max_input_buffers` inputs alive.
+    `stored`: the type of the sharded parameters, and so of their gradients."""
 
-    def __init__(self, builder: PlanBuilder, strategy: Fsdp2, home: Fsdp2Home | None) -> None:
+    def __init__(
+        self, builder: PlanBuilder, strategy: Fsdp2, home: Fsdp2Home | None, stored: str = "fp32"
+    ) -> None:
         self.builder = builder
         self.strategy = strategy
         self.home = home
+        self.stored = stored
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self._inputs: list[tuple[str, int, int]] = []  # (unit, bytes, the reduce-scatter's event)
         self._last_post_reduce: dict[str, int] = {}
@@ -75,8 +79,8 @@ class Fsdp2Reducer:
         builder.free("buffers", made, owner=unit.name, part=GRADIENTS)
         gradient.unsharded_bytes = gradient.accumulated_bytes = 0
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
-        # The first reduced shard is the rank's gradient itself if it is fp32; other shards are buffers.
-        is_gradient = self.strategy.reduce_dtype == "fp32" and not gradient.has_shard
+        # The first reduced shard is the rank's gradient itself if it has its type; other shards are buffers.
+        is_gradient = self.strategy.reduce_dtype == self.stored and not gradient.has_shard
         if is_gradient:
             builder.allocate("gradients", shard)
         else:
@@ -129,26 +133,26 @@ class Fsdp2Reducer:
         )  # fmt: skip
 
     def _finish(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Cast to fp32 and accumulate on the stream of the last reduction, or copy to host memory; returns
-        the last event."""
+        """Cast to the shards' type and accumulate on the stream of the last reduction, or copy to the host;
+        returns the last event."""
         builder = self.builder
         if self.home is not None:
             return self.home.keep_gradient(unit, gradient, shard, stream)
-        needs_cast = self.strategy.reduce_dtype != "fp32"
+        needs_cast = self.strategy.reduce_dtype != self.stored
         if not needs_cast and not gradient.has_shard:
             gradient.has_shard = True
             last = builder.record(stream)
             assert last is not None
             return last
-        fp32 = shard // self.reduce_bytes * 4
+        own = shard // self.reduce_bytes * DTYPE_BYTES[self.stored]
         if needs_cast:
             if gradient.has_shard:
-                builder.allocate("buffers", fp32, owner=unit.name)
+                builder.allocate("buffers", own, owner=unit.name)
             else:
-                builder.allocate("gradients", fp32)
+                builder.allocate("gradients", own)
         event = builder.kernels(
             f"accumulate gradient shard {unit.name}",
-            moves(shard + (fp32 if gradient.has_shard else 0), fp32, launches=len(unit.trainable)),
+            moves(shard + (own if gradient.has_shard else 0), own, launches=len(unit.trainable)),
             stream=stream,
             module=unit.name,
         )
@@ -157,6 +161,6 @@ class Fsdp2Reducer:
         else:
             builder.free("buffers", shard, owner=unit.name)
         if needs_cast and gradient.has_shard:
-            builder.free("buffers", fp32, owner=unit.name)
+            builder.free("buffers", own, owner=unit.name)
         gradient.has_shard = True
         return event

@@ -44,7 +44,7 @@ class Fsdp2Schedule(Hooks):
         self.units = make_param_groups(stage, strategy, self.mesh, self.experts)
         self.states = {unit.name: ParamGroupState() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
-        self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
+        self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home, self.training.stored_dtype)
         parts = [part for unit in self.units for part in unit.parameter_parts]
         self.updated = updated_in_blocks(stage.workload, parts)
         self._root = next((unit for unit in self.units if unit.is_root), None)
@@ -65,8 +65,7 @@ class Fsdp2Schedule(Hooks):
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """fp32 shards of the parameters and of the optimizer states on rank 0, which has the largest
-        shards."""
+        """The shards of the parameters and of the optimizer states on rank 0, which has the largest."""
         shards = sum(unit.stored_shard_bytes for unit in self.units)
         states = [Memory("parameters", shards), lazy_states(self.training, self.updated)]
         scales = sum(quantisation_bytes(one) for unit in self.units for one in unit.parameters)

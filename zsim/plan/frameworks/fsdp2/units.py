@@ -57,6 +57,7 @@ class ParamGroup:
     the first and the last module that it is for; `shard_dimension`: the dimension that is cut.
     `forward_prefetch`, `backward_prefetch`: names of the groups whose unsharding begins with this one's
     (`set_modules_to_forward_prefetch`); None: what comes next in backward is prefetched by itself.
+    `stored`: the type of the shards, unless a parameter has one of its own.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ParamGroup:
     shard_dimension: int = 0
     forward_prefetch: tuple[str, ...] | None = None
     backward_prefetch: tuple[str, ...] | None = None
+    stored: str = "fp32"
     _gathered: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by type
 
     @property
@@ -122,14 +124,14 @@ class ParamGroup:
         return tuple(
             numel * _element_bytes(one, dtype)
             for one, numel in shards
-            if not is_packed(one) and (one.stored or "fp32") != dtype
+            if not is_packed(one) and (one.stored or self.stored) != dtype
         )
 
     @cached_property
     def stored_shard_bytes(self) -> int:
-        """Bytes of rank 0's shards as they are kept (fp32 unless they have a type of their own)."""
+        """Bytes of rank 0's shards as they are kept."""
         shards = zip(self.parameters, self.parameter_shards, strict=True)
-        return sum(stored_bytes(one, "fp32", numel) for one, numel in shards)
+        return sum(stored_bytes(one, self.stored, numel) for one, numel in shards)
 
     @cached_property
     def trainable_shards(self) -> tuple[int, ...]:
@@ -221,6 +223,7 @@ def make_param_groups(
     units = [unit for unit in groups if unit.parameters]
     for unit in units:
         unit.has_differentiable_input &= _takes_gradient(stage, unit)
+        unit.stored = stage.training.stored_dtype
     stage.builder.notes += _padding_notes(units)
     return units
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.optimizers.tensors import Updated
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.frameworks.fsdp2.muon import DTensorCosts, update_matrix
 from zsim.plan.frameworks.fsdp2.scales import precompute_scales
 from zsim.plan.frameworks.fsdp2.units import MeshInfo, ParamGroup
@@ -36,7 +37,7 @@ def update_units(
         updated = [one for one in updated if not one.is_matrix]
     update(builder, training, updated)
     precompute_scales(builder, strategy, units)
-    builder.free("gradients", 4 * sum(numels))
+    builder.free("gradients", DTYPE_BYTES[training.stored_dtype] * sum(numels))
 
 
 def norm_sums(meshes: tuple[MeshInfo, MeshInfo | None], units: Sequence[ParamGroup]) -> list[tuple[str, int]]:

@@ -4,7 +4,8 @@
 FSDP2's parameters are DTensors. bitsandbytes' optimizers call operators of their own on them, and on plain
 tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bitsandbytes 0.50.2 with torch
 2.13; its 32-bit operator "does not have a sharding strategy registered"). DeepSpeed's FusedLion reads raw
-pointers. Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused_adam.py of 2.17).
+pointers (csrc/adam/multi_tensor_apply.cuh of 0.19.8), and `data_ptr()` of a DTensor is 0 (torch 2.13).
+Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused_adam.py of 2.17).
 """
 
 from __future__ import annotations
@@ -118,10 +119,10 @@ def _check_fsdp2(optimizer: Optimizer) -> None:
             "are DTensors ('got mixed torch.Tensor and DTensor'); expected 'adamw-8bit-torchao', or strategy "
             "'fsdp1' or 'ddp'"
         )
-    if optimizer.name == "lion":  # its multi-tensor kernel reads raw pointers
-        raise NotSimulatedError(
-            f"{_WHERE}: 'lion' of {optimizer.source} is not simulated under FSDP2: its kernel takes plain "
-            "tensors; expected strategy 'fsdp1' or 'ddp'"
+    if optimizer.name == "lion":
+        raise InputError(
+            f"{_WHERE}: 'lion' of {optimizer.source} writes where `data_ptr()` points, which of a DTensor, "
+            "as FSDP2's parameters are, is 0; expected 'adamw', or strategy 'fsdp1' or 'ddp'"
         )
 
 
