@@ -99,12 +99,28 @@ def test_pieces_compute_what_whole_products_do_and_gather_as_often(ranks: int) -
         ("backward", "all_gather"): 2 * 4 + 1 + 1, ("backward", "reduce_scatter"): 2 * 2 + 1,
     }  # fmt: skip
     whole = make_plan(job_of(ranks, asynchronous=False))
+    again = Counter(
+        (op.phase, op.work.kind)
+        for op in whole.ops
+        if isinstance(op.work, Collective) and (op.work.group, op.work.bytes) == ("tensor", size)
+    )
+    assert again == sent
     assert flops(plan) == pytest.approx(flops(whole), rel=1e-12)
 
 
 def flops(plan: Plan) -> float:
     works = [op.work for op in plan.ops if isinstance(op.work, Kernels)]
     return sum(kernel.flops for work in works for kernel in work.kernels)
+
+
+def test_in_line_a_column_gathers_again_before_both_products() -> None:
+    """`tp_recompute_allgather`, nanotron's default: the rank's part is kept, with asynchronous communication
+    or without."""
+    column = calls(job_of(4, asynchronous=False))["mlp.linear_fc1"]
+    assert order(column.work.backward) == ["gather input", "", "reduce input's gradient"]
+    assert not isinstance(column.work.backward, Kernels)
+    assert {part.stream for part in column.work.backward} == {"compute"}
+    assert column.work.saved_bytes == LENGTH * BATCH * HIDDEN * 2 // 4
 
 
 def test_the_gathered_input_is_held_while_the_column_runs() -> None:

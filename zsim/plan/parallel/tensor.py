@@ -227,6 +227,10 @@ class _Cutter:
             return [gather, product]
         if self.parallelism.style == "autotp":
             return [self._exchange(module.name, None, "all_reduce", width), cut]
+        if self.parallelism.style == "nanotron" and self.is_split and not module.shares_input:
+            beneath = Beneath("reduce_scatter", self.stream, in_line=True)
+            product = replace(cut, work=replace(local, beneath=beneath))
+            return [self._exchange(module.name, "all_gather", None, width), product]
         repeats = not is_first or module.shares_input
         if repeats and not self.parallelism.gather_per_product:
             return [cut]

@@ -5,7 +5,10 @@ Megatron's column-parallel layer gathers its input again beneath the product for
 reduces that gradient beneath the product for the weight's: both are launched on the group's stream before the
 product, and the compute stream waits for the first before the second product and for the second behind it
 (`LinearWithGradAccumulationAndAsyncCommunication.backward`, Megatron-Core 0.16.1
-core/tensor_parallel/layers.py). All other exchanges are in line with the computation.
+core/tensor_parallel/layers.py). All other exchanges are in line with the computation, also nanotron's without
+asynchronous communication, which gathers again before both products
+(`_ColumnLinearNoAsyncCommunicationReduceScatterMode`, nanotron 2411b022
+parallel/tensor_parallel/functional.py).
 """
 
 from __future__ import annotations
@@ -134,6 +137,17 @@ def _around_products(
     is_frozen = not of_weight  # nothing reads the input again, and nothing runs beside the reduction
     is_low = options.dtype == "fp8" and not fp8.is_quantized(module, options)
     read = replace(options, dtype="bf16") if is_low else options
+    if beneath.in_line:
+        gathers = beneath.input_shards > 1 and not is_frozen
+        return (
+            *(
+                (WorkPart(gather(numel, beneath.input_shards, group, read), "gather input"),)
+                if gathers
+                else ()
+            ),
+            WorkPart(Kernels((*of_weight, *of_input))),
+            WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient"),
+        )
     again = (
         WorkPart(gather(numel, beneath.input_shards, group, read), "gather input", group, COMPUTE),
         WorkPart(Kernels(of_input)),

@@ -25,11 +25,12 @@ class Beneath:
     """Collectives of a product's backward that run beneath its two products, as Megatron's column-parallel
     layers launch them. `input_shards` > 1: the input is kept as that fraction of its tokens, and gathered
     beneath the product for the input's gradient; `reduces`: the collective of the input's gradient, beneath
-    the product for the weight's."""
+    the product for the weight's. `in_line`: the gather is before both products, the reduction behind them."""
 
     reduces: ExchangeKind
     input_shards: int = 1
     group: str = "tensor"
+    in_line: bool = False
 
 
 @dataclass(frozen=True, slots=True)
