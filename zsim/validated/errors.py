@@ -16,6 +16,7 @@ published ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -140,8 +141,9 @@ def _is_bound_alike(run: Features, job: Features) -> bool:
 
 def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:
     """Weights that add up to 1 and are the same for every source, and the number of sources."""
-    _, index, counts = np.unique(sources, return_inverse=True, return_counts=True)
-    return 1.0 / (len(counts) * counts[index]), len(counts)
+    counts = Counter(sources)
+    weights = {source: 1.0 / (len(counts) * count) for source, count in counts.items()}
+    return np.array([weights[source] for source in sources]), len(counts)
 
 
 def quantiles(values: Floats, weights: Floats, at: Sequence[float]) -> list[float]:
