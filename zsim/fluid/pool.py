@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import simpy
 from simpy.events import EventPriority
 
-from zsim.cost.sharing import progressive_filling
+from zsim.cost.sharing import progressive_filling, rates_apart
 from zsim.dataclass import dataclass
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
@@ -23,10 +24,11 @@ _END_OF_INSTANT = EventPriority(2)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """The resources that an activity uses: (resource index, units of the resource per unit of size)."""
+    """The `resources` that an activity uses; `usage`: each with its units per unit of size."""
 
     number: int
     usage: tuple[tuple[int, float], ...]
+    resources: frozenset[int] = frozenset()
 
 
 class Activity:
@@ -65,7 +67,8 @@ class FluidPool:
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
         """Register a usage vector (resource index, weight); zero weights are dropped."""
-        profile = Profile(len(self._profiles), tuple((r, w) for r, w in usage if w > 0))
+        used = tuple((r, w) for r, w in usage if w > 0)
+        profile = Profile(len(self._profiles), used, frozenset(r for r, _ in used))
         self._profiles.append(profile)
         return profile
 
@@ -144,24 +147,20 @@ class FluidPool:
         if len(self._active) == 1:
             self._run_alone(self._active[0], self.rate_alone(self._active[0].profile))
             return
-        rates = self._rates_of(tuple(sorted(activity.profile.number for activity in self._active)))
-        soonest = float("inf")
-        for activity in self._active:
-            activity.rate = rates[activity.profile.number]
-            if activity.remaining <= 0:
-                soonest = 0.0
-            elif activity.rate > 0:
-                soonest = min(soonest, activity.remaining / activity.rate)
-        if soonest == float("inf"):
+        numbers = [activity.profile.number for activity in self._active]
+        rates = self._rates_of(tuple(sorted(numbers)))
+        delays: list[float] = []  # until each ends at these rates
+        for activity, number in zip(self._active, numbers, strict=True):
+            activity.rate = rate = rates[number]
+            remaining = activity.remaining
+            delays.append(0.0 if remaining <= 0 else remaining / rate if rate > 0 else inf)
+        soonest = min(delays)
+        if soonest == inf:
             return
         # [Note: progress by construction] the activities that end next by this solution are ended at the
         # wake-up, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
         limit = soonest * (1 + 1e-12)
-        ending = [
-            activity
-            for activity in self._active
-            if activity.remaining <= 0 or (activity.rate > 0 and activity.remaining / activity.rate <= limit)
-        ]
+        ending = [activity for activity, delay in zip(self._active, delays, strict=True) if delay <= limit]
         self._wake_up(soonest, ending)
 
     def _wake_up(self, delay: float, ending: list[Activity]) -> None:
@@ -175,10 +174,16 @@ class FluidPool:
         known = self._rates.get(numbers)
         if known is None:
             self.num_solutions += 1
-            rows = [self._profiles[number].usage for number in numbers]
-            known = dict(zip(numbers, progressive_filling(rows, self.capacity), strict=True))
-            self._rates[numbers] = known
+            known = self._rates[numbers] = dict(zip(numbers, self._solution(numbers), strict=True))
         return known
+
+    def _solution(self, numbers: tuple[int, ...]) -> list[float]:
+        """The rates of activities of these profiles together."""
+        profiles = [self._profiles[number] for number in numbers]
+        used = [profile.resources for profile in profiles]
+        if len(used) > 1 and len(frozenset().union(*used)) == sum(map(len, used)):
+            return rates_apart([self.rate_alone(profile) for profile in profiles])
+        return progressive_filling([profile.usage for profile in profiles], self.capacity)
 
     def _finish(self, ending: list[Activity], generation: int, _event: simpy.Event) -> None:
         if generation != self._generation:
