@@ -15,7 +15,7 @@ _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 _CONTEXT_METHODS = {"p2p": "p2p", "all_gather": "all-gather", "a2a": "all-to-all", "a2a+p2p": "a2a+p2p"}
 _OFF = ("0", "False")
 _SEQUENCE_PARALLEL = r"\(SP\b|\+ ?SP\b|, SP\b"
-_ASYNC_TENSOR = r"Async ?TP"
+_ASYNC_TENSOR = r"Async ?TP|\bSP\b.*\basync\)"
 
 
 def launch_settings(run: PublishedRun) -> dict[str, str]:
