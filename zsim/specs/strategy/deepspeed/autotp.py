@@ -19,7 +19,7 @@ _HEADS = ("lm_head", "embed_out")
 
 
 def first_shard(total: int, ranks: int, name: str, num_kv_heads: int) -> int:
-    """Of `total` features of the layer `name`, those of rank 0."""
+    """Rank 0's of `total` features of the layer `name`."""
     by_heads = total % num_kv_heads == 0 and name not in _HEADS and not any(part in name for part in _EVEN)
     if by_heads:
         return total // num_kv_heads * -(-num_kv_heads // ranks)
@@ -29,7 +29,7 @@ def first_shard(total: int, ranks: int, name: str, num_kv_heads: int) -> int:
 def uneven_shards_note(
     model: ModelSpec, parallelism: Parallelism, deepspeed: DeepSpeedConfig | None
 ) -> str | None:
-    """What the report says of ranks with unequal parts; None where they are equal.
+    """The note on ranks with unequal parts; None where they are equal.
 
     Raises InputError for releases that cut a head in two, NotSimulatedError for parts of products of which
     AutoTP deals out each by a rule of its own.
