@@ -153,6 +153,22 @@ def test_what_zsim_lacks(keys: dict[str, Any], sentence: str) -> None:
         job_of(**keys)
 
 
+@pytest.mark.parametrize(
+    ("version", "stage", "error", "sentence"),
+    [
+        ("0.19.2", 2, InputError, "DeepSpeed 0.19.2 refuses AutoTP"),
+        ("0.19.5", 3, InputError, "at stage 3, which DeepSpeed 0.19.5 refuses"),
+        ("0.19.5", 2, NotSimulatedError, "folds experts' ranks into those of AutoTP"),
+        ("0.19.8", 3, NotSimulatedError, "folds experts' ranks into those of AutoTP"),
+    ],
+)
+def test_tensor_parallelism_around_autoep_is_refused_by_release(
+    version: str, stage: int, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        job_of({"version": version}, {"tensor": 2}, zero={"stage": stage}, block={})
+
+
 def test_releases_with_mics_refuse_it_beside_autoep() -> None:
     """It left DeepSpeed with 0.19.7."""
     with pytest.raises(InputError, match="mics_shard_size: found 8 with AutoEP"):

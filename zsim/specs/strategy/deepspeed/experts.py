@@ -25,6 +25,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import DeepSpeedTable
 
 _AUTOEP_SINCE, _AUTOEP_WITH_STAGE_3_SINCE, _SPARSE_SINCE = (0, 19, 2), (0, 19, 3), (0, 19, 4)
+_AUTOEP_WITH_AUTOTP_SINCE, _LAST_WITHOUT_AUTOTP_AT_STAGE_3 = (0, 19, 3), (0, 19, 5)
 _MIN_CAPACITY = 4  # `min_capacity` of `deepspeed.moe.layer.MoE`, rows
 _AUTOEP_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 _BLOCK = "expert_parallel"
@@ -184,6 +185,8 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
             f"{config.name}: sequence_parallel_size: found {parallelism.context} with AutoEP at stage 3, "
             "which DeepSpeed refuses; expected 1"
         )
+    if parallelism.tensor > 1 and split.library == "autoep":
+        _check_folding(config, parallelism.tensor)
     for key in ("tensor", "context", "pipeline"):
         if getattr(parallelism, key) > 1:
             raise NotSimulatedError(
@@ -192,6 +195,28 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
             )
     if split.dispatcher == "deepep" and split.library == "deepspeed-moe":
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
+
+
+def _check_folding(config: DeepSpeedConfig, tensor: int) -> None:
+    """Raises InputError where a release refuses AutoTP beside AutoEP (`_validate` of 0.19.2
+    module_inject/auto_ep_config.py; at stage 3 runtime/engine.py of 0.19.3 to 0.19.5), else
+    NotSimulatedError."""
+    release, where = config.release, f"parallelism.tensor: found {tensor} with AutoEP"
+    if release.number < _AUTOEP_WITH_AUTOTP_SINCE:
+        raise InputError(
+            f"{where}, beside which DeepSpeed {release} refuses AutoTP; expected 1 (0.19.3 and newer fold "
+            "both, which zsim does not simulate)"
+        )
+    if config.stage == 3 and release.number <= _LAST_WITHOUT_AUTOTP_AT_STAGE_3:
+        raise InputError(
+            f"{where} at stage 3, which DeepSpeed {release} refuses ('AutoEP with ZeRO Stage 3 does not "
+            "support AutoTP yet'); expected 1"
+        )
+    raise NotSimulatedError(
+        f"{where}: DeepSpeed {release} folds experts' ranks into those of AutoTP, dispatches a part of the "
+        "tokens from each and sums up routers' and experts' gradients by rules of their own, which zsim does "
+        "not simulate; expected 1"
+    )
 
 
 def _check_zero(config: DeepSpeedConfig) -> None:
