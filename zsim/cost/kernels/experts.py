@@ -36,6 +36,7 @@ from dataclasses import replace
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.quantised_rows import computed_rows, grouped_in_fp8, padding_copies
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
@@ -239,12 +240,13 @@ def routed_rows(work: Rearrange, shape: BatchShape) -> int:
 
 def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The product of every expert; its bias, one row per expert, is added to its rows."""
-    work, rows = _grouped(module), shape.tokens
+    work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
     casts: Kernels = ()
     if grouped_in_fp8(work, options):
         given = () if module.shares_input else _casts(work, rows * k, options)
         casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
+    before, behind = padding_copies(work, shape, options)
     if _joins_rows(work):
         casts = (*casts, _moved(2 * rows * k * options.activation_bytes, options))
     products = (_product(work, rows, (n, k), options, "nt"),)
@@ -254,7 +256,7 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
         bias = _scored_bias(work, rows, options).forward
     elif has_bias:
         bias = (_moved(3 * rows * n * options.activation_bytes, options, 2),)
-    return (*casts, *products, *bias)
+    return (*before, *casts, *products, *bias, *behind)
 
 
 def grouped_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -265,7 +267,7 @@ def grouped_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
     """The kernels for the gradient of the rows, and for that of the weights, which frozen ones have not."""
-    work, rows = _grouped(module), shape.tokens
+    work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
     of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
     if grouped_in_fp8(work, options):
@@ -282,7 +284,8 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
         of_input = (*_scored_bias(work, rows, options).backward, *of_input)
     elif any(parameter.name == "bias" for parameter in module.parameters):
         of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
-    return of_input, of_weight if module.trains_weight else ()
+    before, behind = padding_copies(work, shape, options)
+    return (*behind, *of_input, *before), of_weight if module.trains_weight else ()
 
 
 def _joins_rows(work: GroupedLinear) -> bool:
@@ -331,12 +334,6 @@ def _walked(elements: int, each_bytes: int, launches: int, options: WorkOptions)
     """Products with a broadcast factor: [Note: kernels that walk strides] of elementwise."""
     moved = float(elements * each_bytes)
     return Kernel("elementwise", 0.0, moved, options.kernel_dtype, (), launches, strided_elements=elements)
-
-
-def grouped_in_fp8(work: GroupedLinear, options: WorkOptions) -> bool:
-    """Whether the experts' products run in fp8, as Transformer Engine's do."""
-    is_engine = options.dtype == "fp8" and options.fp8.is_engine
-    return is_engine and work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 
 def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:

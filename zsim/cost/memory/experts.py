@@ -8,7 +8,8 @@ adapters are kept whole, and so are the adapters' that were cast.
 
 from __future__ import annotations
 
-from zsim.cost.kernels.experts import grouped_in_fp8, move_cost, routed_rows
+from zsim.cost.kernels.experts import move_cost, routed_rows
+from zsim.cost.kernels.quantised_rows import computed_rows, grouped_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.experts import GroupedLinear, MergedWeights, Rearrange, Router
 from zsim.specs.model.spec import Module
@@ -33,7 +34,7 @@ def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> 
         given = 0 if shares and not is_copied else tokens * work.in_features * (4 if is_copied else e)
         return given, scores, scores
     if isinstance(work, GroupedLinear):
-        numel = tokens * work.in_features
+        numel = computed_rows(work, shape, options) * work.in_features
         kept = options.fp8.operand_bytes(numel) if grouped_in_fp8(work, options) else numel * e
         return (0 if shares else kept,)
     rows = routed_rows(work, shape)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
-from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.experts import Experts, GroupedLinear, Router
 from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
@@ -57,6 +58,20 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
         found += made
     cut = experts.token_shards
     return [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in found]
+
+
+def padded_when_quantised(products: Sequence[Module], split: ExpertSplit) -> list[Module]:
+    """The products of which quantised ones pad every expert's rows, once before the first and, taking the
+    padding off again, behind the last."""
+    found = list(products)
+    grouped = [n for n, one in enumerate(found) if isinstance(one.work, GroupedLinear)]
+    for n in (grouped[0], grouped[-1]) if split.quantised_padding else ():
+        work = found[n].work
+        assert isinstance(work, GroupedLinear)
+        copied: Literal["before", "behind"] = "before" if n == grouped[0] else "behind"
+        pads: Literal["map", "before", "behind"] = "map" if split.quantised_padding == "map" else copied
+        found[n] = replace(found[n], work=replace(work, pads=pads))
+    return found
 
 
 def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:

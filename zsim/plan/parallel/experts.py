@@ -28,7 +28,12 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.plan.parallel.expert_adapters import with_adapters_on
-from zsim.plan.parallel.expert_modules import experts_one_by_one, keeping_input_once, router_of
+from zsim.plan.parallel.expert_modules import (
+    experts_one_by_one,
+    keeping_input_once,
+    padded_when_quantised,
+    router_of,
+)
 from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
 from zsim.specs.model.expert_run import expert_run, has_experts
@@ -370,7 +375,7 @@ class _Layer:
             last = replace(last, work=replace(last.work, scored_bias_bytes=4 if in_fp32 else 2))
         cut = self.experts.token_shards * shards
         seen = [replace(one, token_shards=cut, rows_per_token=float(rows)) for one in (*first, middle, last)]
-        return with_adapters_on(seen, self.experts, split)
+        return with_adapters_on(padded_when_quantised(seen, split), self.experts, split)
 
     def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
         """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""

@@ -85,7 +85,7 @@ def _marked(modules: Sequence[Module], *, first: str = "", last: str = "") -> li
 
 
 def _gathers(inner: Sequence[Module]) -> list[Module]:
-    """What brings the input of tensor-parallel ranks together, once, and sums up its gradient."""
+    """The exchange that gathers the input of tensor-parallel ranks, once, and sums up its gradient."""
     for one in inner:
         beneath = one.work.beneath if isinstance(one.work, Linear) else None
         if isinstance(one.work, Linear) and beneath is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
@@ -81,6 +81,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             has_auxiliary_loss=table.moe_aux_loss,
             pads_to_capacity=table.moe_pad_to_capacity,
             overlaps_shared=table.overlap_shared_experts,
+            quantised_padding=_quantised_padding(table),
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
     if model.family == "llama4_text" and not is_titan:
@@ -90,6 +91,13 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             "'fsdp2' with wrapping 'torchtitan'"
         )
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")
+
+
+def _quantised_padding(table: MegatronTable) -> Literal["", "map", "copies"]:
+    """Megatron-Core 0.16.1 core/transformer/moe/experts.py `TEGroupedMLP` copies what the map leaves."""
+    if not table.moe_grouped_gemm:
+        return ""
+    return "map" if table.moe_router_padding else "copies"
 
 
 def _padded(table: StrategyTable) -> ExpertSplit:

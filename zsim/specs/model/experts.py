@@ -86,7 +86,8 @@ class GroupedLinear:
     weight; all experts have as many rows. `scored_bias_bytes`: of one score, where an expert's bias is
     multiplied by the row's score and added behind the product, expert by expert; 0: added as it is.
     `is_merged`: its weight is a sum with adapters', so that it gets a gradient though it is frozen itself.
-    `is_adapter`: it reads the rows that the product beside it reads."""
+    `is_adapter`: it reads the rows that the product beside it reads. `pads`: in fp8 every expert has rows up
+    to a multiple: in the routing map, or copied "before" the product and, of the last one, "behind"."""
 
     num_experts: int
     in_features: int
@@ -95,6 +96,7 @@ class GroupedLinear:
     scored_bias_bytes: int = 0
     is_merged: bool = False
     is_adapter: bool = False
+    pads: Literal["", "map", "before", "behind"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ class ExpertSplit:
     which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that merges sends a token
     to each of them once. `overlaps_shared`: shared experts run beside the exchanges. `agrees_on_capacity`:
     the ranks take the rows of their fullest expert for the capacity, which the host reads. `padding`: rows
-    of the fullest expert over the mean, where every expert is padded to them.
+    of the fullest expert over the mean, where every expert is padded to them. `quantised_padding`: where rows
+    of quantised products come up to a multiple, "" where they need not.
     """
 
     ranks: int = 1
@@ -43,6 +44,7 @@ class ExpertSplit:
     overlaps_shared: bool = False
     agrees_on_capacity: bool = False
     padding: float = 1.0
+    quantised_padding: Literal["", "map", "copies"] = ""
 
     @property
     def members(self) -> int:

@@ -158,6 +158,10 @@ class MegatronTable(BaseModel):
     moe_permute_fusion: StrictBool = Field(
         default=False, description="rows are brought into the order of experts by fused kernels"
     )
+    moe_router_padding: StrictBool = Field(
+        default=False,
+        description="experts' rows come up to what quantised products want in the routing map, not by copies",
+    )
     moe_router_dtype: Literal["fp32", "fp64"] | None = Field(
         default=None, description="the type of the router's product and scores; left out: the model's"
     )

@@ -25,7 +25,7 @@ _LEFT_OUT = (
     "moe-router-force-load-balancing", "moe-router-fusion", "moe-router-bias-update-rate",
     "moe-z-loss-coeff", "moe-input-jitter-eps", "moe-router-topk-scaling-factor", "moe-per-layer-logging",
     "moe-token-drop-policy",
-    "moe-use-legacy-grouped-gemm", "moe-router-padding-for-fp8", "moe-router-padding-for-quantization",
+    "moe-use-legacy-grouped-gemm",
     "moe-deepep-num-sms", "moe-hybridep-num-sms", "moe-token-dropping", "moe-router-pre-softmax",
     "moe-apply-probs-on-input",
 )  # fmt: skip
@@ -62,6 +62,8 @@ def read_experts(found: Arguments) -> dict[str, Any]:
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
         ("deterministic-mode", "deterministic_mode"),
         ("moe-shared-expert-overlap", "overlap_shared_experts"),
+        ("moe-router-padding-for-fp8", "moe_router_padding"),
+        ("moe-router-padding-for-quantization", "moe_router_padding"),
         ("overlap-moe-expert-parallel-comm", "overlap_expert_parallel"),
     ):
         if found.has(flag):

@@ -175,6 +175,7 @@ def _experts(job: Job) -> Iterator[str]:
         ("moe_permute_fusion", "--moe-permute-fusion"),
         ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
         ("deterministic_mode", "--deterministic-mode"),
+        ("moe_router_padding", "--moe-router-padding-for-quantization"),
         ("overlap_shared_experts", "--moe-shared-expert-overlap"),
         ("overlap_expert_parallel", "--overlap-moe-expert-parallel-comm"),
         ("delay_wgrad_compute", "--delay-wgrad-compute"),
