@@ -45,17 +45,21 @@ MEASURED = [  # milliseconds, forward and backward
 ]
 
 
-@pytest.mark.parametrize(("model", "dispatcher", "forward", "backward"), MEASURED)
-def test_a_layer_takes_as_long_as_it_was_measured(
-    model: str, dispatcher: str, forward: float, backward: float
-) -> None:
-    """-11 to 0 % in all, forward -16 to 0 %, backward -9 to -1 %."""
+IN_FP8 = [  # in blocks, every expert's rows padded by copies
+    ("deepseek", "all-to-all", 7.609, 10.126),
+    ("deepseek", "deepep", 6.035, 8.602),
+    ("deepseek", "hybridep", 5.143, 7.687),
+]
+
+
+def milliseconds(model: str, dispatcher: str, **training: Any) -> list[float]:
+    """Of the second layer's router and experts, forward and backward."""
     job = resolve(
         Experiment(
             model={**NETWORK, **MODELS[model]},
             cluster="dgx-h100",
             gpus=8,
-            training={"sequence_length": 4096},
+            training={"sequence_length": 4096, **training},
             strategy=STRATEGY,
             parallelism={"expert": 8, "dispatcher": dispatcher},
         )
@@ -64,10 +68,30 @@ def test_a_layer_takes_as_long_as_it_was_measured(
     own = frame[frame["name"].str.contains(r"layers\.1\.mlp\.(?:router|experts)", regex=True)]
     own = own[~own["name"].str.startswith("add gradient")]
     is_backward = own["name"].str.contains("backward")
-    spans = [
+    return [
         1e3 * (part["end_seconds"].max() - part["start_seconds"].min())
         for part in (own[~is_backward], own[is_backward])
     ]
+
+
+@pytest.mark.parametrize(("model", "dispatcher", "forward", "backward"), MEASURED)
+def test_a_layer_takes_as_long_as_it_was_measured(
+    model: str, dispatcher: str, forward: float, backward: float
+) -> None:
+    """-11 to 0 % in all, forward -16 to 0 %, backward -9 to -1 %."""
+    spans = milliseconds(model, dispatcher)
     assert spans[0] == pytest.approx(forward, rel=0.16)
     assert spans[1] == pytest.approx(backward, rel=0.10)
     assert sum(spans) == pytest.approx(forward + backward, rel=0.12)
+
+
+@pytest.mark.parametrize(("model", "dispatcher", "forward", "backward"), IN_FP8)
+def test_a_layer_in_fp8_takes_as_long_as_it_was_measured(
+    model: str, dispatcher: str, forward: float, backward: float
+) -> None:
+    """-13 to 0 % in all, forward -15 to 0 %, backward -11 to 0 %. Mixtral's, one expert a rank, are 11 to 19
+    % too slow: forward -25 to -17 %, backward +33 to +39 %."""
+    spans = milliseconds(model, dispatcher, precision="fp8", fp8_recipe="block")
+    assert spans[0] == pytest.approx(forward, rel=0.16)
+    assert spans[1] == pytest.approx(backward, rel=0.11)
+    assert sum(spans) == pytest.approx(forward + backward, rel=0.13)
