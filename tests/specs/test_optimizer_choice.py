@@ -23,6 +23,16 @@ def job(strategy: dict[str, Any], **training: Any) -> Any:
     [
         ({"kind": "fsdp2"}, {"optimizer": "adamw-8bit"}, "got mixed torch.Tensor and DTensor"),
         ({"kind": "fsdp2"}, {"optimizer": "lion"}, "of a DTensor, as FSDP2's parameters are, is 0"),
+        (
+            {"kind": "megatron", "version": "0.15.3"},
+            {"optimizer": "muon"},
+            "has 'muon' from 0.16 on; found strategy.version '0.15.3'",
+        ),
+        (
+            {"kind": "megatron", "version": "0.17.1", "distributed_optimizer": True},
+            {"optimizer": "muon"},
+            "0.17.1 refuses 'muon' with the distributed optimizer",
+        ),
         ({"kind": "fsdp1"}, {"optimizer": "muon"}, "flat parameters are vectors"),
         ({"kind": "deepspeed", "stage": 2}, {"optimizer": "adamw-8bit"}, "zero_allow_untested_optimizer"),
         ({"kind": "megatron"}, {"optimizer": "adamw-bf16"}, "needs the distributed optimizer"),
@@ -51,7 +61,11 @@ def test_a_pair_that_a_framework_refuses_is_one_sentence(
 @pytest.mark.parametrize(
     ("strategy", "training", "sentence"),
     [
-        ({"kind": "megatron"}, {"optimizer": "muon"}, "own 'muon' and 'dist_muon'"),
+        (
+            {"kind": "megatron", "version": "0.16.1"},
+            {"optimizer": "muon"},
+            "own 'muon' and 'dist_muon', whose ranks own whole matrices",
+        ),
         ({"kind": "deepspeed", "stage": 0}, {"optimizer": "muon"}, "not simulated at stage 0"),
         ({"kind": "fsdp2", "cpu_offload": True}, {"optimizer": "adafactor"}, "strategy.cpu_offload"),
         ({"kind": "ddp"}, {"optimizer": "shampoo"}, "preconditioners"),
