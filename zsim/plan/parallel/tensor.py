@@ -129,8 +129,8 @@ class _Cutter:
         return self.cuts_vocabulary and self.parallelism.loss_parallel
 
     def part(self, total: int, name: str) -> int:
-        """The features, of `total` of a module, of the rank whose model this is: an equal part, under AutoTP the
-        first rank's."""
+        """The features, of `total` of a module, of the rank whose model this is: an equal part, under AutoTP
+        the first rank's."""
         if self.parallelism.style == "autotp":
             return first_shard(total, self.ranks, name, self.num_kv_heads)
         return total // self.ranks
