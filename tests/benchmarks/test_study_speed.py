@@ -102,15 +102,19 @@ def cards(bandwidth: int) -> dict[str, Any]:
 
 
 def hardware_point(
-    strategy: dict[str, Any], cluster: str | dict[str, Any], *, is_large: bool = False
+    strategy: dict[str, Any],
+    cluster: str | dict[str, Any],
+    *,
+    is_large: bool = False,
+    nodes: int | None = None,
 ) -> Experiment:
-    """Llama-3-8B on 16 GPUs, or GPT-3 175B on 1,024."""
+    """Llama-3-8B on 2 nodes, or GPT-3 175B on 128."""
     if is_large:
         training = {"activation_checkpointing": "full"}
         return Experiment(
-            model="gpt-3-175b", cluster=cluster, nodes=128, strategy=strategy, training=training
+            model="gpt-3-175b", cluster=cluster, nodes=nodes or 128, strategy=strategy, training=training
         )
-    return Experiment(model="llama-3-8b", cluster=cluster, nodes=2, strategy=strategy)
+    return Experiment(model="llama-3-8b", cluster=cluster, nodes=nodes or 2, strategy=strategy)
 
 
 @pytest.mark.speed
@@ -131,8 +135,11 @@ def test_a_point_with_other_network_cards_costs_a_part_of_the_first(
     of torch's allocator with blocks that other streams still use, which depend on the order of the run. DDP's
     tensors do not fit: without an allocator to settle its first point costs half, and a later one as much as
     before."""
-    turns = [[cards(20 + 7 * number + turn) for number in range(4)] for turn in range(7)]
-    assert first_over_later(strategy, turns, is_large=is_large) > least
+    turns = [
+        [hardware_point(strategy, cards(20 + 7 * number + turn), is_large=is_large) for number in range(4)]
+        for turn in range(7)
+    ]
+    assert first_over_later(turns) > least
 
 
 @pytest.mark.speed
@@ -146,21 +153,36 @@ def test_a_point_with_other_gpus_costs_a_part_of_the_first(
 ) -> None:
     """As with other cards; the GPU's type also changes what is read from files and which published runs are
     like it."""
-    turns = [["dgx-h100", "dgx-a100-80gb", "hgx-h200", "hgx-b200"]] * 7
-    assert first_over_later(strategy, turns, is_large=is_large) > least
+    clusters = ("dgx-h100", "dgx-a100-80gb", "hgx-h200", "hgx-b200")
+    turns = [[hardware_point(strategy, cluster, is_large=is_large) for cluster in clusters]] * 7
+    assert first_over_later(turns) > least
 
 
-def first_over_later(
-    strategy: dict[str, Any], turns: Sequence[Sequence[str | dict[str, Any]]], *, is_large: bool
-) -> float:
-    """How many times as long as a later point the first takes, when points differ only in the cluster; each
+@pytest.mark.speed
+@pytest.mark.parametrize(
+    ("strategy", "is_large"),
+    [({"kind": "fsdp2"}, False), ({"kind": "ddp"}, False), ({"stage": 3}, False), ({"stage": 3}, True)],
+    ids=str,
+)
+def test_a_point_with_other_nodes_costs_no_more_than_the_first(
+    strategy: dict[str, Any], is_large: bool
+) -> None:
+    """Another number of ranks has other shards: the step is planned, priced and its pools are settled again,
+    files alone are shared. The first costs 1.0 to 1.2 times a later point. The goal of 3 is missed: it needs
+    plans that are functions of the number of ranks."""
+    sizes = (128, 96, 192, 256) if is_large else (2, 4, 3, 8)
+    turns = [[hardware_point(strategy, "dgx-h100", is_large=is_large, nodes=nodes) for nodes in sizes]] * 7
+    assert first_over_later(turns) > 0.85
+
+
+def first_over_later(turns: Sequence[Sequence[Experiment]]) -> float:
+    """How many times as long as a later point the first takes, when points differ only in the hardware; each
     turn is a study of its own."""
     firsts: list[float] = []
     laters: list[float] = []
-    for clusters in turns:
+    for experiments in turns:
         simulator = Simulator()
-        for number, cluster in enumerate(clusters):
-            experiment = hardware_point(strategy, cluster, is_large=is_large)
+        for number, experiment in enumerate(experiments):
             began = time.process_time()
             assert point_record("", experiment, simulator)["status"] == "ok"
             (laters if number else firsts).append(time.process_time() - began)
