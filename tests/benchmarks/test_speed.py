@@ -146,9 +146,9 @@ def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
 
 @pytest.mark.speed
 def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
-    """In a process of its own: 40,000,000 timeouts and 1.07 GB. On a busy machine, where so many objects miss
-    the caches that a raw timeout hits, they have been 63,000,000, and once twice that for equal events. It
-    runs once, for a minute, so that it is held against raw timeouts of ten rounds, not of two."""
+    """In a process of its own: 47,000,000 timeouts on a busy machine, where so many objects miss the caches
+    that a raw timeout hits, and 0.86 GB (69,000,000 and 1.07 GB before the times lay in huge pages). It runs
+    once, for a minute, so that it is held against raw timeouts of ten rounds, not of two."""
     print()
     ratio, peak_bytes = (float(word) for word in run_apart(
         "from statistics import median;"

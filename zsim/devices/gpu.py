@@ -112,7 +112,7 @@ class GpuKernels(Generic[Owner]):
                 self._on_turn(False)
 
     def _end_least(self, now: float) -> None:
-        """Of several kernels, end those with the least work left."""
+        """End those of several kernels that have the least work left."""
         self._settle(now)
         least = min(self._lefts)
         ended: list[int] = []
