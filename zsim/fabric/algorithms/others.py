@@ -70,7 +70,7 @@ def tree_usage(topology: Topology, members: Ints) -> Floats:
             above, below = order[:, chained].ravel(), order[:, chained + 1].ravel()
             topology.add_routes(usage, below, above, share)
             topology.add_routes(usage, above, below, share)
-            _add_trees(topology, usage, order[:, starts], share)
+        _add_trees(topology, usage, np.concatenate([order[:, starts] for order, _ in orders]), share)
     return usage
 
 
@@ -93,9 +93,8 @@ def nvls_usage(topology: Topology, members: Ints) -> Floats:
     for name in ("nvlink_out", "nvlink_in"):
         topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
     if local < size:
-        heads = members.reshape(len(members), -1, local)
-        for rail in range(local):
-            _add_trees(topology, usage, heads[:, :, rail], 1.0 / local / bus)
+        rails = members.reshape(len(members), -1, local).transpose(2, 0, 1).reshape(-1, size // local)
+        _add_trees(topology, usage, rails, 1.0 / local / bus)
     return usage
 
 

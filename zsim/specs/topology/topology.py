@@ -127,6 +127,8 @@ class Topology(NodeLinks):
     def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
         """Add `amount` (one for all, or one per pair) to `usage` on every link of the route of each (source,
         target) pair of slots."""
+        if not len(sources):
+            return
         is_local = self.domain_of(sources) == self.domain_of(targets)
         local, far = _split(amount, is_local)
         _count_links(usage, self.local_links(sources[is_local], targets[is_local]), local)
