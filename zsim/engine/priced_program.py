@@ -164,33 +164,29 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
     communicator meet at its n-th call, whatever their other ops (NCCL's rule)."""
     place_of_group = {name: place for place, name in enumerate(groups)}
     calls, meetings = [0] * len(groups), [-1] * len(program.ops)
-    place_of_work: dict[int, int] = {}
-    place_of_issue: dict[tuple[str | None, int, int], int] = {}
-    works: list[Kernels] = []
-    work_of: list[int] = []
-    issues: list[Op] = []
-    issue_of: list[int] = []
-    for index, op in enumerate(program.ops):
-        _, _, work, _, _, launches, overhead, _, _, events = op
-        if type(work) is Kernels:
-            place = place_of_work.setdefault(id(work), len(works))
-            if place == len(works):
-                works.append(work)
-            work_of.append(place)
+    kernels: dict[int, Kernels] = {}  # by id
+    collectives: dict[int, int] = {}  # by id, the place of their group
+    work_ids = [id(op.work) for op in program.ops]
+    for number, op in dict(zip(work_ids, program.ops, strict=True)).items():
+        if type(op.work) is Kernels:
+            kernels[number] = op.work
+        elif type(op.work) is Collective:
+            collectives[number] = place_of_group[op.work.group]
         else:
-            work_of.append(-1)
-            if type(work) is Collective:
-                place = place_of_group[work.group]
-                meetings[index] = calls[place] * len(groups) + place
-                calls[place] += 1
-            else:
-                assert work is None or isinstance(work, _TIMED_ELSEWHERE)
-        place = place_of_issue.setdefault((overhead, events, launches), len(issues))
-        if place == len(issues):
-            issues.append(op)
-        issue_of.append(place)
+            assert op.work is None or isinstance(op.work, _TIMED_ELSEWHERE)
+    for index, number in enumerate(work_ids):
+        if number in collectives:
+            place = collectives[number]
+            meetings[index] = calls[place] * len(groups) + place
+            calls[place] += 1
+    place_of_work = {number: place for place, number in enumerate(kernels)}
+    work_of = [place_of_work.get(number, -1) for number in work_ids]
+    costs = [(op.overhead, op.events, op.launches) for op in program.ops]
+    issues = dict(zip(costs, program.ops, strict=True))
+    place_of_issue = {cost: place for place, cost in enumerate(issues)}
+    issue_of = [place_of_issue[cost] for cost in costs]
     waits = _with_launch_queue(program, launch_queue)
-    return AlikeOps(waits, meetings, works, work_of, issues, issue_of)
+    return AlikeOps(waits, meetings, list(kernels.values()), work_of, list(issues.values()), issue_of)
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:

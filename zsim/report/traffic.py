@@ -187,12 +187,14 @@ def _length(intervals: Floats) -> float:
 def _intersection(left: Floats, right: Floats) -> Floats:
     """The instants that both of two disjoint, sorted lists of intervals cover."""
     pieces: list[tuple[float, float]] = []
+    lefts, rights = left.tolist(), right.tolist()
     i = j = 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i, 0], right[j, 0]), min(left[i, 1], right[j, 1])
+    while i < len(lefts) and j < len(rights):
+        (left_start, left_end), (right_start, right_end) = lefts[i], rights[j]
+        start, end = max(left_start, right_start), min(left_end, right_end)
         if start < end:
-            pieces.append((float(start), float(end)))
-        if left[i, 1] < right[j, 1]:
+            pieces.append((start, end))
+        if left_end < right_end:
             i += 1
         else:
             j += 1
