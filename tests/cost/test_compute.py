@@ -227,11 +227,13 @@ def test_a_variants_narrow_kernels_replace_the_ones_of_the_board() -> None:
 def test_attention_on_h100_comes_near_the_published_curves(
     variant: str | None, length: int, head_dim: int, measured: float
 ) -> None:
-    """FlashAttention-3 (arXiv 2407.08608), figure 5, causal forward on H100; within 8 %."""
+    """FlashAttention-3 (arXiv 2407.08608), figure 5, causal forward on H100, 16,384 tokens and 2,048 wide in
+    all heads; within 8 %."""
     board = load_gpu("h100-sxm-80gb")
     board = with_attention_variant(board, variant) if variant else board
     flops = 1e13
-    kernel = Kernel("attention_forward", flops, 0, "bf16", (64, length, length, head_dim))
+    heads = 16384 // length * 2048 // head_dim
+    kernel = Kernel("attention_forward", flops, 0, "bf16", (heads, length, length, head_dim))
     assert flops / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.08)
 
 
@@ -251,7 +253,9 @@ def test_flash_attentions_deterministic_backward_fills_its_rounds_badly(
     """ceil(S / heads) columns of blocks of 128 keys on the 108 SMs of an A100, against its own grid; 8 bytes
     per element and buffer but the first, at 0.84 x 2039 GB/s."""
     board = load_gpu("a100-sxm-80gb")
-    attention = board.attention.model_copy(update={"is_deterministic": True})
+    whole = board.attention.model_copy(update={"forward_blocks": None, "backward_blocks": None})
+    board = board.model_copy(update={"attention": whole})
+    attention = whole.model_copy(update={"is_deterministic": True})
     fixed = board.model_copy(update={"attention": attention})
     kernel = Kernel("attention_backward", 1e13, 0, "bf16", (heads, length, length, 128), 3)
     waiting = 3 * board.launch.seconds_per_kernel

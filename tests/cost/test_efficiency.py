@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from zsim.cost.kernels.kernel import Kernel, Layout
-from zsim.cost.rates.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
+from zsim.cost.rates.efficiency import (
+    attention_fraction,
+    contiguous,
+    gemm_fraction,
+    hbm_fraction,
+    occupied_fraction,
+)
 from zsim.cost.rates.gpu import arithmetic_seconds
 from zsim.specs.cluster.files import load_gpu
-from zsim.specs.cluster.gpu import AttentionEfficiency, GemmEfficiency
+from zsim.specs.cluster.gpu import (
+    AttentionBlocks,
+    AttentionEfficiency,
+    GemmEfficiency,
+    with_attention_variant,
+)
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 
@@ -210,10 +221,53 @@ def test_hbm_reaches_half_of_its_fraction_at_bytes_half() -> None:
     assert hbm_fraction(2e6, 0.9, 0) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    ("heads", "length", "mean", "expected"),
+    [
+        (10, 1280, 1.0, 1.0 / 1.5),  # 100 blocks on 100 SMs: one round, and half a block's time after it
+        (10, 1280, 0.5, 0.5),  # half of the work, but the longest block takes as long
+        (1, 128, 1.0, 0.01),  # one block
+        (200, 1280, 0.5, 10 / 10.5),
+    ],
+)
+def test_few_heads_leave_sms_idle(heads: int, length: int, mean: float, expected: float) -> None:
+    """x / max(1, x + T) with T = 1/2 and blocks of 128 rows on 100 SMs."""
+    blocks = AttentionBlocks(rows=128, tail=0.5)
+    assert occupied_fraction(heads, length, mean, 100, blocks) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "variant", "kind", "measured"),
+    [
+        ("a100-sxm-80gb", None, "attention_forward", {64: 1.187, 32: 1.118, 16: 0.988, 8: 0.786, 4: 0.514}),
+        ("a100-sxm-80gb", None, "attention_backward", {64: 1.005, 32: 0.966, 16: 0.888, 8: 0.76, 4: 0.675}),
+        ("b200-sxm-180gb", "cudnn", "attention_forward", {64: 0.872, 32: 0.732, 16: 0.578, 8: 0.31}),
+        ("b200-sxm-180gb", "cudnn", "attention_backward", {64: 0.729, 32: 0.796, 16: 0.755, 8: 0.659}),
+    ],
+)
+def test_attention_of_few_heads_is_as_much_slower_as_was_timed(
+    gpu: str, variant: str | None, kind: Any, measured: dict[int, float]
+) -> None:
+    """4,096 tokens, causal, heads 128 wide, four to 64 of them (MooreThreads/SimuMax@4dcaae51
+    configs/system/a100_pcie.json and b200_bf16_ceperm.json, sdp_fwd and sdp_bwd): relative to their mean
+    within 15 %."""
+    board = load_gpu(gpu)
+    board = with_attention_variant(board, variant) if variant else board
+    rates = {
+        heads: heads
+        / arithmetic_seconds(Kernel(kind, 1e9 * heads, 0.0, "bf16", (heads, 4096, 4096, 128)), board)
+        for heads in measured
+    }
+    scale = sum(measured.values()) / sum(rates.values())
+    for heads, rate in rates.items():
+        assert rate * scale == pytest.approx(measured[heads], rel=0.15), heads
+
+
 def test_blocks_of_scores_are_as_efficient_as_the_causal_sequence_of_as_many_keys_a_query() -> None:
     """All of 512 queries see 512 keys: as a causal sequence of 1024 tokens, whose queries see 512 in the
     mean; the last 512 queries of 1024 keys see 768."""
-    gpu = load_gpu("h100-sxm-80gb")
+    board = load_gpu("h100-sxm-80gb")
+    gpu = board.model_copy(update={"attention": board.attention.model_copy(update={"forward_blocks": None})})
     square = Kernel("attention_forward", 1e12, 0.0, "bf16", (1, 512, 512, 128), is_causal=False)
     late = Kernel("attention_forward", 1e12, 0.0, "bf16", (1, 512, 1024, 128))
     for kernel, tokens in ((square, 1024), (late, 1536)):

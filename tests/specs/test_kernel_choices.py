@@ -49,6 +49,15 @@ def test_deterministic_mode_has_flash_attention_2_before_hopper(
     assert resolve(experiment).cluster.gpu.attention.is_deterministic is expected
 
 
+def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
+    megatron, torch = (
+        resolve(Experiment(model="gpt2", cluster="hgx-b200", nodes=1, strategy={"kind": kind})).cluster.gpu
+        for kind in ("megatron", "fsdp2")
+    )
+    assert megatron.attention.backward_fraction == torch.attention.variants["cudnn"].backward_fraction
+    assert torch.attention.backward_fraction != megatron.attention.backward_fraction
+
+
 def test_a_generation_that_a_gpu_does_not_have_is_an_error() -> None:
     with pytest.raises(InputError, match=r"training.attention: GPU 'a100-sxm-80gb' has no attention variant"):
         job_of("dgx-a100-80gb", attention="flash3")

@@ -304,6 +304,11 @@ def test_gradients_have_megatrons_type(flags: str, dtype: str) -> None:
             "block_checkpointing",
             ("full",) * 2 + ("none",) * 30,
         ),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 0",
+            "activation_checkpointing",
+            "none",
+        ),
         ("--use-flash-attn", "attention", "flash"),
         ("--attention-backend unfused", "attention", "math"),
         ("--transformer-impl local", "attention", "math"),
@@ -410,6 +415,10 @@ def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> N
         ("--tp-comm-overlap", "refuses it without --sequence-parallel and --tensor-model-parallel-size"),
         ("--recompute-granularity full", "--recompute-method: missing"),
         ("--recompute-granularity full --recompute-method block", "--recompute-num-layers: missing"),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 0",
+            "--recompute-num-layers: found '0', expected a whole number of at least 1",
+        ),
         ("--recompute-activations --recompute-method block", "refuses it with .*selective"),
         ("--recompute-granularity some", "expected one of full, selective"),
         ("--context-parallel-size 2 --cp-comm-type ring", "expected one of p2p, a2a"),

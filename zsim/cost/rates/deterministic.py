@@ -1,4 +1,4 @@
-"""What FlashAttention-2's deterministic backward costs: a grid that just covers the SMs, and a dq for each of
+"""Costs of FlashAttention-2's deterministic backward: a grid that just covers the SMs, and a dq for each of
 its columns.
 
 Otherwise one block of threads takes each block of keys, and blocks add into one fp32 dq in any order. In

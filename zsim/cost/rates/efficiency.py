@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from zsim.cost.kernels.kernel import Layout
-from zsim.specs.cluster.gpu import AttentionCurve, GemmEfficiency
+from zsim.specs.cluster.gpu import AttentionBlocks, AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
 _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "fp4": 32}
@@ -110,6 +110,20 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
     return (
         fraction * keys / (keys + attention.sequence_half) * head_dim / (head_dim + attention.head_dim_half)
     )
+
+
+def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, blocks: AttentionBlocks) -> float:
+    """Part of the time in which fused attention's blocks of threads keep all SMs busy.
+
+        x / max(1, x + T)     x = w b a ceil(l / r) / S
+
+    b a: `heads` of all sequences; l: `length`, queries or in backward keys; r: `rows` of a block; w: `mean`
+    work of a block by that of the longest, 1/2 under a causal mask; S: SMs; T: `tail`. x is the time of all
+    work on all SMs, in that of the longest block, which nothing goes below; at the end SMs wait for the last
+    block, at most for one of the longest (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    """
+    work = mean * heads * ceil(length / blocks.rows) / sm_count
+    return work / max(1.0, work + blocks.tail)
 
 
 def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates import deterministic
-from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction
+from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction, occupied_fraction
 from zsim.errors import InputError
 from zsim.specs.cluster.gpu import Gpu
 
@@ -47,16 +47,25 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
             m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, is_batched=kernel.is_batched
         )
     elif kernel.kind in ("attention_forward", "attention_backward"):
-        _, queries, keys, head_dim = kernel.shape
-        keys = 2 * keys - (queries if kernel.is_causal else 0)
-        is_backward = kernel.kind == "attention_backward"
-        fraction = attention_fraction(keys, head_dim, gpu.attention, is_backward=is_backward)
-        if is_deterministic(kernel, gpu):
-            fraction /= deterministic.stretch(kernel, gpu)
+        fraction = _attention_fraction(kernel, gpu)
     else:
         # Norms, softmaxes and optimizers compute in fp32 on the vector units, whatever type they store.
         return kernel.flops / gpu.peak.fp32
     return kernel.flops / (peak_flops_per_second(gpu, kernel.dtype) * fraction)
+
+
+def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
+    heads, queries, keys, head_dim = kernel.shape
+    seen = 2 * keys - (queries if kernel.is_causal else 0)
+    is_backward = kernel.kind == "attention_backward"
+    fraction = attention_fraction(seen, head_dim, gpu.attention, is_backward=is_backward)
+    if is_deterministic(kernel, gpu):
+        return fraction / deterministic.stretch(kernel, gpu)
+    blocks = gpu.attention.backward_blocks if is_backward else gpu.attention.forward_blocks
+    if blocks is None:
+        return fraction
+    length = keys if is_backward else queries
+    return fraction * occupied_fraction(heads, length, seen / (2 * keys), gpu.sm_count, blocks)
 
 
 def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:

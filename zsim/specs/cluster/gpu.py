@@ -100,6 +100,18 @@ class NarrowKernel(BaseModel):
     backward_ratio: float = Field(gt=0, description="backward rate over that of the kernel for wide heads")
 
 
+class AttentionBlocks(BaseModel):
+    """Blocks of threads of fused attention, each of which works through rows of one head: see
+    `zsim.cost.rates.efficiency.occupied_fraction`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    rows: PositiveInt = Field(description="queries of a block, in backward keys")
+    tail: float = Field(
+        ge=0, description="time in which SMs fall idle one by one, in that of the longest block"
+    )
+
+
 class AttentionCurve(BaseModel):
     """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
     sequence length and head width at which half of it is reached.
@@ -120,6 +132,11 @@ class AttentionCurve(BaseModel):
         description="kernels built for narrower heads, by the widest head that each takes; left out: one "
         "kernel for all heads",
     )
+
+    forward_blocks: AttentionBlocks | None = Field(
+        default=None, description="of forward; left out: few heads run at the rate of many"
+    )
+    backward_blocks: AttentionBlocks | None = Field(default=None, description="of backward, likewise")
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
         """The fraction of the narrowest kernel that takes heads of width `head_dim`."""

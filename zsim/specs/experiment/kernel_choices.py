@@ -20,17 +20,18 @@ _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
 def attention_of(table: TrainingTable, strategy: StrategyTable, cluster: Cluster) -> AttentionChoice | None:
-    """The generation of fused attention: as chosen, or under Megatron's deterministic mode, on GPUs before
-    Hopper, FlashAttention-2's deterministic backward: Transformer Engine then has no other (2.9,
-    pytorch/attention/dot_product_attention/utils.py, "Filter: Determinism"; cuDNN's is allowed from Hopper
-    on, and is taken to be as fast as otherwise)."""
-    if not isinstance(strategy, MegatronTable) or not strategy.deterministic_mode:
+    """The generation of fused attention: as chosen, or what Transformer Engine has under Megatron (2.9,
+    pytorch/attention/dot_product_attention/utils.py `get_attention_backend`): on Blackwell cuDNN's; in
+    deterministic mode before Hopper FlashAttention-2's deterministic backward. cuDNN's deterministic backward
+    is taken to be as fast as its other."""
+    is_engine = isinstance(strategy, MegatronTable) and strategy.transformer_impl == "transformer_engine"
+    is_open = table.attention in (None, "flash")
+    if not isinstance(strategy, MegatronTable) or not is_engine or not is_open:
         return table.attention
+    if all("cudnn" in gpu.attention.variants for gpu in cluster.gpus):
+        return "cudnn"
     is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
-    is_engine = strategy.transformer_impl == "transformer_engine"
-    if is_older and is_engine and table.attention in (None, "flash", "flash2"):
-        return "flash2-deterministic"
-    return table.attention
+    return "flash2-deterministic" if strategy.deterministic_mode and is_older else table.attention
 
 
 def _is_before(gpu: Gpu, capability: float) -> bool:

@@ -138,8 +138,10 @@ def _read_recomputation(found: Arguments, file: TrainingFile) -> None:
     if found.has("recompute-activations"):
         kind = "selective"
     method = found.text("recompute-method", None, ("uniform", "block"))
-    layers, modules = found.integer("recompute-num-layers"), found.texts("recompute-modules")
-    if kind is None:
+    fewest = 0 if method == "block" else 1  # a block of none is what Megatron's loop makes of 0
+    layers = found.integer("recompute-num-layers", minimum=fewest)
+    modules = found.texts("recompute-modules")
+    if kind is None or (kind == "full" and layers == 0):
         return
     file.says["training.activation_checkpointing"] = kind
     if kind == "selective":
