@@ -79,12 +79,12 @@ def ratios(path: Path = PRODUCTS) -> Mapping[tuple[str, str, int], list[float]]:
 
 def main() -> None:
     """Print the table."""
-    print("gpu              products   rows on   number   median  10 to 90 %")
+    print("gpu             products   rows on   number   median  10 to 90 %")
     for (gpu, kind, row_bytes), values in ratios().items():
         low, high = (values[round(part * (len(values) - 1))] for part in (0.1, 0.9))
         middle = median(values)
         print(
-            f"{gpu:16s} {kind:9s} {row_bytes:2d} bytes {len(values):8d} {middle:8.3f}  {low:.2f} to {high:.2f}"
+            f"{gpu:15s} {kind:9s} {row_bytes:2d} bytes {len(values):8d} {middle:8.3f}  {low:.2f}-{high:.2f}"
         )
 
 
