@@ -38,6 +38,21 @@ def test_everything_is_off_as_on_the_command_line() -> None:
     assert (strategy.grad_dtype, strategy.param_dtype, strategy.bucket_size) == ("fp32", "bf16", None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_kept"),
+    [
+        ({}, True),
+        ({"version": "0.12"}, False),
+        ({"transformer_impl": "local"}, False),
+        ({"gradient_accumulation_fusion": False}, False),
+    ],
+)
+def test_placeholders_of_weights_come_with_transformer_engine_2_3(
+    keys: dict[str, Any], is_kept: bool
+) -> None:
+    assert megatron(**keys).keeps_placeholders is is_kept
+
+
 @pytest.mark.parametrize(("gpus", "expected"), [(8, 40_000_000), (64, 64_000_000)])
 def test_a_bucket_has_forty_million_elements_or_one_per_rank_and_million(gpus: int, expected: int) -> None:
     assert megatron(gpus=gpus, overlap_grad_reduce=True).bucket_size == expected

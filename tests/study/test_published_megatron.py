@@ -260,6 +260,29 @@ def test_workspaces_are_held_all_along_and_older_releases_have_none() -> None:
     assert megatron().workspaces == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [
+        ({}, True),
+        ({"tp": "2", "n_gpus": "32"}, True),
+        ({"source_ref": "gpt/gpt3_mcore_tp1_pp1/"}, False),  # --transformer-impl local
+    ],
+)
+def test_transformer_engine_keeps_a_placeholder_of_every_shape_of_weights(
+    changes: dict[str, str], is_kept: bool
+) -> None:
+    """qkv, projection and the two products of the MLP, each of a tensor rank's shape, in bf16, once for all
+    layers; 16 bits of elements each, beside the workspaces."""
+    cells = {**TESTS, "source_ref": "gpt/gpt3_mcore_te_tp1_pp1_x/", **changes}
+    job = row(**cells).job
+    hidden, ranks = int(CELLS["hidden"]), int(changes.get("tp", 1))
+    expected = sorted(2 * features * hidden**2 // ranks for features in (3, 1, 4, 4))
+    strategy = job.strategy
+    assert isinstance(strategy, Megatron)
+    held = [memory.bytes for memory in make_plan(job).programs[0].resident if memory.category == "buffers"]
+    assert sorted(held) == sorted([*strategy.workspaces, *(expected if is_kept else [])])
+
+
 def test_tests_of_megatrons_drop_out_unless_they_have_context_parallelism() -> None:
     """Their files leave --hidden-dropout at 0.1, which adds a mask to every residual."""
     adds = [

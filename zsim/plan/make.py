@@ -9,6 +9,7 @@ from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
+from zsim.plan.frameworks.megatron.placeholders import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
@@ -201,6 +202,9 @@ def plan_stages(
         resident += messenger.resident() if messenger is not None else []
         if isinstance(strategy, Megatron):
             resident += [Memory("buffers", size) for size in strategy.workspaces]
+            if strategy.keeps_placeholders:
+                models = [stage.workload.model for stage in stages.values()]
+                resident += placeholders(models, strategy.param_dtype)
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())
         programs.append(replace(builder.program(resident, name), startup_bytes=startup))

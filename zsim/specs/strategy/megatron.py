@@ -25,6 +25,7 @@ from zsim.specs.strategy.training import Training
 _DDP_BUCKET = 25 * 2**20  # bytes of gradients; nanotron's `ddp_bucket_cap_mb`
 _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
 _WAITS_SENDS, _CUTS_MESSAGES, _SAVES_COPIES = (0, 18), (2, 1), (0, 15)
+_KEEPS_PLACEHOLDERS = (0, 13)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
 _HOPPER = 9.0  # compute capability
 # Bytes of workspaces: see _workspaces.
@@ -54,7 +55,8 @@ class Megatron:
     in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers; `states`: types of the
     precision-aware optimizer's states. `saves_copies`: in a checkpoint every tensor-parallel rank writes the
     states of what all of them hold (core 0.15: training/checkpointing.py `dp_reshardable`). `workspaces`:
-    bytes of each workspace of cuBLAS that torch's allocator holds.
+    bytes of each workspace of cuBLAS that torch's allocator holds. `keeps_placeholders`: Transformer Engine
+    keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13).
     """
 
     distributed_optimizer: bool
@@ -88,6 +90,7 @@ class Megatron:
     states: PrecisionAware | None = None
     saves_copies: bool = False
     workspaces: tuple[int, ...] = ()
+    keeps_placeholders: bool = False
 
 
 def megatron_strategy(
@@ -155,6 +158,11 @@ def megatron_strategy(
         fsdp=megatron_fsdp(table, release, ranks),
         states=precision_aware(table, release, training),
         workspaces=_workspaces(table, capability) if has_core and is_megatron else (),
+        keeps_placeholders=has_core
+        and is_megatron
+        and release >= _KEEPS_PLACEHOLDERS
+        and table.transformer_impl == "transformer_engine"
+        and table.gradient_accumulation_fusion,
     )
 
 
