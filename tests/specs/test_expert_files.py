@@ -51,6 +51,41 @@ def test_flags_of_the_network_are_the_models() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("2", [1, 0, 1, 0]),
+        ("([0]*1+[1]*3)*1", [0, 1, 1, 1]),
+        ("([0]+[1])*2", [0, 1, 0, 1]),
+        ("[0,1,1,0]", [0, 1, 1, 0]),
+    ],
+)
+def test_layers_with_experts_are_a_list_as_python_writes_it(pattern: str, expected: list[int]) -> None:
+    blocks = read(f"{EXPERTS} --moe-layer-freq {pattern}").model.blocks
+    has_experts = [any(isinstance(module.work, Router) for module in block.modules) for block in blocks]
+    assert has_experts == [bool(bit) for bit in expected]
+
+
+def test_latent_attention_has_deepseeks_shapes() -> None:
+    """4 heads of 24 + 8 and values of 16, from latent vectors of 48 and 32: the layer's products and, with
+    --qk-layernorm, their norms; without --q-lora-rank queries are made directly."""
+    flags = (
+        f"{EXPERTS} --multi-latent-attention --kv-lora-rank 32 --qk-head-dim 24 --qk-pos-emb-head-dim 8 "
+        "--v-head-dim 16"
+    )
+    plain = 256 * 4 * 32 + 256 * (32 + 8) + 32 * 4 * (24 + 16) + 4 * 16 * 256
+    latent = 256 * 48 + 48 * 4 * 32 - 256 * 4 * 32
+    counts = [
+        sum(
+            m.numel
+            for m in read(f"{flags} {more}").model.blocks[0].modules
+            if m.name.startswith("self_attn.")
+        )
+        for more in ("", "--q-lora-rank 48", "--q-lora-rank 48 --qk-layernorm")
+    ]
+    assert counts == [plain, plain + latent, plain + latent + 48 + 32]
+
+
+@pytest.mark.parametrize(
     ("flags", "key", "value"),
     [
         ("--expert-model-parallel-size 8", "ranks", 8),

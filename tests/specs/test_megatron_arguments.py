@@ -380,7 +380,8 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
     ("flags", "message"),
     [
         ("--num-experts 8 --moe-layer-freq x", "reads a number, or lists of 0 and 1"),
-        ("--multi-latent-attention", "multi-latent attention"),
+        ("--num-experts 8 --moe-layer-freq [0]*3*[1]", "reads a number, or lists of 0 and 1"),
+        ("--num-experts 8 --moe-layer-freq [0,2]*3", "reads a number, or lists of 0 and 1"),
         ("--use-megatron-fsdp --megatron-fsdp-main-params-dtype bf16", "main weights in fp32 alone"),
         (
             "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype fp32 --megatron-fsdp-grad-comm-dtype bf16",
@@ -413,6 +414,7 @@ def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> N
         ("--expert-model-parallel-size 4", "found 4 without --num-experts, which Megatron refuses"),
         ("--num-experts 8 --moe-layer-freq [0]*3", "found 3 layers in .*, expected --num-layers"),
         ("--tp-comm-overlap", "refuses it without --sequence-parallel and --tensor-model-parallel-size"),
+        ("--multi-latent-attention --group-query-attention", "--group-query-attention: Megatron refuses it"),
         ("--recompute-granularity full", "--recompute-method: missing"),
         ("--recompute-granularity full --recompute-method block", "--recompute-num-layers: missing"),
         (

@@ -15,7 +15,6 @@ _POSITIONS = ("learned_absolute", "rope", "mrope", "relative", "none")
 # Of the vocabulary files that its examples name: `len(encoder)` of gpt2-vocab.json.
 _GPT2_VOCABULARY = 50_257
 _REFUSED = {
-    "multi-latent-attention": "multi-latent attention of Megatron",
     "experimental-attention-variant": "attention that is not softmax attention",
     "is-hybrid-model": "layers of Mamba",
     "hybrid-override-pattern": "layers of Mamba",
@@ -86,12 +85,33 @@ def read_architecture(found: Arguments) -> dict[str, Any] | None:
         "hidden_dropout": found.number("hidden-dropout", 0.1),
         "tie_word_embeddings": not found.has("untie-embeddings-and-output-weights"),
     }
+    model |= _latent_attention(found)
     model |= expert_architecture(found, layers, ffn)
     window = found.text("window-size")
     if window is not None:
         model["sliding_window"] = _window(found, window)
     vocabulary = _vocabulary(found)
     return model if vocabulary is None else {**model, "vocab_size": vocabulary}
+
+
+def _latent_attention(found: Arguments) -> dict[str, Any]:
+    """The keys of multi-latent attention; none without `--multi-latent-attention`."""
+    if not found.has("multi-latent-attention"):
+        return {}
+    if found.has("group-query-attention"):
+        raise InputError(
+            f"{found.where}: --group-query-attention: Megatron refuses it beside --multi-latent-attention; "
+            "leave it out"
+        )
+    found.has("rotary-scaling-factor", "mscale", "mscale-all-dim", "rope-type", "cache-mla-latents")
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": found.integer("q-lora-rank"),
+        "kv_lora_rank": found.integer("kv-lora-rank", 32),
+        "qk_nope_head_dim": found.integer("qk-head-dim", 128),
+        "qk_rope_head_dim": found.integer("qk-pos-emb-head-dim", 64),
+        "v_head_dim": found.integer("v-head-dim", 128),
+    }
 
 
 def _check_heads(found: Arguments, hidden: int, heads: int) -> None:

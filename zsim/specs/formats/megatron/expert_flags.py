@@ -6,7 +6,7 @@ Read in Megatron-Core 0.16.1: `_add_moe_args`, `validate_args` of `training/argu
 
 from __future__ import annotations
 
-import re
+import ast
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
@@ -15,7 +15,7 @@ from zsim.specs.formats.megatron.arguments import Arguments, refuse
 _DISPATCHERS = ("allgather", "alltoall", "alltoall_seq", "flex")
 DISPATCHERS = {"allgather": "all-gather", "alltoall": "all-to-all", "alltoall_seq": "all-to-all"}
 _BACKENDS = ("deepep", "hybridep")
-_TERM = re.compile(r"\(*\s*\[([01,\s]*)\]\s*(?:\*\s*(\d{1,5}))?\s*\)*")
+_MOST_LAYERS = 10_000
 _REFUSED = {
     "moe-latent-size": "experts of a narrower input",
     "moe-use-upcycling": "upcycled experts",
@@ -113,18 +113,31 @@ def _pattern(found: Arguments, layers: int) -> list[int]:
     text = found.text("moe-layer-freq", "1") or "1"
     if text.isdigit() and int(text) > 0:
         return [int(number % int(text) == 0) for number in range(layers)]
-    bits: list[int] = []
-    for term in text.split("+"):
-        match = _TERM.fullmatch(term.strip())
-        if match is None:
-            raise NotSimulatedError(
-                f"{found.where}: --moe-layer-freq: found '{text}'; zsim reads a number, or lists of 0 and 1 "
-                "joined by +, as in ([0]*3+[1]*58)"
-            )
-        bits += [int(bit) for bit in match[1].replace(" ", "").split(",") if bit] * int(match[2] or 1)
+    try:
+        bits = _listed(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        raise NotSimulatedError(
+            f"{found.where}: --moe-layer-freq: found '{text}'; zsim reads a number, or lists of 0 and 1 "
+            "joined by + and repeated by *, as in ([0]*3+[1]*58) and ([0]+[1]*3)*4"
+        ) from None
     if len(bits) != layers:
         raise InputError(
             f"{found.where}: --moe-layer-freq: found {len(bits)} layers in '{text}', expected --num-layers, "
             f"{layers}"
         )
     return bits
+
+
+def _listed(node: ast.expr) -> list[int]:
+    """The list that an expression of lists, sums and repetitions is; ValueError for another."""
+    match node:
+        case ast.List(elts=elements):
+            bits = [one.value for one in elements if isinstance(one, ast.Constant)]
+            if len(bits) == len(elements) and all(type(bit) is int and bit in (0, 1) for bit in bits):
+                return [int(str(bit)) for bit in bits]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _listed(left) + _listed(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(count))):
+            if 0 <= count <= _MOST_LAYERS:
+                return _listed(left) * count
+    raise ValueError

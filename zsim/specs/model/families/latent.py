@@ -81,7 +81,7 @@ def _model(
         dropout=config.fraction("attention_dropout", 0.0),
         act=config.string("hidden_act", "silu"),
     )
-    core = _latent_attention(config, shape)
+    core = latent_attention(config, shape)
     sparse = [
         *routed(config, hidden, width, experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", hidden, width * shared, shape.act),
@@ -107,8 +107,9 @@ def with_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block
     return replace(model, mtp_parameters=modules * (block.numel + 2 * hidden * hidden + 3 * hidden))
 
 
-def _latent_attention(config: ConfigReader, shape: Shape) -> list[Module]:
-    """Queries and key/values through low-rank projections; `q_lora_rank` null: queries directly."""
+def latent_attention(config: ConfigReader, shape: Shape, *, has_norms: bool = True) -> list[Module]:
+    """Queries and key/values through low-rank projections; `q_lora_rank` null: queries directly. Without
+    `has_norms` what is between the projections has no norms."""
     nope, rope = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
     kv_rank, heads, hidden = config.integer("kv_lora_rank", 512), shape.heads, shape.hidden
     has_bias = config.boolean("attention_bias", False)
@@ -119,7 +120,7 @@ def _latent_attention(config: ConfigReader, shape: Shape) -> list[Module]:
         rank = config.integer("q_lora_rank", 1536)
         modules = [
             linear("self_attn.q_a_proj", hidden, rank, bias=has_bias),
-            rms_norm("self_attn.q_a_layernorm", rank),
+            *([rms_norm("self_attn.q_a_layernorm", rank)] if has_norms else []),
             linear("self_attn.q_b_proj", rank, queries),
         ]
     core = Attention(
@@ -128,7 +129,7 @@ def _latent_attention(config: ConfigReader, shape: Shape) -> list[Module]:
     return [
         *modules,
         linear("self_attn.kv_a_proj_with_mqa", hidden, kv_rank + rope, bias=has_bias, shares_input=True),
-        rms_norm("self_attn.kv_a_layernorm", kv_rank),
+        *([rms_norm("self_attn.kv_a_layernorm", kv_rank)] if has_norms else []),
         linear("self_attn.kv_b_proj", kv_rank, heads * (nope + values)),
         Module("self_attn.core", core),
         linear("self_attn.o_proj", heads * values, hidden, bias=has_bias),
