@@ -256,6 +256,21 @@ def test_experts_of_their_own_copy_their_rows_together() -> None:
         ),
         ({"targets": r".*\.gate_proj"}, {}, {}, NotSimulatedError, "expected a list of names"),
         ({"share_expert_adapters": False}, {}, {}, InputError, "share_expert_adapters: found false"),
+        ({"targets": ["linear_fc1"]}, {}, {}, InputError, "'linear_fc1'"),
+        (
+            {"target_parameters": STACKED},
+            {},
+            {"model": "llama-3.2-1b"},
+            InputError,
+            "target_parameters: 'llama-3.2-1b' has no routed experts",
+        ),
+        (
+            {"share_expert_adapters": False},
+            {},
+            {"model": "llama-3.2-1b"},
+            InputError,
+            "share_expert_adapters: 'llama-3.2-1b' has no routed experts",
+        ),
         (
             {"target_parameters": STACKED, "targets": ["linear_fc1"]},
             BRIDGE,

@@ -10,7 +10,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters
 from zsim.specs.model.expert_adapters import as_parameters, old_names
-from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.expert_run import experts_of, has_experts
 from zsim.specs.model.spec import Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import ExpertSplit
@@ -18,6 +18,19 @@ from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.tables import StrategyTable
 
 _WHERE = "training.lora.target_parameters"
+
+
+def check_has_experts(lora: LoraTable, model: ModelSpec) -> None:
+    """Raises InputError for keys of adapters on routed experts with a model that has none."""
+    keys = {
+        "target_parameters": bool(lora.target_parameters),
+        "share_expert_adapters": not lora.share_expert_adapters,
+    }
+    for key, is_given in keys.items():
+        if is_given and not has_experts(model):
+            raise InputError(
+                f"training.lora.{key}: '{model.name}' has no routed experts; expected it left out"
+            )
 
 
 def on_experts(
@@ -33,7 +46,7 @@ def on_experts(
 
     Raises InputError and NotSimulatedError for adapters that the strategy cannot have.
     """
-    if any("linear_fc" in target for target in adapters.targets):
+    if kind == "megatron" and any("linear_fc" in target for target in adapters.targets):
         if lora.target_parameters:
             raise InputError(
                 f"{_WHERE}: found {lora.target_parameters[0]!r} beside Megatron's targets; Megatron-Bridge "

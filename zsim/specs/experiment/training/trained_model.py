@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.experiment.training.adapted_experts import on_experts
+from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
 from zsim.specs.model.expert_run import has_experts
@@ -64,6 +64,7 @@ def trained_model(
     _check_layers(lora, model)
     if kind == "megatron" and _names_megatrons(lora, model, parallelism):
         model, lora = _as_megatron_bridge(lora, model, parallelism)
+    check_has_experts(lora, model)
     adapters = _adapters(lora, table, kind, low, model)
     if has_experts(model):
         adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
