@@ -153,6 +153,7 @@ def test_it_takes_less_where_the_gpu_has_enough_to_do() -> None:
             "recompute_modules 'shared_experts'",
         ),
         (ALONE, {"strategy": {"fsdp_sharding": "optim"}}, NotSimulatedError, "Megatron-FSDP"),
+        (ALONE, {"training": {"lora": {"rank": 8}}}, NotSimulatedError, "adapters on shared experts"),
     ],
 )
 def test_what_is_refused(
@@ -160,3 +161,17 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         job(parallelism, **more)
+
+
+def test_without_shared_experts_a_note_says_that_it_has_no_effect() -> None:
+    """Megatron reads it with shared experts alone, and refuses no dispatcher then."""
+    model = {**MODEL, "model_type": "qwen3_moe", "head_dim": 128}
+    said = [job(ALONE | more, model=model).notes for more in ({}, {"dispatcher": "all-gather"})]
+    assert all(any("overlap_shared_experts has no effect" in note for note in notes) for notes in said)
+    assert not any("no effect" in note for note in job(ALONE).notes)
+
+
+def test_adapters_on_attention_leave_shared_experts_beside() -> None:
+    lora = {"lora": {"rank": 8, "targets": ["linear_qkv", "linear_proj"]}}
+    found = names(ops(make_plan(job(ALONE, training=lora)), "forward"), "forward")
+    assert sum(one.endswith("*") for one in found) > 0

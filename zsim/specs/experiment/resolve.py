@@ -62,7 +62,10 @@ from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
-from zsim.specs.strategy.megatron_experts import check_overlap, check_shared_overlap
+from zsim.specs.strategy.megatron_experts import (
+    check_overlap,
+    shared_overlap_note,
+)
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
@@ -202,7 +205,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = with_context_masks(parallelism, model, training.sequence_length)
     if isinstance(table, MegatronTable):
         check_overlap(table, parallelism, training)
-        check_shared_overlap(table, parallelism, training)
+        unread = shared_overlap_note(table, parallelism, training, model)
+        notes += [unread] if unread else []
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     unequal = uneven_shards_note(model, parallelism, deepspeed)

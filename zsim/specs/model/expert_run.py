@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.specs.model.experts import Experts
-from zsim.specs.model.spec import Block, ModelSpec, Norm, Residual
+from zsim.specs.model.experts import Experts, Router
+from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Residual
 
 
 def has_experts(model: ModelSpec) -> bool:
@@ -27,3 +27,9 @@ def expert_run(block: Block) -> range:
     first = max(n for n in range(place) if isinstance(modules[n].work, Norm | Residual)) + 1
     end = next(n for n in range(place, len(modules)) if isinstance(modules[n].work, Norm | Residual))
     return range(first, end)
+
+
+def shared_modules(block: Block) -> list[Module]:
+    """The modules of a layer of experts that see every token: its shared experts and their gate."""
+    run = [block.modules[n] for n in expert_run(block)]
+    return [one for one in run if not isinstance(one.work, Router | Experts)]

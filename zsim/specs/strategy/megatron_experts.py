@@ -7,6 +7,9 @@ transformer_config.py.
 from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.model.adapters import is_adapter_part
+from zsim.specs.model.expert_run import shared_modules
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import MERGING
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
@@ -44,12 +47,26 @@ def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     return "megatron_core_expert" if table.transformer_impl == "transformer_engine" else "megatron_own_expert"
 
 
-def check_shared_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
-    """Raises InputError where Megatron refuses shared experts beside the exchanges (core 0.16.1
-    core/transformer/transformer_config.py), NotSimulatedError beside Megatron-FSDP."""
+def shared_overlap_note(
+    table: MegatronTable, parallelism: Parallelism, training: Training, model: ModelSpec
+) -> str | None:
+    """The note on shared experts beside the exchanges that a model does not have; None where it has some, or
+    none were asked for.
+
+    Raises InputError where Megatron refuses them (core 0.16.1 core/transformer/transformer_config.py),
+    NotSimulatedError beside Megatron-FSDP and with adapters on them.
+    """
     if not table.overlap_shared_experts:
-        return
+        return None
     key = "strategy.overlap_shared_experts"
+    if table.overlap_expert_parallel:
+        raise InputError(
+            f"{key}: found true with overlap_expert_parallel, beside which Megatron refuses it; expected one "
+            "of the two"
+        )
+    shared = [one for block in model.distinct_blocks for one in shared_modules(block)]
+    if not shared:
+        return f"{key} has no effect: '{model.name}' has no shared experts"
     if table.fsdp_sharding is not None:
         raise NotSimulatedError(
             f"{key}: found true with Megatron-FSDP, beside which zsim does not simulate it; expected no "
@@ -60,16 +77,17 @@ def check_shared_overlap(table: MegatronTable, parallelism: Parallelism, trainin
             f"{key}: found true with dispatcher '{parallelism.experts.dispatcher}'; Megatron has it with "
             "'all-to-all' alone"
         )
-    if table.overlap_expert_parallel:
-        raise InputError(
-            f"{key}: found true with overlap_expert_parallel, beside which Megatron refuses it; expected one "
-            "of the two"
-        )
     if "shared_experts" in training.recompute_modules:
         raise InputError(
             f"{key}: found true with recompute_modules 'shared_experts', beside which Megatron refuses it; "
             "expected one of the two"
         )
+    if any(is_adapter_part(one) for one in shared):
+        raise NotSimulatedError(
+            f"{key}: found true with adapters on shared experts, which zsim does not simulate; expected "
+            'false, or training.lora.targets = ["linear_qkv", "linear_proj"]'
+        )
+    return None
 
 
 def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
