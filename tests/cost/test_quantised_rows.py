@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.modules import total_flops
+from zsim.errors import InputError
 from zsim.plan.make import stages_of
 from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import ModuleCall, make_workload
@@ -23,9 +24,13 @@ MODEL: dict[str, Any] = {
 ROWS = TOKENS * TOP_K
 
 
-def products(recipe: str = "delayed", **strategy: Any) -> list[ModuleCall]:
-    """Both products of the experts, all on one rank."""
-    training = {"sequence_length": TOKENS, "precision": "fp8", "fp8_recipe": recipe}
+def products(
+    recipe: str | None = "delayed", dispatcher: str = "all-to-all", **strategy: Any
+) -> list[ModuleCall]:
+    """Both products of the experts, all on one rank; in bf16 without a recipe."""
+    training = {"sequence_length": TOKENS, "precision": "bf16"}
+    if recipe is not None:
+        training |= {"precision": "fp8", "fp8_recipe": recipe}
     job = resolve(
         Experiment(
             model=MODEL,
@@ -33,6 +38,7 @@ def products(recipe: str = "delayed", **strategy: Any) -> list[ModuleCall]:
             gpus=1,
             training=training,
             strategy={"kind": "megatron", "moe_grouped_gemm": True, **strategy},
+            parallelism={"dispatcher": dispatcher},
         )
     )
     segments = make_workload(stages_of(job.model, job.parallelism)[0], job.training).segments
@@ -70,3 +76,15 @@ def test_experts_in_16_bits_and_one_by_one_pad_nothing() -> None:
     for call in products(moe_grouped_gemm=False):
         flops = total_flops(kernels_of(call.work.forward).kernels)
         assert flops in (2.0 * ROWS * 2 * WIDTH * HIDDEN, 2.0 * ROWS * WIDTH * HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipe": None}, "found true with precision bf16"),
+        ({"dispatcher": "all-gather"}, "found true with dispatcher 'all-gather'"),
+    ],
+)
+def test_megatron_pads_no_map_in_16_bits_nor_before_a_gather(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        products(**given, moe_router_padding=True)

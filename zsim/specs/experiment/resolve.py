@@ -64,6 +64,7 @@ from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
 from zsim.specs.strategy.megatron_experts import (
     check_overlap,
+    check_router_padding,
     shared_overlap_note,
 )
 from zsim.specs.strategy.megatron_table import MegatronTable
@@ -205,6 +206,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     parallelism = with_context_masks(parallelism, model, training.sequence_length)
     if isinstance(table, MegatronTable):
         check_overlap(table, parallelism, training)
+        check_router_padding(table, split, training, model)
         unread = shared_overlap_note(table, parallelism, training, model)
         notes += [unread] if unread else []
     check_captured(model, table.kind, training, parallelism)

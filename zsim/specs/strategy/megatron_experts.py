@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.adapters import is_adapter_part
-from zsim.specs.model.expert_run import shared_modules
+from zsim.specs.model.expert_run import has_experts, shared_modules
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.experts import MERGING
+from zsim.specs.strategy.experts import MERGING, ExpertSplit
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
@@ -45,6 +45,26 @@ def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:
         return None
     return "megatron_core_expert" if table.transformer_impl == "transformer_engine" else "megatron_own_expert"
+
+
+def check_router_padding(
+    table: MegatronTable, split: ExpertSplit, training: Training, model: ModelSpec
+) -> None:
+    """Raises InputError where Megatron refuses a padded routing map (core 0.16.1
+    core/transformer/transformer_config.py)."""
+    if not table.moe_router_padding or not has_experts(model):
+        return
+    key = "strategy.moe_router_padding"
+    if training.precision != "fp8":
+        raise InputError(
+            f"{key}: found true with precision {training.precision}, which Megatron refuses; expected "
+            "training.precision fp8, or false"
+        )
+    if split.dispatcher == "all-gather":
+        raise InputError(
+            f"{key}: found true with dispatcher 'all-gather', with which Megatron refuses it; expected "
+            "another parallelism.dispatcher, or false"
+        )
 
 
 def shared_overlap_note(
