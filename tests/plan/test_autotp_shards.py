@@ -94,6 +94,20 @@ def test_the_report_says_which_rank_counts() -> None:
     assert not [note for note in autotp(2, model=even).notes if note.startswith("AutoTP")]
 
 
+def test_features_of_an_mlp_that_goes_by_heads_are_told_as_simulated() -> None:
+    """OPT's fc1 is no "mlp": 2 of 6 heads' 1,536 features are 512, though 4 ranks divide them evenly."""
+    opt = {
+        "model_type": "opt", "hidden_size": 384, "ffn_dim": 1536, "num_attention_heads": 6,
+        "num_hidden_layers": 2, "vocab_size": 4096, "max_position_embeddings": 128,
+        "word_embed_proj_dim": 384,
+    }  # fmt: skip
+    job = autotp(4, model=opt)
+    (told,) = [note for note in job.notes if note.startswith("AutoTP")]
+    assert "2 of 6 heads (2 of 6 of keys and values) and 512 of 1,536 features of the MLP" in told
+    modules = stages_of(job.model, job.parallelism)[0].blocks[0].modules
+    assert [one.work.width for one in modules if isinstance(one.work, Activation)] == [512]
+
+
 def test_releases_that_do_not_know_of_heads_are_refused() -> None:
     """transformers' plan since 0.18.9, without `set_num_kv_heads` before 0.19.6."""
     for version in ("0.16.4", "0.18.8", "0.19.6"):

@@ -51,7 +51,7 @@ from zsim.specs.model.spec import (
     Norm,
     Parameter,
 )
-from zsim.specs.strategy.deepspeed.autotp import first_shard
+from zsim.specs.strategy.deepspeed.autotp import first_shard, kv_heads
 from zsim.specs.strategy.parallelism import Parallelism
 
 TENSOR = "tensor"
@@ -64,19 +64,13 @@ def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
     as they are: see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
-    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size, _kv_heads(model))
+    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size, kv_heads(model))
     return replace(
         model.with_each_block(cutter.block),
         before=tuple(cutter.before(model.before)),
         after=tuple(cutter.after(model.after)),
         token_shards=cutter.stream,
     )
-
-
-def _kv_heads(model: ModelSpec) -> int:
-    """Key/value heads of the model's first attention; 1 without one."""
-    works = (module.work for block in model.distinct_blocks for module in block.modules)
-    return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
 
 
 @dataclass(frozen=True)

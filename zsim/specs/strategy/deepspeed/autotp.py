@@ -18,6 +18,12 @@ _EVEN = ("mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # in a l
 _HEADS = ("lm_head", "embed_out")
 
 
+def kv_heads(model: ModelSpec) -> int:
+    """Key/value heads of the model's first attention; 1 without one."""
+    works = (module.work for block in model.distinct_blocks for module in block.modules)
+    return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
+
+
 def first_shard(total: int, ranks: int, name: str, num_kv_heads: int) -> int:
     """Rank 0's of `total` features of the layer `name`."""
     by_heads = total % num_kv_heads == 0 and name not in _HEADS and not any(part in name for part in _EVEN)
@@ -42,8 +48,11 @@ def uneven_shards_note(
             work = module.work
             if isinstance(work, Attention) and work.num_kv_heads % tensor:
                 told[_uneven_heads(work, model, tensor, deepspeed)] = None
-            elif isinstance(work, Activation) and work.width % tensor:
-                told[f"{-(-work.width // tensor):,} of {work.width:,} features of the MLP"] = None
+            elif isinstance(work, Activation):
+                part = first_shard(work.width, tensor, module.name, kv_heads(model))
+                if part * tensor == work.width:
+                    continue
+                told[f"{part:,} of {work.width:,} features of the MLP"] = None
             else:
                 continue
             _check_plain(block, model, tensor)
