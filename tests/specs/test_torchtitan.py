@@ -14,6 +14,7 @@ from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.torchtitan.read import read_torchtitan
+from zsim.specs.formats.torchtitan.write import torchtitan_toml
 from zsim.specs.strategy.tables import DdpTable, Fsdp2Table
 
 NEW = """
@@ -232,6 +233,16 @@ def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
     assert (experiment.training.precision, strategy.param_dtype) == ("fp8", "fp8")
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("", "fp32"), ("float32", "fp32"), ("bfloat16", "bf16")])
+def test_weights_are_kept_in_the_type_of_training(tmp_path: Path, dtype: str, stored: str) -> None:
+    """Read, and written back."""
+    line = f"{written(tmp_path, NEW)} --training.dtype={dtype}" if dtype else written(tmp_path, NEW)
+    experiment = imported(line)
+    assert experiment.training.stored_dtype == stored
+    again = imported(written(tmp_path, torchtitan_toml(resolve(experiment)), "again.toml"))
+    assert again.training.stored_dtype == stored
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -239,7 +250,6 @@ def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
         ("--optimizer.name=Muon", "Muon"),
         ("--model.converters=quantize.grouped_mm.mx", "grouped_mm"),
         ("--optimizer.early_step_in_backward", "inside the backward"),
-        ("--training.dtype=bfloat16", "bf16 master weights"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(tmp_path: Path, change: str, what: str) -> None:
@@ -253,6 +263,7 @@ def test_what_is_not_simulated_is_refused_by_name(tmp_path: Path, change: str, w
         ("--training.seq_lenn=4096", "did you mean 'seq_len'"),
         ("--trainin.seq_len=4096", "did you mean 'training'"),
         ("--training.seq_len=long", "expected a whole number"),
+        ("--training.dtype=bf16", "expected one of float32, bfloat16"),
         ("--parallelism.fsdp_reshard_after_forward=sometimes", "expected one of default, always, never"),
         ("--parallelism.data_parallel_replicate_degree=0", "expected at least 1"),
         ("--activation_checkpoint.selective_ac_option=layers", "expected 'op' or a number"),

@@ -176,7 +176,7 @@ def _loop_notes(job: Job) -> Iterator[str]:
     if training.autocast:
         yield f'parameters in fp32 under torch.autocast("cuda", {training.precision}) are the script\'s'
     if training.stored_dtype != "fp32":
-        yield f"a model that is loaded and kept in {training.stored_dtype} is the script's"
+        yield f"a model that is loaded and kept in {training.stored_dtype} is the script's, but torchtitan's"
     if job.model.trainable_numel != job.model.numel:
         yield "adapters and frozen parameters are the script's (PEFT's get_peft_model, requires_grad)"
     if optimizer_of(training.optimizer).library not in ("torch", "deepspeed"):

@@ -102,10 +102,6 @@ def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
     for key, what in REFUSED_SWITCHES.items():
         if settings.get(key):
             raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {what} yet")
-    if settings.get("training.dtype") == "bfloat16":
-        raise NotSimulatedError(
-            f"{file.name}: training.dtype: zsim does not simulate bf16 master weights yet"
-        )
 
 
 def _read_batch(read: TitanSettings) -> None:
@@ -124,6 +120,9 @@ def _read_precision(read: TitanSettings) -> None:
     key = "training.mixed_precision_param"
     precision = read.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
     read.choose("training.mixed_precision_reduce", "float32", {"float32": "fp32"})
+    stored = read.choose("training.dtype", "float32", {"float32": "fp32", "bfloat16": "bf16"})
+    if "training.dtype" in read.values:
+        read.file.says["training.stored_dtype"] = stored
     is_fp8 = read.get("float8.enable_float8_linear", False)
     is_mx = False
     for converter in converters:
@@ -230,7 +229,10 @@ def _read_ddp(read: TitanSettings, replicate: int) -> None:
             "false, or a data_parallel_shard_degree above 1"
         )
     if "training.mixed_precision_param" in read.values:
-        file.note("training.mixed_precision_param: DDP's parameters are fp32, torch.autocast computes in it")
+        kept = file.says.get("training.stored_dtype", "fp32")
+        file.note(
+            f"training.mixed_precision_param: DDP's parameters are {kept}, torch.autocast computes in it"
+        )
     idle = [key for key in _NO_EFFECT_IN_DDP if key in read.values]
     if idle:
         file.note(f"no effect with DDP (replicas of 1 shard): {', '.join(idle)}")

@@ -113,6 +113,7 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             ),
             "seq_len": training.sequence_length,
             "max_norm": training.gradient_clipping or CLIPS_NOTHING,
+            **({"dtype": "bfloat16"} if training.stored_dtype == "bf16" else {}),
             "mixed_precision_param": ELEMENT_TYPES["fp32" if training.precision == "fp32" else "bf16"].torch,
             "mixed_precision_reduce": "float32",
             "enable_cpu_offload": strategy.cpu_offload,
