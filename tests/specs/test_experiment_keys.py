@@ -86,7 +86,7 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
         ({"strategy": {"kind": "megatron"}, "training": {"stored_dtype": "bf16"}}, "expected 'ddp', "),
         (
             {"strategy": {"kind": "ddp"}, "training": {"stored_dtype": "bf16", "precision": "fp16"}},
-            "expected 'fp32' or 'fp16'",
+            "expected 'fp32', or precision bf16 or fp8",
         ),
         ({"strategy": {"kind": "megatron", "engine": "nanotron", "cuda_graph": True}}, "engine 'megatron'"),
         (

@@ -61,6 +61,10 @@ def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
 def test_a_generation_that_a_gpu_does_not_have_is_an_error() -> None:
     with pytest.raises(InputError, match=r"training.attention: GPU 'a100-sxm-80gb' has no attention variant"):
         job_of("dgx-a100-80gb", attention="flash3")
+    with pytest.raises(
+        InputError, match=r"'flash2-deterministic' with GPU 'mi300x-192gb'.*CUDA kernel alone"
+    ):
+        job_of("mi300x-x8", attention="flash2-deterministic")
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,11 @@ def with_attention(cluster: Cluster, choice: AttentionChoice | None) -> Cluster:
 
 
 def _deterministic(gpu: Gpu) -> Gpu:
+    if gpu.vendor != "nvidia":
+        raise InputError(
+            f"training.attention: found 'flash2-deterministic' with GPU '{gpu.name}'; zsim knows the blocks "
+            "of FlashAttention-2's CUDA kernel alone, expected 'flash' or 'math'"
+        )
     return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"is_deterministic": True})})
 
 
@@ -166,7 +171,7 @@ def check_stored_types(training: Training, table: TrainingTable, strategy: Strat
     if training.stored_dtype != low:
         raise InputError(
             f"training.stored_dtype: found '{training.stored_dtype}' with precision {training.precision}; "
-            f"expected 'fp32' or '{low}'"
+            "expected 'fp32', or precision bf16 or fp8"
         )
 
 
