@@ -257,6 +257,7 @@ def test_experts_of_their_own_copy_their_rows_together() -> None:
         ({"targets": r".*\.gate_proj"}, {}, {}, NotSimulatedError, "expected a list of names"),
         ({"share_expert_adapters": False}, {}, {}, InputError, "share_expert_adapters: found false"),
         ({"targets": ["linear_fc1"]}, {}, {}, InputError, "'linear_fc1'"),
+        ({"target_parameters": ["q_proj.weight"]}, {}, {}, InputError, "'q_proj.weight' matches no stacked"),
         (
             {"target_parameters": STACKED},
             {},

@@ -98,7 +98,11 @@ def with_adapters(model: ModelSpec, adapters: Adapters) -> ModelSpec:
             is_here and (adapters.is_target(module, name) or adapters.is_on_router(module, name))
             for module, name in zip(block.modules, names, strict=True)
         )
-        found |= {name for name, is_adapted in zip(names, flags, strict=True) if is_adapted}
+        found |= {
+            f"{name}.weight" if isinstance(module.work, Router) else name
+            for module, name, is_adapted in zip(block.modules, names, flags, strict=True)
+            if is_adapted
+        }
         stacked = {
             module.name: adapters.on_experts(module, name) if is_here else ()
             for module, name in zip(block.modules, names, strict=True)
@@ -219,9 +223,8 @@ def _check_parameters(model: ModelSpec, adapters: Adapters, found: set[str]) -> 
         for one in products_of(module, module.name, "merged")
         if isinstance(module.work, Experts)
     ]
-    named = {*found, *(f"{name}.weight" for name in found)}
     for target in adapters.parameters:
-        if any(_is_named(name, (target,)) for name in named):
+        if any(_is_named(name, (target,)) for name in found):
             continue
         near = nearest(target.rpartition(".")[2], [name.rpartition(".")[2] for name in full])
         hint = f"; did you mean '{near}'" if near else ""
