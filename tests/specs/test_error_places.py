@@ -18,7 +18,14 @@ from zsim.specs.messages import validated
     [
         ("strategy.config", -1, "strategy.config: found -1, expected a valid string"),
         ("model", -1, "model: found -1, expected a valid string"),
-        ("training.lora.targets", -1, "training.lora.targets: found -1, expected 'all-linear'"),
+        ("training.lora.targets", -1, "training.lora.targets: found -1, expected a valid string"),
+        ("training.lora.targets", "(", "training.lora.targets: found '(', expected a regular expression"),
+        (
+            "training.lora.rank_pattern",
+            {"(": 4},
+            "training.lora.rank_pattern.(: found '(', expected a regular",
+        ),
+        ("training.lora.rank_pattern", {"q": 0}, "training.lora.rank_pattern.q: found 0, expected greater"),
         ("training.lora.targets", ["q_proj", 1], "training.lora.targets.1: found 1, expected a valid string"),
         ("parallelism.expert_imbalance", [-1.0], "parallelism.expert_imbalance.0: found -1.0, expected"),
         ("parallelism.layers_per_stage", ["x"], "parallelism.layers_per_stage.0: found 'x', expected"),

@@ -34,6 +34,11 @@ def test_peft_trains_so_many_parameters() -> None:
     assert model(**lora(rank_pattern={"v_proj": 8})).trainable_numel == 32 * (16 * 8192 + 8 * 5120)
 
 
+def test_no_targets_at_all_are_an_error() -> None:
+    with pytest.raises(InputError, match="found none, expected products of 'llama-3-8b': q_proj, k_proj"):
+        model(**lora(targets=[]))
+
+
 def test_modules_to_save_are_trained_whole() -> None:
     assert model(**lora(modules_to_save=["lm_head"])).trainable_numel == 6_815_744 + 128_256 * 4096
 

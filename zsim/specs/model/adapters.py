@@ -206,6 +206,11 @@ def _check_targets(model: ModelSpec, adapters: Adapters, found: set[str]) -> Non
     missing = [target for target in asked if not any(_is_named(name, (target,)) for name in found)]
     if not missing and (found or adapters.parameters):
         return
+    if not adapters.targets:
+        raise InputError(
+            f"training.lora.targets: found none, expected products of '{model.name}': {', '.join(products)}, "
+            f'or "{ALL_LINEAR}"'
+        )
     name = missing[0] if missing else adapters.targets[0]
     near = nearest(name.rpartition(".")[2], products)
     hint = f"; did you mean '{near}'" if near else ""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.reading import read_text
 from zsim.specs.messages import raise_input_error
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"found {text!r}, expected a regular expression ({error})") from None
+    return text
+
+
+_Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class LoraTable(BaseModel):
@@ -28,7 +40,7 @@ class LoraTable(BaseModel):
         allow_inf_nan=False,
         description="scale of the adapters, over the rank; without effect on cost",
     )
-    targets: Literal["all-linear"] | str | tuple[str, ...] | None = Field(
+    targets: _Pattern | Literal["all-linear"] | tuple[str, ...] | None = Field(
         default=None,
         description='names of modules or their ends, or "all-linear"; a string is a pattern; left out: '
         "those that PEFT takes for the model's family, or all of Megatron's layers",
@@ -53,7 +65,7 @@ class LoraTable(BaseModel):
     )
     exclude: tuple[str, ...] = Field(default=(), description="modules that get no adapter")
     layers: tuple[int, ...] = Field(default=(), description="numbers of the blocks; all if left out")
-    rank_pattern: dict[str, int] = Field(
+    rank_pattern: dict[_Pattern, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="ranks of single modules, by a pattern of their names"
     )
     modules_to_save: tuple[str, ...] = Field(default=(), description="modules that are trained whole")
