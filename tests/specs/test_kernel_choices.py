@@ -10,6 +10,7 @@ from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.megatron.write import megatron_script
 
 
 def job_of(cluster: str = "dgx-h100", **training: Any) -> Job:
@@ -99,3 +100,27 @@ def test_layers_have_the_kernels_of_their_megatron() -> None:
     ]  # fmt: skip
     assert of("megatron", engine="nanotron") == "nanotron"
     assert [of("ddp"), of("ddp", {"layer_kernels": "megatron"})] == ["torch", "megatron"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "attention", "expected"),
+    [
+        ("hgx-b200", None, "fused"),
+        ("hgx-b200", "flash4", "flash"),
+        ("dgx-h100", None, "flash"),
+        ("dgx-h100", "math", "unfused"),
+    ],
+)
+def test_megatrons_script_asks_for_the_attention_that_was_simulated(
+    cluster: str, attention: str | None, expected: str
+) -> None:
+    job = resolve(
+        Experiment(
+            model="gpt2",
+            cluster=cluster,
+            nodes=1,
+            strategy={"kind": "megatron"},
+            training={"attention": attention} if attention else {},
+        )
+    )
+    assert f"--attention-backend {expected}\n" in megatron_script(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.kernel_choices import attention_of
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_flags, precision_aware_flags
@@ -86,6 +87,14 @@ def _network(job: Job) -> Iterator[str]:
         yield f"--make-vocab-size-divisible-by {table.vocabulary_multiple}"
 
 
+def _attention_backend(job: Job) -> str:
+    """Of Transformer Engine's; "flash" keeps it from cuDNN's kernels."""
+    if job.training.attention != "flash":
+        return "unfused"
+    chosen = attention_of(job.experiment.training, job.experiment.strategy, job.cluster)
+    return "fused" if chosen == "cudnn" else "flash"
+
+
 def _training(job: Job) -> Iterator[str]:
     training, asked = job.training, job.experiment.training
     steps = training.gradient_accumulation_steps
@@ -101,7 +110,7 @@ def _training(job: Job) -> Iterator[str]:
         yield "--bf16" if training.precision == "fp8" else f"--{training.precision}"
     if training.precision == "fp8":
         yield from _low_precision(job)
-    yield f"--attention-backend {'flash' if training.attention == 'flash' else 'unfused'}"
+    yield f"--attention-backend {_attention_backend(job)}"
     if training.cross_entropy in ("fused", "megatron-fused"):
         yield "--cross-entropy-loss-fusion"
     if training.cross_entropy == "fused":
