@@ -34,6 +34,13 @@ def test_peft_trains_so_many_parameters() -> None:
     assert model(**lora(rank_pattern={"v_proj": 8})).trainable_numel == 32 * (16 * 8192 + 8 * 5120)
 
 
+def test_a_target_may_be_excluded_but_not_all_of_them() -> None:
+    """Of q and v, v's 32 x 16 (4,096 + 1,024) are left."""
+    assert model(**lora(exclude=["q_proj"])).trainable_numel == 32 * 16 * 5120
+    with pytest.raises(InputError, match="exclude: leaves no product"):
+        model(**lora(exclude=["q_proj", "v_proj"]))
+
+
 def test_no_targets_at_all_are_an_error() -> None:
     with pytest.raises(InputError, match="found none, expected products of 'llama-3-8b': q_proj, k_proj"):
         model(**lora(targets=[]))

@@ -203,13 +203,21 @@ def _check_targets(model: ModelSpec, adapters: Adapters, found: set[str]) -> Non
     products = list(dict.fromkeys(name.rpartition(".")[2] for name in _products(model)))
     asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
     _check_parameters(model, adapters, found)
-    missing = [target for target in asked if not any(_is_named(name, (target,)) for name in found)]
+    missing = [
+        target
+        for target in asked
+        if not any(_is_named(name, (target,)) for name in found) and not _is_named(target, adapters.excludes)
+    ]
     if not missing and (found or adapters.parameters):
         return
     if not adapters.targets:
         raise InputError(
             f"training.lora.targets: found none, expected products of '{model.name}': {', '.join(products)}, "
             f'or "{ALL_LINEAR}"'
+        )
+    if not missing and adapters.excludes:
+        raise InputError(
+            "training.lora.exclude: leaves no product that gets an adapter; expected fewer names"
         )
     name = missing[0] if missing else adapters.targets[0]
     near = nearest(name.rpartition(".")[2], products)
