@@ -65,6 +65,22 @@ def test_layers_with_experts_are_a_list_as_python_writes_it(pattern: str, expect
     assert has_experts == [bool(bit) for bit in expected]
 
 
+def test_flash_attention_is_not_cudnns_where_a_script_asks_for_it() -> None:
+    jobs = [
+        resolve(
+            experiment_from(
+                {"cluster": "hgx-b200", "nodes": 1},
+                {"strategy.config": f"{NETWORK} {more}".split()},
+                origin="test",
+            )
+        )
+        for more in ("--attention-backend flash", "--attention-backend fused", "")
+    ]
+    flash, fused, default = (job.cluster.gpu.attention.backward_fraction for job in jobs)
+    assert fused == default
+    assert fused != flash
+
+
 def test_latent_attention_has_deepseeks_shapes() -> None:
     """4 heads of 24 + 8 and values of 16, from latent vectors of 48 and 32: the layer's products and, with
     --qk-layernorm, their norms; without --q-lora-rank queries are made directly."""

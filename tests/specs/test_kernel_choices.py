@@ -32,6 +32,7 @@ def test_a_generation_of_flash_attention_replaces_the_gpus_curve() -> None:
         ("dgx-a100-80gb", {"deterministic_mode": True}, None, True),
         ("dgx-a100-80gb", {"deterministic_mode": True, "transformer_impl": "local"}, None, False),
         ("dgx-a100-80gb", {}, None, False),
+        ("dgx-a100-80gb", {"deterministic_mode": True}, "flash2", True),
         ("dgx-a100-80gb", {}, "flash2-deterministic", True),
         ("dgx-h100", {"deterministic_mode": True}, None, False),
         ("dgx-h100", {"deterministic_mode": True}, "flash2-deterministic", True),

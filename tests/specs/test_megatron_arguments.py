@@ -310,6 +310,8 @@ def test_gradients_have_megatrons_type(flags: str, dtype: str) -> None:
             "none",
         ),
         ("--use-flash-attn", "attention", "flash"),
+        ("--attention-backend flash", "attention", "flash"),
+        ("--attention-backend fused", "attention", "flash"),
         ("--attention-backend unfused", "attention", "math"),
         ("--transformer-impl local", "attention", "math"),
         ("--cross-entropy-loss-fusion", "cross_entropy", "megatron-fused"),

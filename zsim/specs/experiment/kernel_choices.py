@@ -25,13 +25,16 @@ def attention_of(table: TrainingTable, strategy: StrategyTable, cluster: Cluster
     deterministic mode before Hopper FlashAttention-2's deterministic backward. cuDNN's deterministic backward
     is taken to be as fast as its other."""
     is_engine = isinstance(strategy, MegatronTable) and strategy.transformer_impl == "transformer_engine"
-    is_open = table.attention in (None, "flash")
-    if not isinstance(strategy, MegatronTable) or not is_engine or not is_open:
+    if not isinstance(strategy, MegatronTable) or not is_engine:
         return table.attention
-    if all("cudnn" in gpu.attention.variants for gpu in cluster.gpus):
+    is_open = table.attention in (None, "flash")
+    if is_open and all("cudnn" in gpu.attention.variants for gpu in cluster.gpus):
         return "cudnn"
     is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
-    return "flash2-deterministic" if strategy.deterministic_mode and is_older else table.attention
+    is_second = is_open or table.attention == "flash2"
+    return (
+        "flash2-deterministic" if strategy.deterministic_mode and is_older and is_second else table.attention
+    )
 
 
 def _is_before(gpu: Gpu, capability: float) -> bool:

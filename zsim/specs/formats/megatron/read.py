@@ -169,7 +169,9 @@ def _read_kernels(found: Arguments, file: TrainingFile) -> None:
     implementation = found.text("transformer-impl", "transformer_engine")
     if implementation == "local":
         file.says["strategy.transformer_impl"] = "local"
-    if backend in ("flash", "fused") or found.has("use-flash-attn"):
+    if backend == "flash":
+        file.says["training.attention"] = "flash2"
+    elif backend == "fused" or found.has("use-flash-attn"):
         file.says["training.attention"] = "flash"
     elif backend in ("unfused", "local") or implementation == "local":
         file.says["training.attention"] = "math"
