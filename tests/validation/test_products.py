@@ -8,10 +8,10 @@ from validation.curves.products import ratios
 
 
 def test_every_kind_of_product_is_priced_near_what_others_timed() -> None:
-    """Within 10 % in the median and, for single aligned products, 15 % for eight of ten. Odd rows of batches,
-    which no model has, are not held."""
+    """Within 10 % in the median and, for single aligned products, 15 % for eight of ten. Odd rows are not held:
+    these are fp16, and the files' figure is of bf16, in which they were not timed."""
     for (gpu, kind, row_bytes), values in ratios().items():
-        if (kind, row_bytes) == ("batched", 2):
+        if row_bytes == 2:
             continue
         assert abs(median(values) - 1) < 0.1, (gpu, kind, row_bytes)
         if kind == "one" and row_bytes == 16:
