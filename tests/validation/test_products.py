@@ -8,7 +8,7 @@ from validation.curves.products import ratios
 
 
 def test_every_kind_of_product_is_priced_near_what_others_timed() -> None:
-    """Within 10 % in the median and, for single aligned products, 15 % for eight of ten. Odd rows are not held:
+    """Within 10 % in the median; single aligned products within 15 % for eight of ten. Odd rows are not held:
     these are fp16, and the files' figure is of bf16, in which they were not timed."""
     for (gpu, kind, row_bytes), values in ratios().items():
         if row_bytes == 2:
