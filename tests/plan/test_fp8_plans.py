@@ -13,7 +13,8 @@ from zsim.specs.experiment.tables import Experiment
 
 BLOCKS = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)  # weights of Llama-2-7B's products
 REST = 6_738_415_616 - BLOCKS
-WORKSPACES = 3 * 2**25  # of cuBLAS: two of torch's, one of Transformer Engine's
+# Of cuBLAS: two of torch's, one of Transformer Engine's; and its placeholders of the four shapes of weights.
+WORKSPACES = 3 * 2**25 + 2 * (4 * 4096**2 + 3 * 4096 * 11008)
 TOKENS = 4096
 
 

@@ -29,7 +29,7 @@ def test_eight_gpus_with_cpu_adam(number: int) -> None:
     row = result_of(f"stas00-h200-b200-{number:04}")
     assert row.status == "ok"
     assert row.predicted_fits
-    assert row.relative_error == pytest.approx(0, abs=0.03 if number % 2 else 0.06)
+    assert row.relative_error == pytest.approx(0, abs=0.03 if number % 2 else 0.07)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_the_page_has_the_published_curve(curve: str) -> None:
         ("zero2-13b", [128, 256], "network"),
         ("mpt-30b", [8, 16], "interference"),
         ("zero3-offload-200b", [64, 128], "cpu"),
-        ("mpt-350m", [32, 64], "interference"),
+        ("mpt-350m", [32, 64], "compute"),
         ("zero3-175b", [768, 1536], "latency"),
     ],
 )

@@ -88,7 +88,7 @@ def _network(job: Job) -> Iterator[str]:
 
 
 def _attention_backend(job: Job) -> str:
-    """Of Transformer Engine's; "flash" keeps it from cuDNN's kernels."""
+    """Transformer Engine's backend; "flash" keeps it from cuDNN's kernels."""
     if job.training.attention != "flash":
         return "unfused"
     chosen = attention_of(job.experiment.training, job.experiment.strategy, job.cluster)
