@@ -81,7 +81,7 @@ def _model(
         dropout=config.fraction("attention_dropout", 0.0),
         act=config.string("hidden_act", "silu"),
     )
-    core = latent_attention(config, shape)
+    core = latent_attention(config, hidden, heads, shape.dropout)
     sparse = [
         *routed(config, hidden, width, experts, top_k, choice),
         *gated_mlp("mlp.shared_experts", hidden, width * shared, shape.act),
@@ -107,13 +107,15 @@ def with_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block
     return replace(model, mtp_parameters=modules * (block.numel + 2 * hidden * hidden + 3 * hidden))
 
 
-def latent_attention(config: ConfigReader, shape: Shape, *, has_norms: bool = True) -> list[Module]:
+def latent_attention(
+    config: ConfigReader, hidden: int, heads: int, dropout: float, *, has_norms: bool = True
+) -> list[Module]:
     """Queries and key/values through low-rank projections; `q_lora_rank` null: queries directly. Without
     `has_norms` what is between the projections has no norms."""
     nope, rope = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
-    kv_rank, heads, hidden = config.integer("kv_lora_rank", 512), shape.heads, shape.hidden
+    kv_rank, values = config.integer("kv_lora_rank", 512), config.integer("v_head_dim", 128)
     has_bias = config.boolean("attention_bias", False)
-    queries, values = heads * (nope + rope), shape.head_dim
+    queries = heads * (nope + rope)
     if config.values.get("q_lora_rank", 0) is None:
         modules = [linear("self_attn.q_proj", hidden, queries)]
     else:
@@ -123,9 +125,7 @@ def latent_attention(config: ConfigReader, shape: Shape, *, has_norms: bool = Tr
             *([rms_norm("self_attn.q_a_layernorm", rank)] if has_norms else []),
             linear("self_attn.q_b_proj", rank, queries),
         ]
-    core = Attention(
-        heads, heads, nope + rope, values, dropout=shape.dropout, rotary_width=rope, is_latent=True
-    )
+    core = Attention(heads, heads, nope + rope, values, dropout=dropout, rotary_width=rope, is_latent=True)
     return [
         *modules,
         linear("self_attn.kv_a_proj_with_mqa", hidden, kv_rank + rope, bias=has_bias, shares_input=True),

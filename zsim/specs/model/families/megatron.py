@@ -12,7 +12,6 @@ from collections.abc import Callable
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.families.latent import latent_attention
-from zsim.specs.model.families.llama import Shape
 from zsim.specs.model.families.parts import (
     activation,
     attention,
@@ -47,7 +46,8 @@ def megatron(config: ConfigReader) -> ModelSpec:
     positions = _one_of(config, "position_embedding_type", _POSITIONS)
     has_bias, qkv_bias = config.boolean("bias", True), config.boolean("qkv_bias", False)
     if config.boolean("multi_latent_attention", False):
-        attend = _latent(config, hidden, heads, of_scores)
+        has_norms = config.boolean("qk_layernorm", False)
+        attend = latent_attention(config, hidden, heads, of_scores, has_norms=has_norms)
     else:
         attend = _projections(config, hidden, heads, kv_heads, head_dim, bias=has_bias or qkv_bias)
         core = attention(
@@ -123,23 +123,6 @@ def _projections(
             work = Norm(count * head_dim, "layer" if is_layer else "rms")
             modules.append(Module(f"self_attention.{name}_layernorm", work, parameters))
     return modules
-
-
-def _latent(config: ConfigReader, hidden: int, heads: int, dropout: float) -> list[Module]:
-    """Multi-latent attention (core/transformer/multi_latent_attention.py), with norms of the latent vectors
-    where `qk_layernorm` asks for them."""
-    shape = Shape(
-        hidden=hidden,
-        ffn=config.integer("intermediate_size"),
-        layers=config.num_blocks("num_hidden_layers"),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.integer("v_head_dim", 128),
-        vocab=config.integer("vocab_size"),
-        dropout=dropout,
-        act=config.string("activation", "silu"),
-    )
-    return latent_attention(config, shape, has_norms=config.boolean("qk_layernorm", False))
 
 
 def _mlp(config: ConfigReader, name: str, hidden: int, inner: int, *, bias: bool) -> list[Module]:
