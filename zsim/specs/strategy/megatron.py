@@ -124,6 +124,11 @@ def megatron_strategy(
     if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
         overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[low]
     is_buffer = has_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
+    fuses = (
+        is_megatron
+        and table.gradient_accumulation_fusion
+        and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"))
+    )
     return Megatron(
         table.distributed_optimizer,
         overlaps,
@@ -134,9 +139,7 @@ def megatron_strategy(
         bucket_size=bucket if overlaps else None,
         optimizer_instances=table.optimizer_instances,
         is_contiguous=is_buffer and not sums_all,
-        fuses_accumulation=is_megatron
-        and table.gradient_accumulation_fusion
-        and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
+        fuses_accumulation=fuses,
         checks_nan=has_core and is_megatron and table.check_for_nan and table.fsdp_sharding is None,
         has_owners=sums_all,
         is_nanotron=is_nanotron,
@@ -158,11 +161,10 @@ def megatron_strategy(
         fsdp=megatron_fsdp(table, release, ranks),
         states=precision_aware(table, release, training),
         workspaces=_workspaces(table, capability) if has_core and is_megatron else (),
-        keeps_placeholders=has_core
-        and is_megatron
+        keeps_placeholders=fuses
+        and has_core
         and release >= _KEEPS_PLACEHOLDERS
-        and table.transformer_impl == "transformer_engine"
-        and table.gradient_accumulation_fusion,
+        and table.transformer_impl == "transformer_engine",
     )
 
 
