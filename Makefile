@@ -10,8 +10,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# DeepSpeed compiles its CPU collectives at their first use, a minute that no test should wait for
-WARM := DS_ACCELERATOR=cpu $(BIN)/python -c "from deepspeed.accelerator import get_accelerator as a; \
+# DeepSpeed compiles its CPU collectives at their first use, a minute that no test should wait for; within the
+# environment, since torch waits without end for the lock of a compilation that was stopped
+export TORCH_EXTENSIONS_DIR := $(abspath $(VENV))/torch-extensions
+WARM := rm -f $(TORCH_EXTENSIONS_DIR)/*/lock && DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c \
+	"from deepspeed.accelerator import get_accelerator as a; \
 	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
 
 .PHONY: demo test check check-accuracy docs wheel format bench clean

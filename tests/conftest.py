@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,19 @@ hypothesis.settings.load_profile("zsim")
 # A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and end with it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+STALE_SECONDS = 600  # no extension that tests load takes as long to compile
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What DeepSpeed compiles lies in the environment. torch waits without end for the lock of a compilation
+    that was killed: one that nobody can hold any more goes before the first test starts."""
+    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch-extensions")))
+    for lock in folder.glob("*/lock"):
+        with contextlib.suppress(FileNotFoundError):  # several processes of one run look
+            if time.time() - lock.stat().st_mtime > STALE_SECONDS:
+                lock.unlink()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
