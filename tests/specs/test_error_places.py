@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import zsim
 from zsim.errors import InputError
 from zsim.specs.cluster.gpu import AttentionCurve
-from zsim.specs.messages import validated
+from zsim.specs.cluster.network import Network
+from zsim.specs.experiment.tables import ExperimentFile
+from zsim.specs.messages import members_of, validated
+from zsim.specs.strategy.tables import STRATEGIES
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,18 @@ from zsim.specs.messages import validated
         ("parallelism.layers_per_stage", ["x"], "parallelism.layers_per_stage.0: found 'x', expected"),
         ("strategy.replicate", "x", "strategy.replicate: found 'x', expected"),
         ("strategy", 2.5, "strategy: found 2.5, expected a table"),
+        (
+            "training.lora.target_parameters",
+            "experts.down_proj",
+            "training.lora.target_parameters: found 'experts.down_proj', expected a list, such as "
+            "['experts.down_proj']",
+        ),
+        ("training.lora.targets", 5, "training.lora.targets: found 5, expected a valid string or a list"),
+        ("run", {"phases": "x"}, "run.phases: found 'x', expected a list"),
+        ("training.lengths", {"documents": []}, "training.lengths.documents: found a list, expected at"),
+        ("training.compile", "maybe", "training.compile: found 'maybe', expected true or false"),
+        ("parallelism.expert_imbalance", True, "parallelism.expert_imbalance: found true, expected a"),
+        ("parallelism.expert_imbalance", [1.0, True], "parallelism.expert_imbalance.1: found true, expected"),
     ],
 )
 def test_a_place_has_the_file_s_keys_and_no_member_of_a_union(key: str, value: Any, told: str) -> None:
@@ -46,7 +63,42 @@ def test_a_place_has_the_file_s_keys_and_no_member_of_a_union(key: str, value: A
     with pytest.raises(InputError) as caught:
         zsim.Experiment(**{"model": "llama-3-8b", "cluster": "dgx-h100", **data})
     assert str(caught.value).startswith(f"experiment: {told}")
-    assert not re.search(r"literal\[|function-|constrained-|tuple\[|dict\[", str(caught.value))
+    assert not re.search(r"literal\[|function-|constrained-|tuple|dict\[|validation", str(caught.value))
+
+
+def numbers(table: type[BaseModel], *above: str) -> Iterator[tuple[str, ...]]:
+    """The keys of a table, and of those in it, that hold a number and no boolean."""
+    for name, field in table.model_fields.items():
+        types = members_of(field.annotation)
+        if {int, float} & set(types) and bool not in types:
+            yield (*above, name)
+        for one in types:
+            if isinstance(one, type) and issubclass(one, BaseModel) and name != "strategy":
+                yield from numbers(one, *above, name)
+
+
+def test_true_is_no_number_in_any_table_of_an_experiment() -> None:
+    """pydantic takes true for 1.0, where a field is not strict."""
+    places = [*numbers(ExperimentFile)]
+    places += [("strategy", *place) for table in STRATEGIES.values() for place in numbers(table)]
+    assert len(places) > 100
+    kinds = {name: kind for kind, table in STRATEGIES.items() for (name, *_) in numbers(table)}
+    for tables in places:
+        value: Any = True
+        for name in reversed(tables):
+            value = {name: value}
+        if tables[0] == "strategy":
+            value["strategy"]["kind"] = kinds[tables[1]]
+        with pytest.raises(InputError) as caught:
+            zsim.Experiment(**{"model": "llama-3-8b", "cluster": "dgx-h100", **value})
+        assert f"{'.'.join(tables)}: " in str(caught.value)
+        assert "found true" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [[], {}, ["torus"]])
+def test_the_kind_of_a_network_that_is_no_name_is_told(kind: Any) -> None:
+    with pytest.raises(InputError, match=r"F: kind: found a (list|table), expected '"):
+        validated({"kind": kind}, "F", Network)
 
 
 def test_a_number_of_a_json_s_union_is_named_by_its_key() -> None:

@@ -17,7 +17,7 @@ from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.trainer import TrainerTable
-from zsim.specs.messages import listed, problems_of
+from zsim.specs.messages import listed, problems_of, with_booleans_apart
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import (
@@ -43,7 +43,7 @@ class _Typed(TableOfFile):
     @classmethod
     def _refuse(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            made = handler(data)
+            made = handler(with_booleans_apart(data, [cls]))
         except ValidationError as error:
             raise InputError(listed(cls.__name__.removesuffix("Settings"), problems_of(error, cls))) from None
         if "kind" in cls.model_fields:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,13 +15,21 @@ from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 40
 _MAX_LISTED = 20
+# What a person writes, by pydantic's name of the problem: its own words name types of Python.
+_WRITTEN = {
+    "tuple_type": "a list", "list_type": "a list", "set_type": "a list", "frozen_set_type": "a list",
+    "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "a valid string",
+    "int_type": "a valid integer", "float_type": "a valid number", "none_required": "it left out",
+    "invalid_key": "a string as the key", "dict_type": "a table", "model_type": "a table",
+    "model_attributes_type": "a table", "is_instance_of": "a table",
+}  # fmt: skip
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Model:
     """`data` as a `model_type`; raises InputError with the file's name."""
     try:
-        return model_type.model_validate(data)
+        return model_type.model_validate(with_booleans_apart(data, [model_type]))
     except ValidationError as error:
         raise_input_error(error, file, model_type)
 
@@ -34,7 +42,7 @@ def raise_input_error(error: ValidationError, file: str, model_type: type[BaseMo
 def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
     """One sentence per problem in `error`."""
     details = error.errors(include_url=False)
-    return [_sentence(detail, model_type) for detail in _distinct(details, model_type)]
+    return [_sentence(detail, details, model_type) for detail in _distinct(details, model_type)]
 
 
 def listed(file: str, sentences: Sequence[str]) -> str:
@@ -81,7 +89,7 @@ def _is_refined(detail: ErrorDetails, details: Sequence[ErrorDetails], model_typ
     return any(len(deeper) > len(own) and deeper[: len(own)] == own for deeper in inside)
 
 
-def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
+def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
     location, kind = detail["loc"], detail["type"]
     if kind in ("extra_forbidden", "missing"):
         where = _where(location[:-1], model_type)
@@ -93,16 +101,36 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
     message = detail["msg"]
     if kind == "value_error":
         return where + message.removeprefix("Value error, ")
-    if kind in ("model_type", "dict_type"):
-        message = f"expected a table{_of(_keys(model_type, location))}"
-    if kind == "model_attributes_type":  # of one of several kinds
-        message = "expected a table"
-    expected = message.replace("Input should be", "expected", 1)
-    expected = expected[0].lower() + expected[1:]
     hint = ""
     if kind == "literal_error" and isinstance(detail["input"], str):
         hint = did_you_mean(detail["input"], re.findall(r"'([^']*)'", message))
-    return f"{where}found {_shown(detail['input'])}, {expected}{hint}"
+    return f"{where}found {_shown(detail['input'])}, expected {_expected(detail, details, model_type)}{hint}"
+
+
+def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
+    """What a file may have there: of a union, all that its members take."""
+    kind, location = detail["type"], detail["loc"]
+    if kind in ("model_type", "dict_type"):
+        return f"a table{_of(_keys(model_type, location))}"
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        limit = detail["ctx"]["min_length" if kind.endswith("short") else "max_length"]
+        noun = "character" if kind.startswith("string") else "item"
+        bound = "at least" if kind.endswith("short") else "at most"
+        return f"{bound} {limit} {noun}{'' if limit == 1 else 's'}"
+    if kind not in _WRITTEN:
+        return detail["msg"].removeprefix("Input should be ").replace("String should", "a string that should")
+    own = place(location, model_type)
+    kinds = [
+        other["type"]
+        for other in details
+        if other["input"] is detail["input"] and place(other["loc"], model_type) == own
+    ]
+    words = list(dict.fromkeys(_WRITTEN[one] for one in kinds if one in _WRITTEN))
+    found, shown = detail["input"], _shown(detail["input"])
+    items = [item for one in _walk(location, model_type)[1] for item in behind(one, 0)]
+    if "a list" in words and type(found) in items and len(shown) <= 40:
+        words[words.index("a list")] = f"a list, such as [{shown}]"
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _known(key: str, keys: list[str]) -> str:
@@ -124,6 +152,13 @@ def _where(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
 def place(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple[int | str, ...]:
     """The parts of a path that a file has: keys and numbers of items, without the names that pydantic gives
     the members of a union there, and without its mark of a key that is wrong itself."""
+    return _walk(location, model_type)[0]
+
+
+def _walk(
+    location: tuple[int | str, ...], model_type: type[BaseModel]
+) -> tuple[tuple[int | str, ...], list[Any]]:
+    """The parts of a path as `place` has them, and the types that the value there may have."""
     found: list[int | str] = []
     choices: list[Any] = [model_type]
     is_inside = True  # of a union: the part that chose its member is behind
@@ -133,37 +168,75 @@ def place(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple
         if len(choices) > 1 and not is_inside:
             is_inside = True
             continue
-        choices = [choice for one in choices for choice in _behind(one, part)] or [Any]
+        choices = [choice for one in choices for choice in behind(one, part)] or [Any]
         is_inside = False
         found.append(part)
-    return tuple(found)
+    return tuple(found), choices
 
 
-def _behind(annotation: Any, part: int | str) -> list[Any]:
+def behind(annotation: Any, part: int | str) -> list[Any]:
     """The types that a value of type `annotation` may have at a key or number; several for a union, of which
     None is none."""
     arguments = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        return _members(by_key[str(part)].annotation) if part in by_key else []
+        return members_of(by_key[str(part)].annotation) if part in by_key else []
     origin = get_origin(annotation)
     if not isinstance(origin, type) or not arguments:
         return []
     if origin is tuple and arguments[-1] is not ... and isinstance(part, int):
-        return _members(arguments[part]) if part < len(arguments) else []
+        return members_of(arguments[part]) if part < len(arguments) else []
     if issubclass(origin, Mapping):
-        return _members(arguments[-1])
-    return _members(arguments[0]) if issubclass(origin, Collection) else []
+        return members_of(arguments[-1])
+    return members_of(arguments[0]) if issubclass(origin, Collection) else []
 
 
-def _members(annotation: Any) -> list[Any]:
+def members_of(annotation: Any) -> list[Any]:
     """The members of a union but for None, else the type alone."""
     if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
+        return members_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        inner = (_members(one) for one in get_args(annotation) if one is not NoneType)
+        inner = (members_of(one) for one in get_args(annotation) if one is not NoneType)
         return [one for members in inner for one in members]
     return [annotation]
+
+
+class _Boolean:
+    """A boolean where numbers are meant, which pydantic would take for 0 or 1; no validator takes it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: bool) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return str(self.value).lower()
+
+
+def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
+    """The data of a file for one of `types`, booleans where numbers are meant as what pydantic refuses."""
+    if isinstance(data, bool):
+        is_number = not {int, float}.isdisjoint(types) and not any(_takes_booleans(one) for one in types)
+        return _Boolean(data) if is_number else data
+    if not types or not isinstance(data, Mapping | list | tuple):
+        return data
+    items = data.items() if isinstance(data, Mapping) else enumerate(data)
+    changed = {}
+    for part, value in items:
+        inner = [choice for one in types for choice in behind(one, part)]
+        found = with_booleans_apart(value, inner)
+        if found is not value:
+            changed[part] = found
+    if not changed:
+        return data
+    if isinstance(data, Mapping):
+        return {**data, **changed}
+    return [changed.get(number, value) for number, value in enumerate(data)]
+
+
+def _takes_booleans(annotation: Any) -> bool:
+    is_literal = get_origin(annotation) is Literal
+    return annotation is bool or (is_literal and any(isinstance(one, bool) for one in get_args(annotation)))
 
 
 def _shown(value: object) -> str:

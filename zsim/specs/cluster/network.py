@@ -106,9 +106,9 @@ class Network(Table):
     @model_validator(mode="before")
     @classmethod
     def _keys_of_the_kind(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("kind") not in KEYS:
+        kind = data.get("kind") if isinstance(data, dict) else None
+        if not isinstance(kind, str) or kind not in KEYS:
             return data
-        kind = data["kind"]
         allowed = (*SHARED_KEYS, *KEYS[kind])
         owners = {key: [other for other, keys in KEYS.items() if key in keys] for key in data}
         wrong = [

@@ -33,7 +33,7 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, with_training_file
-from zsim.specs.messages import listed, problems_of
+from zsim.specs.messages import listed, problems_of, with_booleans_apart
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
@@ -267,7 +267,7 @@ class Experiment(ExperimentFile):
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
             )
         try:
-            super().__init__(**data)
+            super().__init__(**with_booleans_apart(data, [ExperimentFile]))
         except ValidationError as error:
             # without the kind that pydantic puts into the path
             kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""

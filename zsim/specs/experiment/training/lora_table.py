@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.reading import read_text
-from zsim.specs.messages import raise_input_error
+from zsim.specs.messages import validated
 
 
 def _pattern(text: str) -> str:
@@ -136,7 +136,4 @@ def with_adapter_config(table: LoraTable) -> LoraTable:
             raise InputError(
                 f"training.lora.{key}: found {own!r}, but {table.config} says {found[key]!r}; leave one out"
             )
-    try:
-        return LoraTable.model_validate(table.model_dump(exclude={*found, "config"}) | found)
-    except ValidationError as error:
-        raise_input_error(error, table.config, LoraTable)
+    return validated(table.model_dump(exclude={*found, "config"}) | found, table.config, LoraTable)

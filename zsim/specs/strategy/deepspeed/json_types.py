@@ -47,7 +47,7 @@ def _names(value: Any) -> Any:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple):
-        raise ValueError(f"found {value!r}, expected a valid list")
+        raise ValueError(f"found {value!r}, expected a list")
     return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
 
 
