@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ def model(strategy: dict[str, Any] | None = None, name: str = "llama-3-8b", /, *
     table = {"sequence_length": 512, **training}
     kind = strategy or {"kind": "ddp"}
     return resolve(Experiment(model=name, cluster="dgx-h100", gpus=8, training=table, strategy=kind)).model
+
+
+def notes(**changes: Any) -> list[str]:
+    table = {"sequence_length": 512, **lora(**changes)}
+    job = resolve(Experiment(model="llama-3-8b", cluster="dgx-h100", gpus=8, training=table))
+    return [note for note in job.notes if "training.lora" in note]
 
 
 def lora(**changes: Any) -> dict[str, Any]:
@@ -48,6 +55,47 @@ def test_no_targets_at_all_are_an_error() -> None:
 
 def test_modules_to_save_are_trained_whole() -> None:
     assert model(**lora(modules_to_save=["lm_head"])).trainable_numel == 6_815_744 + 128_256 * 4096
+
+
+def test_what_is_trained_whole_gets_no_adapter() -> None:
+    """PEFT excludes what `modules_to_save` names: of q and v, v's 32 x 16 x 5,120 are left, and q's
+    32 x 4096^2; "head" is the end of lm_head."""
+    assert model(**lora(modules_to_save=["q_proj"])).trainable_numel == 32 * (16 * 5120 + 4096 * 4096)
+    assert model(**lora(modules_to_save=["head"])).trainable_numel == 6_815_744 + 128_256 * 4096
+    with pytest.raises(InputError, match="modules_to_save: leaves no product that gets an adapter"):
+        model(**lora(modules_to_save=["self_attn.q_proj", "self_attn.v_proj"]))
+
+
+def test_an_exclusion_that_is_a_string_is_a_pattern() -> None:
+    """v's of 32 layers, and q's of layers 10 to 31: 22 x 16 x 8,192."""
+    left = model(**lora(exclude=r".*layers\.\d\..*q_proj|.*layers\.1\.mlp")).trainable_numel
+    assert left == 32 * 16 * 5120 + 22 * 16 * 8192
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"rank_pattern": {"k_proj": 4}}, "rank_pattern: 'k_proj' matches nothing that has an adapter"),
+        ({"rank_pattern": {"q_prj": 4, "v_proj": 4}}, "'q_prj' matches nothing .*; did you mean 'q_proj'?"),
+        (
+            {"alpha_pattern": {"v_prj": 4}},
+            "alpha_pattern: 'v_prj' matches nothing .*; did you mean 'v_proj'?",
+        ),
+        ({"exclude": ["gate"]}, "exclude: 'gate' excludes nothing .*; did you mean 'gate_proj'?"),
+        ({"exclude": "q_proj"}, "exclude: 'q_proj' excludes nothing"),
+        ({"modules_to_save": ["score"]}, "modules_to_save: 'score' is no module of 'llama-3-8b'"),
+        ({"modules_to_save": ["lm_heads"]}, "'lm_heads' is no module .*; did you mean 'lm_head'?"),
+    ],
+)
+def test_a_name_that_matches_nothing_is_noted(changes: dict[str, Any], note: str) -> None:
+    (found,) = notes(**changes)
+    assert re.search(note, found)
+
+
+def test_names_that_match_are_not_noted() -> None:
+    patterns = {"layers.3.self_attn.q_proj": 4, r"layers\.\d\..*v_proj": 4}
+    assert not notes(rank_pattern=patterns, alpha_pattern=patterns, exclude=["layers.0.self_attn.q_proj"],
+                     modules_to_save=["embed_tokens", "mlp"])  # fmt: skip
 
 
 def test_adapters_leave_the_models_parameters_alone() -> None:
@@ -85,7 +133,7 @@ def test_an_adapter_config_of_peft_is_read(tmp_path: Path) -> None:
         (None, lora(targets=["query"]), "its products are q_proj, k_proj, v_proj, o_proj"),
         (None, lora(rank=2048), "a product of 4,096 x 1,024; expected at most 1,024"),
         (None, lora(layers=[32]), "found 32, but .* has the blocks 0 to 31"),
-        (None, {"frozen": ["model.embed"]}, "'model.embed' matches no parameter"),
+        (None, {"frozen": ["model.embed"]}, "'model.embed' matches .*; did you mean 'model.embed_tokens'?"),
         (None, {"frozen": ["*"]}, "no parameter of .* is left to train"),
         ({"kind": "megatron"}, lora(quantized="nf4"), "found 'nf4' under Megatron"),
         (None, {**lora(quantized="nf4"), "precision": "fp32"}, "'nf4' with precision fp32"),

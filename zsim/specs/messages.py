@@ -108,7 +108,7 @@ def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
 
 
 def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
-    """What a file may have there: of a union, all that its members take."""
+    """The words for what a file may have there: of a union, all that its members take."""
     kind, location = detail["type"], detail["loc"]
     if kind in ("model_type", "dict_type"):
         return f"a table{_of(_keys(model_type, location))}"

@@ -170,6 +170,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         training.precision,
         parallelism,
         of_experts,
+        notes,
         is_offloaded=offloads,
         deepspeed=deepspeed,
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from zsim.dataclass import dataclass
-from zsim.errors import InputError, nearest
+from zsim.errors import InputError
 from zsim.specs.model.expert_adapters import Adapted, products_of, with_expert_adapters, with_router_adapter
 from zsim.specs.model.experts import ExpertAdapterKind, Experts, Router
 from zsim.specs.model.spec import AdapterInput, AdapterSum, Block, Linear, ModelSpec, Module, Parameter
@@ -26,7 +26,9 @@ ALL_LINEAR = "all-linear"
 class Adapters:
     """`targets`: names of modules, or their last parts; ("all-linear",) every product of the blocks; a
     pattern, if `is_pattern` (a regular expression for the whole name). `ranks`: by pattern, where they differ
-    (`rank_pattern`). `layers`: numbers of the blocks that are adapted, () for all. `stored`: the type that
+    (`rank_pattern`). `layers`: numbers of the blocks that are adapted, () for all. `excludes`: as `targets`,
+    what gets none; `saved`: parts of names of modules that are trained whole, which get none either (PEFT
+    0.21.2 tuners/tuners_utils.py `check_target_module_exists`). `stored`: the type that
     the adapters are kept in ("": the framework's). `computed`: the type of their products, if it is not the
     training's; `recasts`: autocast casts what the adapter has cast to fp32 back. `parameters`: names or ends
     of names of stacked experts' weights (`target_parameters`). `experts`: how routed experts are adapted;
@@ -39,6 +41,8 @@ class Adapters:
     ranks: Mapping[str, int] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     excludes: tuple[str, ...] = ()
+    is_exclude_pattern: bool = False
+    saved: tuple[str, ...] = ()
     stored: str = ""
     computed: str = ""
     recasts: bool = False
@@ -48,19 +52,27 @@ class Adapters:
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
         for pattern, rank in self.ranks.items():
-            if re.match(rf"(.*\.)?({pattern})$", name):
+            if matches_pattern(name, pattern):
                 return rank
         return self.rank
 
+    def is_excluded(self, name: str) -> bool:
+        """Whether a module, or a weight of experts, gets no adapter whatever targets it."""
+        if self.is_exclude_pattern:
+            is_named = re.fullmatch(self.excludes[0], name) is not None
+        else:
+            is_named = is_named_by(name, self.excludes)
+        return is_named or any(re.match(rf"(^|.*\.){one}($|\..*)", name) for one in self.saved)
+
     def is_target(self, module: Module, name: str) -> bool:
         """Whether a module gets an adapter; `name`: its full name."""
-        if not isinstance(module.work, Linear) or _is_named(name, self.excludes):
+        if not isinstance(module.work, Linear) or self.is_excluded(name):
             return False
         if self.targets == (ALL_LINEAR,):
             return module.name != "lm_head" and bool(module.parameters)
         if self.is_pattern:
             return re.fullmatch(self.targets[0], name) is not None
-        return _is_named(name, self.targets)
+        return is_named_by(name, self.targets)
 
     def on_experts(self, module: Module, name: str) -> tuple[tuple[Adapted, int], ...]:
         """The products of a layer of routed experts that get an adapter, each with its rank."""
@@ -70,23 +82,30 @@ class Adapters:
         return tuple(
             (one, self.rank_of(one.name))
             for one in products_of(module, name, self.experts)
-            if _is_named(one.name, targets) and not _is_named(one.name, self.excludes)
+            if is_named_by(one.name, targets) and not self.is_excluded(one.name)
         )
 
     def is_on_router(self, module: Module, name: str) -> bool:
         """Whether a router's weight gets an adapter."""
         is_merged = self.experts == "merged" and isinstance(module.work, Router)
-        return is_merged and _is_named(f"{name}.weight", self.parameters)
+        return is_merged and is_named_by(f"{name}.weight", self.parameters)
 
 
-def _is_named(name: str, targets: Sequence[str]) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
+    """Whether a full name, or its end behind a dot, matches a regular expression (PEFT 0.21.2 utils/other.py
+    `get_pattern_key`)."""
+    return re.match(rf"(.*\.)?({pattern})$", name) is not None
+
+
+def is_named_by(name: str, targets: Sequence[str]) -> bool:
+    """Whether a module's full name is one of `targets`, or ends with one."""
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def with_adapters(model: ModelSpec, adapters: Adapters) -> ModelSpec:
-    """The model with adapters; blocks that were one object stay one object.
+def with_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, frozenset[str]]:
+    """The model with adapters, and the full names of what got one; blocks that were one object stay one.
 
-    Raises InputError for a target that names no product, and for a rank beyond a product's width.
+    Raises InputError for a rank beyond a product's width.
     """
     made: dict[tuple[int, tuple[int, ...]], Block] = {}
     blocks = []
@@ -118,8 +137,7 @@ def with_adapters(model: ModelSpec, adapters: Adapters) -> ModelSpec:
         is_adapted = adapters.is_target(module, module.name) and bool(module.parameters)
         found |= {module.name} if is_adapted else set()
         after += _adapted(module, module.name, adapters) if is_adapted else [module]
-    _check_targets(model, adapters, found)
-    return replace(model, blocks=tuple(blocks), after=tuple(after))
+    return replace(model, blocks=tuple(blocks), after=tuple(after)), frozenset(found)
 
 
 def _adapted_block(
@@ -189,63 +207,6 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
         Module(module.name, AdapterSum(outputs, adapters.computed), token_shards=shards),
     ]
     return parts
-
-
-def _products(model: ModelSpec) -> Iterator[str]:
-    """Names of the products of the blocks, and of the head."""
-    for module in (*(model.blocks[0].modules if model.blocks else ()), *model.after):
-        if isinstance(module.work, Linear):
-            yield module.name
-
-
-def _check_targets(model: ModelSpec, adapters: Adapters, found: set[str]) -> None:
-    """Raises InputError for targets that match nothing; names the model's products."""
-    products = list(dict.fromkeys(name.rpartition(".")[2] for name in _products(model)))
-    asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
-    _check_parameters(model, adapters, found)
-    missing = [
-        target
-        for target in asked
-        if not any(_is_named(name, (target,)) for name in found) and not _is_named(target, adapters.excludes)
-    ]
-    if not missing and (found or adapters.parameters):
-        return
-    if not adapters.targets:
-        raise InputError(
-            f"training.lora.targets: found none, expected products of '{model.name}': {', '.join(products)}, "
-            f'or "{ALL_LINEAR}"'
-        )
-    if not missing and adapters.excludes:
-        raise InputError(
-            "training.lora.exclude: leaves no product that gets an adapter; expected fewer names"
-        )
-    name = missing[0] if missing else adapters.targets[0]
-    near = nearest(name.rpartition(".")[2], products)
-    hint = f"; did you mean '{near}'" if near else ""
-    raise InputError(
-        f"training.lora.targets: '{name}' matches no product of '{model.name}'{hint}; its products are "
-        f'{", ".join(products)}, and "all-linear" means all of them but the head'
-    )
-
-
-def _check_parameters(model: ModelSpec, adapters: Adapters, found: set[str]) -> None:
-    """Raises InputError for `target_parameters` that match nothing; names the model's stacked weights."""
-    full = [
-        one.name
-        for module in (model.blocks[-1].modules if model.blocks else ())
-        for one in products_of(module, module.name, "merged")
-        if isinstance(module.work, Experts)
-    ]
-    for target in adapters.parameters:
-        if any(_is_named(name, (target,)) for name in found):
-            continue
-        near = nearest(target.rpartition(".")[2], [name.rpartition(".")[2] for name in full])
-        hint = f"; did you mean '{near}'" if near else ""
-        stacked = f"; its stacked weights are {', '.join(full)}" if full else ", which has no experts"
-        raise InputError(
-            f"training.lora.target_parameters: '{target}' matches no stacked weight of experts of "
-            f"'{model.name}'{hint}{stacked}"
-        )
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.errors import InputError
+from zsim.errors import InputError, did_you_mean
 from zsim.specs.model.adapters import is_frozen
 from zsim.specs.model.spec import (
     Activation,
@@ -49,7 +49,14 @@ class Frozen:
             return True
         if not self.all_but_adapters or ".lora_" in name:
             return False
-        return not any(f".{kept}." in f".{name}" for kept in self.keeps)
+        return not any(is_saved(name, kept) for kept in self.keeps)
+
+
+def is_saved(name: str, kept: str) -> bool:
+    """Whether a parameter is of a module whose name ends with `kept` (PEFT 0.21.2 utils/other.py
+    `_set_trainable`: "head" is `lm_head` as well)."""
+    parts = name.split(".")
+    return any(".".join(parts[:end]).endswith(kept) for end in range(1, len(parts)))
 
 
 def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
@@ -61,9 +68,12 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
     for pattern in frozen.patterns:
         if not any(is_frozen(name, (pattern,)) for name in names):
             some = ", ".join(names[:3])
+            parts = dict.fromkeys(
+                name.rsplit(".", number)[0] for name in names for number in range(name.count(".") + 1)
+            )
             raise InputError(
-                f"training.frozen: '{pattern}' matches no parameter of '{model.name}'; expected patterns of "
-                f"names like {some}"
+                f"training.frozen: '{pattern}' matches no parameter of '{model.name}'"
+                f"{did_you_mean(pattern, parts)}; expected patterns of names like {some}"
             )
     before = [_frozen(module, module.name, frozen) for module in model.before]
     after = [_frozen(module, module.name, frozen) for module in model.after]

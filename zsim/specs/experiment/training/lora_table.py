@@ -63,10 +63,15 @@ class LoraTable(BaseModel):
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="what adapters are kept in; left out: fp32"
     )
-    exclude: tuple[str, ...] = Field(default=(), description="modules that get no adapter")
+    exclude: _Pattern | tuple[str, ...] = Field(
+        default=(), description="modules that get no adapter; a string is a pattern"
+    )
     layers: tuple[int, ...] = Field(default=(), description="numbers of the blocks; all if left out")
     rank_pattern: dict[_Pattern, Annotated[int, Field(ge=1)]] = Field(
         default={}, description="ranks of single modules, by a pattern of their names"
+    )
+    alpha_pattern: dict[_Pattern, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
+        default={}, description="the same of `alpha`; without effect on cost"
     )
     modules_to_save: tuple[str, ...] = Field(default=(), description="modules that are trained whole")
     config: str | None = Field(
@@ -78,6 +83,7 @@ class LoraTable(BaseModel):
 _READ = {
     "r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout",
     "exclude_modules": "exclude", "layers_to_transform": "layers", "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
     "modules_to_save": "modules_to_save", "target_parameters": "target_parameters",
 }  # fmt: skip
 # Keys that change what is computed, by the value that does not.
@@ -120,7 +126,7 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
         value = found.get(key)
         if isinstance(value, list):
             found[key] = tuple(sorted(value) if key == "targets" else value)
-        elif isinstance(value, int) or (key == "exclude" and isinstance(value, str)):
+        elif isinstance(value, int):
             found[key] = (value,)
     return found
 

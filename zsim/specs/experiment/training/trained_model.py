@@ -13,6 +13,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
+from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.freezing import Frozen, with_frozen
@@ -36,12 +37,13 @@ def trained_model(
     precision: Precision,
     parallelism: Parallelism,
     experts: ExpertSplit,
+    notes: list[str],
     *,
     is_offloaded: bool = False,
     deepspeed: DeepSpeedConfig | None = None,
 ) -> ModelSpec:
     """The model with adapters and frozen parameters, for a strategy of `kind`; unchanged without them.
-    `experts`: whose code runs routed experts.
+    `experts`: whose code runs routed experts. Adds to `notes` what names nothing.
 
     Raises InputError for impossible adapters, NotSimulatedError for what zsim lacks.
     """
@@ -73,7 +75,10 @@ def trained_model(
                 "training.recompute_modules: found 'moe_act' with adapters on routed experts, which zsim "
                 "does not simulate; expected 'moe', or targets without linear_fc1 and linear_fc2"
             )
-    model = with_adapters(model, adapters)
+    plain = model
+    model, adapted = with_adapters(plain, adapters)
+    check_targets(plain, adapters, adapted)
+    notes += unmatched_notes(lora, plain, adapters, adapted)
     frozen = Frozen(
         table.frozen,
         all_but_adapters=True,
@@ -141,7 +146,9 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
         lora.dropout,
         lora.rank_pattern,
         lora.layers,
-        lora.exclude,
+        (lora.exclude,) if isinstance(lora.exclude, str) else lora.exclude,
+        isinstance(lora.exclude, str),
+        lora.modules_to_save,
         stored=own,
         computed="fp32" if own == "fp32" and is_low else "",
         recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,

@@ -1,0 +1,131 @@
+"""Names of `[training.lora]` that match nothing in the model.
+
+# [Note: names that match nothing]
+PEFT 0.21.2 stops where nothing at all is adapted, warns where `exclude_modules` excludes nothing
+(tuners/tuners_utils.py `inject_adapter`), and says nothing of a target among others, of `modules_to_save`
+(utils/other.py `_set_trainable`), nor of `rank_pattern` and `alpha_pattern` (`get_pattern_key` there). zsim
+stops at every target that matches nothing, and notes the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.model.adapters import ALL_LINEAR, Adapters, is_named_by, matches_pattern
+from zsim.specs.model.expert_adapters import products_of
+from zsim.specs.model.experts import Experts
+from zsim.specs.model.freezing import is_saved
+from zsim.specs.model.spec import Linear, ModelSpec, Module
+
+_WHERE = "training.lora"
+
+
+def check_targets(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
+    """Raises InputError for targets that match nothing, and where nothing is `adapted` (full names of what
+    got an adapter); names the model's products. `model`: without adapters."""
+    products = list(dict.fromkeys(name.rpartition(".")[2] for name in _product_names(model)))
+    asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
+    _check_parameters(model, adapters, adapted)
+    excluded = [name for name in _product_names(model) if adapters.is_excluded(name)]
+    missing = [
+        target for target in asked if not any(is_named_by(name, (target,)) for name in (*adapted, *excluded))
+    ]
+    if not missing and (adapted or adapters.parameters):
+        return
+    if not adapters.targets:
+        raise InputError(
+            f"{_WHERE}.targets: found none, expected products of '{model.name}': {', '.join(products)}, "
+            f'or "{ALL_LINEAR}"'
+        )
+    if not missing and excluded:
+        key = "exclude" if adapters.excludes else "modules_to_save"
+        raise InputError(f"{_WHERE}.{key}: leaves no product that gets an adapter; expected fewer names")
+    name = missing[0] if missing else adapters.targets[0]
+    hint = did_you_mean(name.rpartition(".")[2], products).removesuffix("?")
+    raise InputError(
+        f"{_WHERE}.targets: '{name}' matches no product of '{model.name}'{hint}; its products are "
+        f'{", ".join(products)}, and "all-linear" means all of them but the head'
+    )
+
+
+def _check_parameters(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
+    """Raises InputError for `target_parameters` that match nothing; names the model's stacked weights."""
+    full = [
+        one.name
+        for module in (model.blocks[-1].modules if model.blocks else ())
+        for one in products_of(module, module.name, "merged")
+        if isinstance(module.work, Experts)
+    ]
+    for target in adapters.parameters:
+        if any(is_named_by(name, (target,)) for name in adapted):
+            continue
+        hint = did_you_mean(target.rpartition(".")[2], [name.rpartition(".")[2] for name in full])
+        stacked = f"; its stacked weights are {', '.join(full)}" if full else ", which has no experts"
+        raise InputError(
+            f"{_WHERE}.target_parameters: '{target}' matches no stacked weight of experts of "
+            f"'{model.name}'{hint.removesuffix('?')}{stacked}"
+        )
+
+
+def unmatched_notes(
+    lora: LoraTable, model: ModelSpec, adapters: Adapters, adapted: Collection[str]
+) -> list[str]:
+    """One sentence per name of `lora` that matches nothing; see [Note: names that match nothing]. `adapted`:
+    full names of what got an adapter, `model`: without.
+
+    Raises InputError if no name of `modules_to_save` is found.
+    """
+    every = list(_module_names(model))
+    found = []
+    for key, patterns in (("rank_pattern", lora.rank_pattern), ("alpha_pattern", lora.alpha_pattern)):
+        found += [
+            f"{_WHERE}.{key}: '{pattern}' matches nothing that has an adapter, and changes nothing"
+            f"{_near(pattern, adapted)}"
+            for pattern in patterns
+            if not any(matches_pattern(name, pattern) for name in adapted)
+        ]
+    for name in adapters.excludes:
+        if adapters.is_exclude_pattern:
+            is_there = any(re.fullmatch(name, module) for module in every)
+        else:
+            is_there = any(is_named_by(module, (name,)) for module in every)
+        if not is_there:
+            found.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{_near(name, every)}")
+    found += [
+        f"{_WHERE}.modules_to_save: '{kept}' is no module of '{model.name}', and nothing is trained for it"
+        f"{_near(kept, every)}"
+        for kept in lora.modules_to_save
+        if not any(is_saved(f"{name}.weight", kept) for name in every)
+    ]
+    return found
+
+
+def _near(name: str, options: Iterable[str]) -> str:
+    """The nearest of the last parts of `options`."""
+    last = dict.fromkeys(option.rpartition(".")[2] for option in options)
+    return did_you_mean(name.rpartition(".")[2], last)
+
+
+def _module_names(model: ModelSpec) -> Iterator[str]:
+    """Full names of modules, and of the weights of routed experts."""
+    for prefix, module in _prefixed(model):
+        yield prefix + module.name
+        if isinstance(module.work, Experts):
+            yield from (one.name for one in products_of(module, prefix + module.name, "merged"))
+
+
+def _product_names(model: ModelSpec) -> Iterator[str]:
+    """Full names of the products of the blocks, and of the head."""
+    for prefix, module in _prefixed(model):
+        if isinstance(module.work, Linear):
+            yield prefix + module.name
+
+
+def _prefixed(model: ModelSpec) -> Iterator[tuple[str, Module]]:
+    yield from (("", module) for module in model.before)
+    for number, block in enumerate(model.blocks, model.first_block):
+        yield from ((f"{model.block_prefix}.{number}.", module) for module in block.modules)
+    yield from (("", module) for module in model.after)
