@@ -49,7 +49,8 @@ def test_a_run_on_the_terminal_imports_nothing_that_it_does_not_need() -> None:
         "from zsim.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = ('numpy.ma', 'numpy.random', 'html', 'jinja2', 'plotly', 'pandas', 'networkx', 'joblib')\n"
+        "heavy = ('numpy.ma', 'numpy.random', 'html', 'jinja2', 'plotly', 'pandas', 'networkx', 'joblib',\n"
+        "    'zsim.specs.experiment.run.run')\n"
         "print('imported', [name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from zsim import garbage_collection
 from zsim.errors import ZsimError
@@ -59,6 +59,16 @@ class _Commands(TyperGroup):
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [_converted_when_given(parameter) for parameter in super().get_params(ctx)]
+
+
+class _Command(TyperCommand):
+    """A command whose options are converted when they are given."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [_converted_when_given(parameter) for parameter in super().get_params(ctx)]
+
 
 def _command(name: str) -> Any:
     """The command, or the group of commands, that its module defines."""
@@ -72,25 +82,25 @@ def _command(name: str) -> Any:
         return several
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     settings = getattr(module, "EXTRA", None)
-    alone.command(name=name, short_help=line, context_settings=settings)(getattr(module, function or place))
-    command = typer.main.get_command(alone)
-    for parameter in command.params:
-        _convert_when_given(parameter)
-    return command
+    alone.command(name=name, cls=_Command, short_help=line, context_settings=settings)(
+        getattr(module, function or place)
+    )
+    return typer.main.get_command(alone)
 
 
-def _convert_when_given(parameter: Any) -> None:
-    """Convert the parameter's value only if there is one: typer makes a converter by pydantic for each, which
-    leaves None as it is."""
-    process = parameter.process_value
+def _converted_when_given(parameter: Any) -> Any:
+    """The parameter, whose value is converted only if there is one: typer makes a converter by pydantic for
+    each, which leaves None as it is."""
+    process = type(parameter).process_value
 
     def processed(context: Any, value: Any) -> Any:
         if value is not None or parameter.required:
-            return process(context, value)
+            return process(parameter, context, value)
         none = () if parameter.multiple or parameter.nargs == -1 else None
         return none if parameter.callback is None else parameter.callback(context, parameter, none)
 
     parameter.process_value = processed
+    return parameter
 
 
 app = typer.Typer(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from zsim.errors import InputError, did_you_mean, nearest
+from zsim.specs.late_table import LateTable
 
 _FEW_KEYS = 40
 _MAX_LISTED = 20
@@ -194,7 +195,9 @@ def behind(annotation: Any, part: int | str) -> list[Any]:
 def members_of(annotation: Any) -> list[Any]:
     """The members of a union but for None, else the type alone."""
     if get_origin(annotation) is Annotated:
-        return members_of(get_args(annotation)[0])
+        inner, *notes = get_args(annotation)
+        late = next((note for note in notes if isinstance(note, LateTable) and note.home), None)
+        return members_of(inner if late is None else late.table())
     if get_origin(annotation) in (Union, UnionType):
         inner = (members_of(one) for one in get_args(annotation) if one is not NoneType)
         return [one for members in inner for one in members]
@@ -274,11 +277,5 @@ def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     """The model class of an annotation, also in `X | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, UnionType):
-        for argument in get_args(annotation):
-            model = _model_in(argument)
-            if model is not None:
-                return model
-    return None
+    models = (one for one in members_of(annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+    return next(models, None)

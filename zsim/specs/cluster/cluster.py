@@ -5,7 +5,7 @@ Every table of numbers carries a `source` and an `evidence` grade for the number
 `assumed` (neither; the source says why). All link rates are per direction.
 """
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -257,7 +257,7 @@ class Cluster(BaseModel):
         """The names of its GPUs."""
         return " + ".join(dict.fromkeys(gpu.name for gpu in self.gpus))
 
-    def with_gpus(self, gpus: Sequence[Gpu]) -> Cluster:
+    def with_gpus(self, gpus: Sequence[Gpu]) -> Self:
         """The cluster with other GPUs, in the order of `self.gpus`."""
         nodes = tuple(one.model_copy(update={"gpu": gpu}) for one, gpu in zip(self.nodes, gpus, strict=False))
         return self.model_copy(update={"gpu": gpus[0], "nodes": nodes})

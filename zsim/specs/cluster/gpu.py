@@ -1,6 +1,6 @@
 """A GPU: figures of its data sheet and measured rates of its kernels."""
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from typing import Annotated, Literal, Self
 
@@ -227,7 +227,7 @@ class Power(Table):
     )
 
     @model_validator(mode="after")
-    def _check_order(self) -> Power:
+    def _check_order(self) -> Self:
         draws = {"idle": self.idle, "memory_bound": self.memory_bound, "communication": self.communication}
         for key, watts in draws.items():
             if watts is not None and watts > self.maximum:

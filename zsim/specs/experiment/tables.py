@@ -4,21 +4,21 @@
 every name up and fills every default in.
 """
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     Field,
-    InstanceOf,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment.data.lengths import LengthsTable
@@ -27,12 +27,12 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
-from zsim.specs.experiment.run.run import TrainingRunTable
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, with_training_file
+from zsim.specs.late_table import Late, LateTable
 from zsim.specs.messages import listed, problems_of, with_booleans_apart
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
@@ -50,13 +50,27 @@ from zsim.specs.strategy.training import (
     RecomputeModule,
 )
 
+if TYPE_CHECKING:
+    from zsim.specs.experiment.run.run import TrainingRunTable
+
+    _RunTable = TrainingRunTable
+else:
+    _RunTable = Annotated[Any, LateTable("zsim.specs.experiment.run.run:TrainingRunTable")]
+
 AttentionChoice = Literal[
     "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "cudnn", "math"
 ]
 
 
+class _Instance:
+    """Annotation of an object that no file spells; pydantic's `InstanceOf` describes all its fields too."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: object) -> core_schema.CoreSchema:
+        return core_schema.is_instance_schema(source)
+
+
 _Model = Annotated[
-    ModelSpec, InstanceOf(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
+    ModelSpec, _Instance(), PlainSerializer(lambda model: model), WithJsonSchema({"type": "object"})
 ]
 
 
@@ -108,7 +122,7 @@ class TrainingTable(TableOfFile):
         description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
         '"delayed" under Megatron, else "torchao-tensorwise"',
     )
-    lengths: LengthsTable | None = Field(
+    lengths: Late[LengthsTable] | None = Field(
         default=None, description="documents of different lengths, packed or padded"
     )
     bf16_first_layers: int = Field(default=0, ge=0, strict=True, description="layers that fp8 leaves out")
@@ -136,7 +150,7 @@ class TrainingTable(TableOfFile):
         default=None, description="whose kernels compute the loss; left out: those of the framework"
     )
     optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
-    lora: LoraTable | None = None
+    lora: Late[LoraTable] | None = None
     frozen: tuple[str, ...] = Field(
         default=(),
         description='what is not trained, by name with wildcards: "model.embed_tokens"',
@@ -213,11 +227,13 @@ class ExperimentFile(TableOfFile):
     gpus: Count | None = Field(
         default=None, description="GPUs of the job, if not whole nodes; left out: all of `nodes`"
     )
-    placement: PlacementTable = Field(
+    placement: Late[PlacementTable] = Field(
         default=PlacementTable.model_construct(), description="which nodes, and how many GPUs on each"
     )
-    faults: FaultsTable = Field(default=FaultsTable.model_construct(), description="what is slow or broken")
-    jitter: JitterTable = Field(
+    faults: Late[FaultsTable] = Field(
+        default=FaultsTable.model_construct(), description="what is slow or broken"
+    )
+    jitter: Late[JitterTable] = Field(
         default=JitterTable.model_construct(), description="what varies from step to step"
     )
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
@@ -225,20 +241,22 @@ class ExperimentFile(TableOfFile):
         default=TrainingTable.model_construct(),
         description="batch, precision, what is recomputed, the optimizer",
     )
-    parallelism: ParallelismTable = Field(
+    parallelism: Late[ParallelismTable] = Field(
         default=ParallelismTable.model_construct(),
         description="tensor, pipeline and context parallelism; data parallelism is what remains",
     )
-    trainer: TrainerTable = Field(
+    trainer: Late[TrainerTable] = Field(
         default=TrainerTable.model_construct(), description="what the training loop does around the model"
     )
-    data: DataTable = Field(default=DataTable.model_construct(), description="how fast samples are loaded")
-    simulation: SimulationTable = Field(
+    data: Late[DataTable] = Field(
+        default=DataTable.model_construct(), description="how fast samples are loaded"
+    )
+    simulation: Late[SimulationTable] = Field(
         default=SimulationTable.model_construct(), description="how much is simulated"
     )
-    strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table.model_construct(kind="fsdp2")
-    cost: CostTable | None = Field(default=None, description="prices and power, for money and energy")
-    run: TrainingRunTable | None = Field(
+    strategy: Late[StrategyTable] = Fsdp2Table.model_construct(kind="fsdp2")
+    cost: Late[CostTable] | None = Field(default=None, description="prices and power, for money and energy")
+    run: _RunTable | None = Field(
         default=None, description="over days, for zsim goodput; no step changes by it"
     )
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
@@ -290,7 +308,7 @@ def _with_its_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
     return with_training_file(tables, {}, origin=origin)[0]
 
 
-def _check_tokens(origin: str, run: TrainingRunTable | None, cost: CostTable | None) -> None:
+def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) -> None:
     """Raises InputError where a run and its price are for different tokens."""
     asked = None if run is None else run.total_tokens
     if asked is None or cost is None or cost.tokens is None:

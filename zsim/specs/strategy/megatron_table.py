@@ -1,6 +1,6 @@
 """Megatron's data parallelism as an experiment has it: the `[strategy]` table of kind "megatron"."""
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from typing import Annotated, Literal
 

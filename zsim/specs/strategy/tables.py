@@ -1,6 +1,6 @@
 """The tables of `[strategy]`, one for each kind, in the shape of their files."""
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from typing import Annotated, Any, Literal
 

@@ -1,11 +1,12 @@
 """The keys of a DeepSpeed JSON around `zero_optimization`, each once: its values, default and releases."""
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from zsim.specs.late_table import Late
 from zsim.specs.strategy.deepspeed.json_types import (
     Amount,
     CommunicationDtype,
@@ -156,20 +157,20 @@ class DeepSpeedFile(JsonBlock):
     train_micro_batch_size_per_gpu: Count | None = None
     gradient_accumulation_steps: Count | None = None
     gradient_clipping: Amount | None = None
-    zero_optimization: ZeroBlock | None = None
-    bf16: Bf16Block | None = None
-    fp16: Fp16Block | None = None
-    data_types: DataTypesBlock | None = None
+    zero_optimization: Late[ZeroBlock] | None = None
+    bf16: Late[Bf16Block] | None = None
+    fp16: Late[Fp16Block] | None = None
+    data_types: Late[DataTypesBlock] | None = None
     communication_data_type: CommunicationDtype | None = None
     prescale_gradients: bool = False
     gradient_predivide_factor: Annotated[float, BeforeValidator(not_a_bool), Field(gt=0)] = 1.0
     gradient_allreduce_op: Literal["mean", "sum"] = "mean"
-    optimizer: OptimizerBlock | None = None
-    aio: AioBlock | None = None
-    activation_checkpointing: ActivationCheckpointingBlock | None = None
-    tensor_parallel: TensorParallelBlock | None = None
+    optimizer: Late[OptimizerBlock] | None = None
+    aio: Late[AioBlock] | None = None
+    activation_checkpointing: Late[ActivationCheckpointingBlock] | None = None
+    tensor_parallel: Late[TensorParallelBlock] | None = None
     sequence_parallel_size: Count | None = None
-    pipeline: PipelineBlock | None = None
+    pipeline: Late[PipelineBlock] | None = None
     allgather_size: Elements | None = None
     managed_gradient_accumulation: bool = True
     wall_clock_breakdown: Annotated[Any, MEASURES] = None
@@ -197,7 +198,7 @@ class DeepSpeedFile(JsonBlock):
     dump_state: Any = None
     eigenvalue: Annotated[Any, GONE_0_19_8] = None
     elasticity: Annotated[Any, GONE_0_19_8, NotSimulated("batch sizes that follow the number of GPUs")] = None
-    expert_parallel: Annotated[ExpertParallelBlock | None, Key(since=(0, 19, 2))] = None
+    expert_parallel: Annotated[Late[ExpertParallelBlock] | None, Key(since=(0, 19, 2))] = None
     flops_profiler: Annotated[Any, MEASURES] = None
     graph_harvesting: Annotated[Any, GONE_0_19_8, NotSimulated("CUDA graphs of the optimizer step")] = None
     hybrid_engine: Annotated[Any, NotSimulated("generation between training steps")] = None

@@ -3,12 +3,13 @@
 If the meaning of an absent key depends on the release, its `Key` says so.
 """
 
-from __future__ import annotations
+# See [Note: annotations of tables].
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from zsim.specs.late_table import Late
 from zsim.specs.strategy.deepspeed.json_types import (
     Count,
     Device,
@@ -169,7 +170,7 @@ class ZeroBlock(JsonBlock):
         Key("a small all-reduce before each reduction", STAGE_3, since=(0, 17, 6), is_ignored_by_mics=True),
     ] = False
     leaf_module: Annotated[
-        LeafModuleBlock | None, Key("modules fetched as one", STAGE_3, since=(0, 18, 0))
+        Late[LeafModuleBlock] | None, Key("modules fetched as one", STAGE_3, since=(0, 18, 0))
     ] = None
     zero_hpz_partition_size: Annotated[
         Elements, Key("secondary shards inside groups of this size (hpZ)", STAGE_3)
@@ -182,7 +183,7 @@ class ZeroBlock(JsonBlock):
         bool, Key("int4 all-to-all reduction (qgZ)", STAGE_3, is_ignored_by_mics=True)
     ] = False
     zeropp_loco_param: Annotated[
-        LocoBlock | None,
+        Late[LocoBlock] | None,
         Key("error feedback for qgZ", STAGE_3, since=(0, 16, 1), until=(0, 19, 8), is_ignored_by_mics=True),
     ] = None
     mics_shard_size: Annotated[
@@ -192,13 +193,13 @@ class ZeroBlock(JsonBlock):
         bool, Key("gathers in two stages", STAGE_3, until=(0, 19, 7))
     ] = False
     offload_param: Annotated[
-        OffloadParamBlock | None, Key("where the shards of the parameters live", STAGE_3)
+        Late[OffloadParamBlock] | None, Key("where the shards of the parameters live", STAGE_3)
     ] = None
     offload_optimizer: Annotated[
-        OffloadOptimizerBlock | None, Key("where the optimizer states live and step", SHARDED)
+        Late[OffloadOptimizerBlock] | None, Key("where the optimizer states live and step", SHARDED)
     ] = None
     zenflow: Annotated[
-        ZenFlowBlock | None, Key("asynchronous updates on the CPU", SHARDED, since=(0, 17, 3))
+        Late[ZenFlowBlock] | None, Key("asynchronous updates on the CPU", SHARDED, since=(0, 17, 3))
     ] = None
 
     load_from_fp32_weights: bool = True

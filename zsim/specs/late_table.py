@@ -1,0 +1,72 @@
+"""Tables whose validators are built, and whose modules are imported, when a file first gives one.
+
+[Note: annotations of tables] Modules with many keys do not import `annotations` from `__future__`: pydantic
+would compile every key's annotation from text, whenever zsim starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args
+
+from pydantic import BaseModel
+from pydantic_core import core_schema
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+
+class LateTable:
+    """Annotation of a field with a table, or with one of several tables that their `kind` tells apart.
+
+    The table around it does not hold their validators, whose building would cost every run what few files
+    ask for: a value is validated by its own table. A table that is given by its `home`, "module:class", is
+    imported then too; the field's type is `Any` while zsim runs.
+    """
+
+    def __init__(self, home: str = "") -> None:
+        self.home = home
+
+    def table(self) -> type[BaseModel]:
+        """The table that is given by its home."""
+        module, _, name = self.home.partition(":")
+        return cast(type[BaseModel], getattr(importlib.import_module(module), name))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tables = get_args(source)
+        if not tables:
+            return _validated_by(self if self.home else source)
+        kinds = [get_args(table.model_fields["kind"].annotation)[0] for table in tables]
+        choices = {kind: _validated_by(table) for kind, table in zip(kinds, tables, strict=True)}
+        return core_schema.tagged_union_schema(choices, "kind")
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        if schema["type"] != "tagged-union":
+            return handler(_whole(schema))
+        choices = {kind: _whole(choice) for kind, choice in schema["choices"].items()}
+        return handler({**schema, "choices": choices})
+
+
+_Table = TypeVar("_Table")
+Late = Annotated[_Table, LateTable()]
+
+
+def _validated_by(table: LateTable | type[BaseModel]) -> CoreSchema:
+    return core_schema.no_info_plain_validator_function(
+        lambda value: _class_of(table).model_validate(value), metadata={"table": table}
+    )
+
+
+def _class_of(table: LateTable | type[BaseModel]) -> type[BaseModel]:
+    return table.table() if isinstance(table, LateTable) else table
+
+
+def _whole(schema: Any) -> CoreSchema:
+    """The schema of the table whose validator `_validated_by` puts off."""
+    table = _class_of(schema["metadata"]["table"])
+    table.model_rebuild()
+    return core_schema.definitions_schema(table.__pydantic_core_schema__, [])
