@@ -16,7 +16,8 @@ Owner = TypeVar("Owner")
 
 class GpuKernels(Generic[Owner]):
     """The kernels that run now: the ops, and the seconds of work that each has left alone on the GPU. One
-    kernel is `_op` (-1: none, or several), several are `_ops`.
+    kernel is `_op` (-1: none, or more than two), a second beside it `_second` (-1: none); more than two are
+    `_ops`.
 
     `call_at(now, delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
     `ticket` then; `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given,
@@ -29,7 +30,7 @@ class GpuKernels(Generic[Owner]):
 
     __slots__ = (
         "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_lefts", "_on_end", "_on_turn",
-        "_op", "_ops", "_owner", "_slowdown", "is_busy", "ticket",
+        "_op", "_ops", "_owner", "_second", "_second_left", "_slowdown", "is_busy", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -46,8 +47,8 @@ class GpuKernels(Generic[Owner]):
         self._on_end = on_end
         self._on_turn = on_turn
         self.is_busy = False
-        self._op = -1
-        self._left = 0.0
+        self._op = self._second = -1
+        self._left = self._second_left = 0.0
         self._ops: list[int] = []
         self._lefts: list[float] = []
         self._collectives = 0
@@ -72,11 +73,14 @@ class GpuKernels(Generic[Owner]):
     def _join(self, now: float, op: int, seconds: float) -> None:
         """Start kernels beside others."""
         self._settle(now)
-        if self._op >= 0:
-            self._ops, self._lefts = [self._op], [self._left]
-            self._op = -1
-        self._ops.append(op)
-        self._lefts.append(seconds)
+        if self._op >= 0 and self._second < 0:
+            self._second, self._second_left = op, seconds
+        else:
+            if self._op >= 0:
+                self._ops, self._lefts = [self._op, self._second], [self._left, self._second_left]
+                self._op = self._second = -1
+            self._ops.append(op)
+            self._lefts.append(seconds)
         self._plan_wake_up(now)
 
     def collective_started(self, now: float) -> None:
@@ -101,18 +105,36 @@ class GpuKernels(Generic[Owner]):
             self._plan_wake_up(now)
             return
         op = self._op
-        if op >= 0:
+        if op < 0:
+            self._end_least(now)
+        elif self._second < 0:
             self._op = -1
             self._on_end(self._owner, op, now)
         else:
-            self._end_least(now)
+            self._end_one_of_two(now)
         if self._op < 0 and not self._ops:
             self.is_busy = False
             if self._on_turn is not None:
                 self._on_turn(False)
 
+    def _end_one_of_two(self, now: float) -> None:
+        """End the one of two kernels that has less work left, or both."""
+        self._settle(now)
+        first, second = self._op, self._second
+        left, second_left = self._left, self._second_left
+        self._second = -1
+        if left == second_left:
+            self._op = -1
+            self._on_end(self._owner, first, now)
+            self._on_end(self._owner, second, now)
+            return
+        if left < second_left:
+            self._op, self._left = second, second_left
+        self._plan_wake_up(now)
+        self._on_end(self._owner, first if left < second_left else second, now)
+
     def _end_least(self, now: float) -> None:
-        """End those of several kernels that have the least work left."""
+        """End those of more than two kernels that have the least work left."""
         self._settle(now)
         least = min(self._lefts)
         ended: list[int] = []
@@ -124,6 +146,8 @@ class GpuKernels(Generic[Owner]):
             else:
                 ops.append(op)
                 lefts.append(left)
+        if len(ops) == 2:
+            self._second, self._second_left = ops.pop(), lefts.pop()
         if len(ops) == 1:
             self._op, self._left = ops.pop(), lefts.pop()
         self._ops, self._lefts = ops, lefts
@@ -137,7 +161,11 @@ class GpuKernels(Generic[Owner]):
         while a collective runs."""
         stretch = self._slowdown if self._collectives else 1.0
         elapsed, self._last_change = now - self._last_change, now
-        if self._op >= 0:
+        if self._second >= 0:
+            done = elapsed / (2 * stretch)
+            self._left -= done
+            self._second_left -= done
+        elif self._op >= 0:
             self._left -= elapsed / stretch
         else:
             done = elapsed / (len(self._ops) * stretch)
@@ -145,7 +173,12 @@ class GpuKernels(Generic[Owner]):
 
     def _plan_wake_up(self, now: float) -> None:
         stretch = self._slowdown if self._collectives else 1.0
-        if self._op >= 0:
+        if self._second >= 0:
+            least, other = self._left, self._second_left
+            if other < least:
+                least = other
+            stretch = 2 * stretch
+        elif self._op >= 0:
             least = self._left
         else:
             least, stretch = min(self._lefts), len(self._lefts) * stretch

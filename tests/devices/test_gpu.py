@@ -1,0 +1,83 @@
+"""Kernels that share a GPU, on a clock of their own."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import pytest
+
+from zsim.devices.gpu import GpuKernels
+
+
+class Clock:
+    """Runs a GPU: `starts` are (time, seconds) of kernels, which are numbered in this order; `collective`,
+    the time at which one begins and the time at which it ends. `ended`: (time, kernel) in order."""
+
+    def __init__(
+        self,
+        starts: list[tuple[float, float]],
+        slowdown: float = 1.0,
+        collective: tuple[float, float] | None = None,
+    ) -> None:
+        self.ended: list[tuple[float, int]] = []
+        self.turns: list[bool] = []
+        self._agenda: list[tuple[float, int, str, int]] = []
+        self._order = count()
+        gpu = GpuKernels(slowdown, self, self._call_at, Clock._end, self.turns.append)
+        for number, (at, _) in enumerate(starts):
+            self._put(at, "start", number)
+        for at, what in zip(collective or (), ("began", "over"), strict=False):
+            self._put(at, what, 0)
+        while self._agenda:
+            now, _, what, number = heapq.heappop(self._agenda)
+            if what == "start":
+                gpu.start(now, number, starts[number][1])
+            elif what == "began":
+                gpu.collective_started(now)
+            elif what == "over":
+                gpu.collective_ended(now)
+            elif number == gpu.ticket:
+                gpu.on_wake(now)
+        assert not gpu.is_busy
+
+    def _put(self, at: float, what: str, number: int) -> None:
+        heapq.heappush(self._agenda, (at, next(self._order), what, number))
+
+    def _call_at(self, now: float, delay: float, _gpu: GpuKernels[Clock], ticket: int) -> None:
+        self._put(now + delay, "wake", ticket)
+
+    def _end(self, op: int, now: float) -> None:
+        self.ended.append((now, op))
+
+
+def test_two_kernels_share_the_gpu_until_the_shorter_one_ends() -> None:
+    """1 s and 3 s of work: at half speed until 2 s, then the longer one alone for its other 2 s."""
+    assert Clock([(0.0, 3.0), (0.0, 1.0)]).ended == [(2.0, 1), (4.0, 0)]
+    assert Clock([(0.0, 1.0), (0.0, 3.0)]).ended == [(2.0, 0), (4.0, 1)]
+
+
+def test_equal_kernels_end_together_in_the_order_of_their_start() -> None:
+    clock = Clock([(0.0, 2.0), (0.0, 2.0)])
+    assert clock.ended == [(4.0, 0), (4.0, 1)]
+    assert clock.turns == [True, False]
+
+
+def test_three_kernels_and_then_two_and_then_one() -> None:
+    """1, 2 and 3 s of work: a third of the speed until 3 s, half until 5 s (1 s more each), and 1 s alone."""
+    assert Clock([(0.0, 2.0), (0.0, 3.0), (0.0, 1.0)]).ended == [(3.0, 2), (5.0, 0), (6.0, 1)]
+
+
+def test_a_third_kernel_joins_two() -> None:
+    """4 and 2 s of work side by side have 3 and 1 left after 2 s, when 1 s joins: both have 0 left 3 s later,
+    and the first its 2 s alone."""
+    assert Clock([(0.0, 4.0), (0.0, 2.0), (2.0, 1.0)]).ended == [(5.0, 1), (5.0, 2), (7.0, 0)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_collective_slows_two_kernels_alike(first: int) -> None:
+    """1 s and 2 s of work twice as slow until 2 s, while half a second of each is done: the shorter one has
+    half a second left, at half speed, and the longer one then 1 s."""
+    seconds = [1.0, 2.0] if first == 0 else [2.0, 1.0]
+    clock = Clock([(0.0, seconds[0]), (0.0, seconds[1])], slowdown=2.0, collective=(0.0, 2.0))
+    assert clock.ended == [(3.0, first), (4.0, 1 - first)]
