@@ -16,7 +16,8 @@ import simpy
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.alarm import Alarm
-from zsim.engine.lane import Lane, Meeting, as_bytes
+from zsim.engine.lane import Lane, Meeting
+from zsim.engine.lane_memory import LaneMemory
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
@@ -53,7 +54,7 @@ class Executor:
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
-        times = np.full(3 * self._left, np.nan).data.cast("B").cast("d")  # of all lanes, in huge pages
+        memory = LaneMemory(programs)
         self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
         self._alarm = Alarm(env, self._fire)
         self.lanes: list[Lane] = []
@@ -63,13 +64,11 @@ class Executor:
         self._slows_collectives = fabric is not None and fabric.slowdown > 1
         distinct = {id(program): program for program in programs}
         works = {key: [op.work for op in program.program.ops] for key, program in distinct.items()}
-        pending = {key: as_bytes(program.pending) for key, program in distinct.items()}
         for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
             groups = () if fabric is None else fabric.groups
             communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
-            own, times = times[: 3 * program.num_ops], times[3 * program.num_ops :]
-            key = id(program)
-            lane = Lane(rank, program, works[key], pending[key], communicators, seconds, env.now, own)
+            pending, times = memory.of_next(program)
+            lane = Lane(rank, program, works[id(program)], pending, communicators, seconds, env.now, times)
             turn = lane.flights.turn if self._slows_collectives else None
             lane.gpu = GpuKernels(slowdowns[number], lane, self._call_at, self._end, turn)
             if allocators:

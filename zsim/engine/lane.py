@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
@@ -17,7 +17,7 @@ from zsim.trace.trace import SpanInfo
 
 class Lane:
     """One simulated rank: the state of its host, and the times at which each op was issued, started and
-    ended. `times`: room for them, three for each op, all not a number."""
+    ended. `pending` and `times`: see `zsim.engine.lane_memory`."""
 
     __slots__ = (
         "allocator",
@@ -54,11 +54,11 @@ class Lane:
         rank: int,
         program: PricedProgram,
         works: Sequence[Work | None],
-        pending: bytearray | list[int],
+        pending: MutableSequence[int] | memoryview[int],
         communicators: dict[str, int],
         kernel_seconds: Sequence[float | None],
         began: float,
-        times: memoryview[float],
+        times: Sequence[memoryview[float]],
     ) -> None:
         self.rank = rank
         self.program = program
@@ -68,9 +68,8 @@ class Lane:
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.communicators = communicators  # which instance of each group it belongs to
-        self.pending = pending[:]
-        num = program.num_ops
-        self.issue, self.start, self.ended = times[:num], times[num : 2 * num], times[2 * num :]
+        self.pending = pending
+        self.issue, self.start, self.ended = times
         self.next_op = 0
         self.host_time = began
         self.ready: list[float] | None = None  # of a recorded rank: when what each op waited for was over
@@ -165,8 +164,3 @@ class Meeting:
         self.num_members = 0
         self.arrived: dict[int, list[tuple[Lane, int]]] = {}
         self.transfers: dict[int, Transfer] = {}
-
-
-def as_bytes(numbers: list[int]) -> bytearray | list[int]:
-    """The numbers as a byte each, where all are that small: every rank has its own copy."""
-    return bytearray(numbers) if max(numbers, default=0) < 256 else numbers

@@ -1,0 +1,47 @@
+"""The memory in which an executor's lanes keep the state of each op.
+
+# [Note: lanes side by side]
+Equal ranks reach an op at the same instant, one right after the other. So what they keep of it lies side by
+side for all lanes that run a program, not op by op for each lane: then one line of a processor's cache holds
+several lanes, where otherwise each would have to be fetched from memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import MutableSequence, Sequence
+
+import numpy as np
+
+from zsim.engine.priced_program import PricedProgram
+
+
+class LaneMemory:
+    """The memory of the lanes that run `programs`, in huge pages."""
+
+    def __init__(self, programs: Sequence[PricedProgram]) -> None:
+        self._num_lanes = Counter(map(id, programs))
+        self._num_given: Counter[int] = Counter()
+        distinct = {id(program): program for program in programs}.items()
+        self._times = {
+            key: np.full(3 * program.num_ops * self._num_lanes[key], np.nan).data.cast("B").cast("d")
+            for key, program in distinct
+        }
+        self._pending = {
+            key: np.repeat(np.array(program.pending, dtype=np.uint8), self._num_lanes[key]).data
+            for key, program in distinct
+            if self._num_lanes[key] > 1 and max(program.pending, default=0) < 256
+        }
+
+    def of_next(
+        self, program: PricedProgram
+    ) -> tuple[MutableSequence[int] | memoryview[int], list[memoryview[float]]]:
+        """The next lane that runs `program`: by op, how many ops it still waits for; and the times at which
+        it is issued, starts and ends, none of them known (not a number)."""
+        key, num = id(program), program.num_ops
+        count, place = self._num_lanes[key], self._num_given[key]
+        self._num_given[key] += 1
+        times = self._times[key][place::count]
+        together = self._pending.get(key)
+        pending = program.pending[:] if together is None else together[place::count]
+        return pending, [times[:num], times[num : 2 * num], times[2 * num :]]
