@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Copy, HostWork, Plan
+from zsim.plan.ops import Collective, Copy, HostWork, Plan
 from zsim.specs.experiment.resolve import resolve
 
 MODEL = {
@@ -21,8 +21,10 @@ BLOCK, ROOT = 12_596_224 // 4, (NUMEL - 2 * 12_596_224) // 4
 SHARD = NUMEL // 4
 
 
-def plan_of(micro_batches: int = 1, **strategy: Any) -> Plan:
-    training = {"sequence_length": 128, "gradient_accumulation_steps": micro_batches}
+def plan_of(micro_batches: int = 1, *, clipping: float = 0.0, **strategy: Any) -> Plan:
+    training = {
+        "sequence_length": 128, "gradient_accumulation_steps": micro_batches, "gradient_clipping": clipping,
+    }  # fmt: skip
     experiment = zsim.Experiment(
         model=MODEL, cluster="dgx-h100", gpus=4, training=training,
         strategy={"kind": "fsdp1", "cpu_offload": True, **strategy},
@@ -58,6 +60,26 @@ def test_the_host_waits_for_the_gradients_before_the_optimizer() -> None:
     update = next(n for n, op in enumerate(plan.ops) if isinstance(op.work, HostWork))
     waited = {wait for op in plan.ops[: update + 1] for wait in op.host_waits}
     assert max(copies) in waited
+
+
+@pytest.mark.parametrize(
+    ("sharding", "groups"), [("FULL_SHARD", ["shard"]), ("HYBRID_SHARD", ["shard"]), ("NO_SHARD", [])]
+)
+def test_norms_of_host_gradients_are_summed_on_the_gpu(sharding: str, groups: list[str]) -> None:
+    """One fp32 number goes to the GPU, is all-reduced over the group that the units are sharded over, and
+    comes back before the gradients are scaled; with NO_SHARD all ranks have the same norm."""
+    strategy = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
+    plan = plan_of(clipping=1.0, sharding_strategy=sharding, **strategy)
+    names = [op.name for op in plan.ops]
+    first, last = names.index("gradient norm"), names.index("clip gradients")
+    between = range(first + 1, last)
+    works = [(plan.ops[number].stream, plan.ops[number].work) for number in between]
+    reduced = [(work.bytes, work.group, stream) for stream, work in works if isinstance(work, Collective)]
+    assert reduced == [(4, group, "compute") for group in groups]
+    moved = [(work.direction, work.bytes) for _, work in works if isinstance(work, Copy)]
+    assert moved == [("h2d", 4), ("d2h", 4)][: 2 * len(groups)]
+    waited = {wait for op in plan.ops[first : last + 1] for wait in op.host_waits}
+    assert {number for number in between if isinstance(plan.ops[number].work, Copy)} <= waited
 
 
 def test_no_shards_copies_block() -> None:

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import PlanBuilder
+from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
 from zsim.plan.ops import HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.specs.strategy.frameworks import Fsdp1
 from zsim.specs.strategy.training import Training
+
+_NORM_BYTES = 4  # forced to fp32
 
 
 def check_accumulation(strategy: Fsdp1, training: Training) -> None:
@@ -76,12 +78,21 @@ class Fsdp1Home:
         self.builder.host("gradients in host memory")
         self.builder.free("gradients", self.stored_bytes * self.numel)
 
-    def step(self) -> None:
-        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too."""
+    def step(self, shard: str | None) -> None:
+        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too, and sums their
+        norms over the group `shard` on the GPU (torch 2.13 fully_sharded_data_parallel.py `_get_grad_norm`
+        moves the norm to the compute device, `clip_grad_norm_` reduces it and moves it back); None: NO_SHARD,
+        whose norms are alike."""
         training = self.training
         if training.gradient_clipping > 0:
             norm = HostWork("copy", self.stored_bytes * self.numel, self.numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
+            if shard is not None:
+                self.host.copy("gradient norm to GPU", "h2d", _NORM_BYTES, COMPUTE, is_pinned=False)
+                self.builder.collective(
+                    "all_reduce", _NORM_BYTES, "fp32", shard, stream=COMPUTE, name="all_reduce gradient norm"
+                )
+                self.host.copy("gradient norm to host", "d2h", _NORM_BYTES, COMPUTE, is_pinned=False)
             self.host.scale("clip gradients", self.numel)
         self.host.optimizer(
             "optimizer step", self.numel, training.optimizer, training.optimizer_implementation

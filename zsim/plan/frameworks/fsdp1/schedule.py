@@ -353,7 +353,7 @@ class Fsdp1Schedule(Hooks):
     def optimizer_step(self) -> None:
         numels = self._trained
         if self.home is not None:
-            self.home.step()
+            self.home.step(self.shard.name if self.shard else None)
         else:
             sums = ((self.shard.name, 4),) if self.shard else ()
             clip_gradients(self.builder, self.training, numels, sums)
