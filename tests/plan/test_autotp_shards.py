@@ -62,11 +62,57 @@ def test_the_shards_are_what_deepspeed_answers() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [row[4] for row in SHARDS]
 
 
-def autotp(ranks: int, *, version: str = "0.19.8", model: dict[str, Any] = LLAMA) -> Job:
+def autotp(ranks: int, *, version: str = "0.19.8", model: dict[str, Any] = LLAMA, grain: int = 1) -> Job:
     return job_of(
         1, {}, model=model, gpus=2 * ranks, micro_batches=1, version=version,
-        tensor_parallel={"autotp_size": ranks},
+        tensor_parallel={"autotp_size": ranks, "tp": {"tp_grain_size": grain}},
     )  # fmt: skip
+
+
+# `get_shard_size_list(total, ranks, AutoTPMeta(num_kv_heads=6, tp_grain_size=grain), "mlp")` of 0.19.8.
+GRAINS: list[tuple[int, int, int, list[int]]] = [
+    (1001, 4, 64, [256, 256, 256, 233]),
+    (1001, 4, 1, [251, 250, 250, 250]),
+    (96, 4, 128, [24, 24, 24, 24]),
+    (640, 4, 64, [192, 192, 128, 128]),
+    (640, 4, 320, [320, 320, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("total", "ranks", "grain", "shards"), GRAINS)
+def test_a_grain_deals_out_so_many_features_at_a_time(
+    total: int, ranks: int, grain: int, shards: list[int]
+) -> None:
+    assert sum(shards) == total
+    assert first_shard(total, ranks, "mlp.gate_proj", 6, grain) == shards[0] == max(shards)
+
+
+def test_a_plan_with_a_grain_is_that_of_the_first_rank() -> None:
+    """4,099 logits are 64 grains of 64, 16 a rank, and 3 more, which the last has: zsim stops. Of 1,001
+    features 31 grains of 32 are 8 on the first of 4 ranks, of 4,128 logits 33."""
+    with pytest.raises(
+        NotSimulatedError, match=r"found 64, which leaves 3 of the 4,099 features of 'lm_head'"
+    ):
+        make_plan(autotp(4, grain=64))
+    model = {**LLAMA, "vocab_size": 4128}
+    job = autotp(4, grain=32, model=model)
+    modules = stages_of(job.model, job.parallelism)[0].blocks[0].modules
+    assert [one.work.width for one in modules if isinstance(one.work, Activation)] == [256]
+    assert ("all_gather", "tensor", 128 * 4 * 33 * 32 * 2) in calls(make_plan(job).program, "tensor")
+    (told,) = [note for note in job.notes if note.startswith("AutoTP")]
+    assert "256 of 1,001 features of the MLP" in told
+
+
+def test_releases_without_a_grain_and_those_that_lose_features() -> None:
+    """0.18.9 to 0.19.5 follow transformers' plan and leave the grain at 1; older ones drop the 41 features of
+    1,001 that 64 leaves over."""
+    assert autotp(3, grain=64, version="0.19.5").parallelism.tensor_grain == 1
+    for version in ("0.16.4", "0.18.8"):
+        with pytest.raises(
+            InputError, match=f"does not divide the 1,001 features .*{version} loses the rest"
+        ):
+            autotp(4, grain=64, version=version)
+    assert autotp(4, grain=64, version="0.19.6").parallelism.tensor_grain == 64
 
 
 def test_the_plan_is_that_of_the_first_rank() -> None:

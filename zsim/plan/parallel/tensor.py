@@ -126,7 +126,7 @@ class _Cutter:
         """The features, of `total` of a module, of the rank whose model this is: an equal part, under AutoTP
         the first rank's."""
         if self.parallelism.style == "autotp":
-            return first_shard(total, self.ranks, name, self.num_kv_heads)
+            return first_shard(total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain)
         return total // self.ranks
 
     def cut(self, module: Module, parameter: Parameter, dimension: int) -> Parameter:

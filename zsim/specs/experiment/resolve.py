@@ -56,7 +56,7 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.model.vocabulary import with_padded_vocabulary
 from zsim.specs.names import check_names
-from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note
+from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note, with_grain
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
 from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
@@ -156,6 +156,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = resolve_deepspeed(table, asked, model, cluster, placement, parallelism)
+        parallelism = with_grain(parallelism, deepspeed)
         notes += deepspeed.notes
     asked = with_interval(asked, deepspeed, parallelism)
     optimizer = chosen_optimizer(asked, table, deepspeed)

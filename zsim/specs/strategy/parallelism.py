@@ -62,7 +62,8 @@ class Parallelism:
     `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline. `schedule_csv`:
     the file of a schedule, and `schedule_text` its content; "" for the named schedule.
     `order`: the axes of the mesh from the slowest to the fastest. `context_inner`: with "a2a+p2p", the ranks
-    of a context group that exchange heads: those on one node. `context_masks`: torch's context parallelism
+    of a context group that exchange heads: those on one node. `tensor_grain`: of what AutoTP's parts are
+    multiples. `context_masks`: torch's context parallelism
     is that of FlexAttention, for windows. `buffered_micro_batches`: the micro-batches of
     a step of which fewer are simulated: torch's stages keep a buffer for each; 0 if all are. `experts`: of a
     mixture of experts.
@@ -85,6 +86,7 @@ class Parallelism:
     context_method: ContextMethod = "p2p"
     context_inner: int = 1
     context_masks: bool = False
+    tensor_grain: int = 1
     order: tuple[str, ...] = (PIPELINE, DATA, CONTEXT, TENSOR)
     buffered_micro_batches: int = 0
     style: Style = "torch"

@@ -3,10 +3,13 @@
 Features of attention are dealt out by key/value heads, all others evenly, with what is left over to the first
 ranks, one each; so the first rank has the most of everything, and the others wait for it. With fewer
 key/value heads than ranks the last ranks have none (`get_shard_size`, DeepSpeed 0.16.4 to 0.19.8
-module_inject/tp_shard.py, whose `tp_grain_size` is 1 in training).
+module_inject/tp_shard.py). With a `tp_grain_size` above 1 features are dealt out by so many; what is left
+over is the last rank's since 0.19.6, and nobody's before.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.model.adapters import is_adapter_part
@@ -16,6 +19,7 @@ from zsim.specs.strategy.parallelism import Parallelism
 
 _EVEN = ("mlp", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")  # in a layer's name
 _HEADS = ("lm_head", "embed_out")
+_GRAIN = "tensor_parallel.tp.tp_grain_size"
 
 
 def kv_heads(model: ModelSpec) -> int:
@@ -24,12 +28,33 @@ def kv_heads(model: ModelSpec) -> int:
     return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
 
 
-def first_shard(total: int, ranks: int, name: str, num_kv_heads: int) -> int:
-    """Rank 0's of `total` features of the layer `name`."""
+def with_grain(parallelism: Parallelism, config: DeepSpeedConfig) -> Parallelism:
+    """The parallelism with the grain of AutoTP's parts; releases that follow transformers' plan without
+    knowing of heads know no grain either."""
+    if parallelism.style != "autotp" or config.release.cuts_heads_in_two:
+        return parallelism
+    return replace(parallelism, tensor_grain=config.tp_grain_size)
+
+
+def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int = 1) -> int:
+    """Rank 0's of `total` features of the layer `name`; `grain`: of what its part is a multiple, where it is
+    not dealt out by heads and is as large.
+
+    Raises NotSimulatedError where what a grain leaves over makes the last rank's part the largest.
+    """
     by_heads = total % num_kv_heads == 0 and name not in _HEADS and not any(part in name for part in _EVEN)
     if by_heads:
         return total // num_kv_heads * -(-num_kv_heads // ranks)
-    return -(-total // ranks)
+    if total < grain:
+        return -(-total // ranks)
+    grains, rest = divmod(total, grain)
+    if rest and grains % ranks == 0:
+        raise NotSimulatedError(
+            f"{_GRAIN}: found {grain}, which leaves {rest:,} of the {total:,} features "
+            f"of '{name}' to the last of {ranks} ranks, beyond the {grains // ranks * grain:,} that each "
+            f"has; zsim simulates the first rank, expected a grain that divides {total:,}"
+        )
+    return -(-grains // ranks) * grain
 
 
 def uneven_shards_note(
@@ -37,19 +62,21 @@ def uneven_shards_note(
 ) -> str | None:
     """The note on ranks with unequal parts; None where they are equal.
 
-    Raises InputError for releases that cut a head in two, NotSimulatedError for parts of products of which
-    AutoTP deals out each by a rule of its own.
+    Raises InputError for releases that cut a head in two or lose features, NotSimulatedError for parts of
+    products of which AutoTP deals out each by a rule of its own.
     """
     if deepspeed is None or parallelism.style != "autotp":
         return None
     tensor, told = parallelism.tensor, dict[str, None]()
+    _check_grain(model, parallelism.tensor_grain, deepspeed)
     for block in model.distinct_blocks:
         for module in block.modules:
             work = module.work
             if isinstance(work, Attention) and work.num_kv_heads % tensor:
                 told[_uneven_heads(work, model, tensor, deepspeed)] = None
             elif isinstance(work, Activation):
-                part = first_shard(work.width, tensor, module.name, kv_heads(model))
+                grain = parallelism.tensor_grain
+                part = first_shard(work.width, tensor, module.name, kv_heads(model), grain)
                 if part * tensor == work.width:
                     continue
                 told[f"{part:,} of {work.width:,} features of the MLP"] = None
@@ -62,6 +89,18 @@ def uneven_shards_note(
         f"AutoTP: the first of {tensor} tensor-parallel ranks has {' and '.join(told)}; the step is that of "
         "this rank, for which the others wait"
     )
+
+
+def _check_grain(model: ModelSpec, grain: int, deepspeed: DeepSpeedConfig) -> None:
+    works = [module.work for block in model.distinct_blocks for module in block.modules]
+    widths = [work.width for work in works if isinstance(work, Activation)]
+    uneven = [total for total in (*widths, model.vocab_size) if total >= grain and total % grain]
+    if uneven and not deepspeed.release.gives_last_rank_the_rest:
+        raise InputError(
+            f"{_GRAIN}: found {grain}, which does not divide the {uneven[0]:,} features of a layer of "
+            f"'{model.name}', and DeepSpeed {deepspeed.release} loses the rest; expected one that does, or "
+            "strategy.version 0.19.6 or newer"
+        )
 
 
 def _uneven_heads(work: Attention, model: ModelSpec, tensor: int, deepspeed: DeepSpeedConfig) -> str:

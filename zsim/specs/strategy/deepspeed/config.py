@@ -147,7 +147,7 @@ class DeepSpeedConfig:
     `param_dtype`: of the stored and gathered weights; `grad_accum_dtype`: of accumulated gradients;
     `communication_dtype`: of gradient reductions. `check_grad_overflow`: the step looks for infinities first,
     which costs a reduction and a wait. `pipeline`: of `PipelineEngine`, without effect elsewhere.
-    `expert_parallel`: AutoEP's block.
+    `expert_parallel`: AutoEP's block. `tp_grain_size`: of AutoTP.
     `gpus_per_node`: the `device_count()` that qgZ and MiCS build their
     groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the model is built
     under `deepspeed.zero.Init`, which is the script's choice, not the file's. `delayed_parameter_update`: the
@@ -179,6 +179,7 @@ class DeepSpeedConfig:
     zero_init: bool = True
     delayed_parameter_update: bool = False
     fetches_one_by_one: bool = False
+    tp_grain_size: int = 1
 
     @property
     def version(self) -> str:

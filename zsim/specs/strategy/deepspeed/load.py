@@ -143,6 +143,7 @@ class _Resolver:
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
         ]
+        sizes = None if file.tensor_parallel is None else file.tensor_parallel.tensor_parallel
         return DeepSpeedConfig(
             name=where,
             release=release,
@@ -167,6 +168,7 @@ class _Resolver:
             unsimulated=find_unsimulated(reading, zero, optimizer),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
+            tp_grain_size=sizes.tp_grain_size if sizes is not None else 1,
         )
 
     def _batch(self) -> BatchSizes:

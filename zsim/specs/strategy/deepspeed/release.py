@@ -62,7 +62,8 @@ class Release:
     reduce-scatters what two hops cannot divide; else it fails. `casts_before_quantizing`: qwZ casts weights
     to fp16 first; else its kernels read the bits of bf16 as fp16. `misreduces_mics`: MiCS's gradients are
     scattered over all GPUs, not over the group that holds the shards (`_get_param_partition_group`).
-    `cuts_heads_in_two`: AutoTP follows transformers' plan without knowing of heads.
+    `cuts_heads_in_two`: AutoTP follows transformers' plan without knowing of heads, or of a grain.
+    `gives_last_rank_the_rest`: of features that AutoTP's grain does not divide; else they are lost.
     `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through pinned memory on a separate stream
     and keeps the newest input on the GPU; else both copies block and are not pinned.
     """
@@ -112,6 +113,9 @@ class Release:
     misreduces_mics: Annotated[bool, ReleaseChange(f"#8060, {_STAGE3}", since=(0, 19, 3), until=(0, 19, 7))]
     has_leaf_classes: Annotated[bool, ReleaseChange("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
     cuts_heads_in_two: Annotated[bool, ReleaseChange(f"#8185, {_ENGINE}", since=(0, 18, 9), until=(0, 19, 6))]
+    gives_last_rank_the_rest: Annotated[
+        bool, ReleaseChange("#8185, module_inject/tp_shard.py", since=(0, 19, 6))
+    ]
     copies_checkpoints_on_a_stream: Annotated[
         bool, ReleaseChange("#8255, activation_checkpointing/offload_activations.py", since=(0, 19, 6))
     ]

@@ -81,10 +81,19 @@ class ActivationCheckpointingBlock(JsonBlock):
     profile: bool = False
 
 
+class TensorSizesBlock(JsonBlock):
+    """`tensor_parallel.tp`."""
+
+    tp_size: Elements = 1
+    tp_grain_size: Count = 1
+    mpu: Any = None
+    tp_group: Any = None
+
+
 class TensorParallelBlock(JsonBlock):
     autotp_size: Elements = 0
     tp_overlap_comm: bool = False
-    tensor_parallel: Any = Field(None, alias="tp")
+    tensor_parallel: TensorSizesBlock | None = Field(None, alias="tp")
     dtype: Any = None
     injection_policy_tuple: Any = None
     keep_module_on_host: bool = False
