@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,18 @@ def test_a_short_run_is_told_in_hours_and_energy_in_its_size() -> None:
     assert "Where the time goes minutes share" in said
     assert "kWh" in said
     assert " 0 " not in said.partition("GPU-hours with spares")[2].partition(".")[0]
+
+
+def test_small_losses_of_a_long_run_have_units_of_their_own(whole: Any) -> None:
+    """Of a run of days "0.00 days" says nothing: seconds, minutes and hours, and shares of two digits."""
+    lines = list(goodput_lines(whole))
+    start = next(number for number, line in enumerate(lines) if line.startswith("Where the days go"))
+    rows = lines[start + 1 : lines.index("", start)]
+    assert len(rows) > 3
+    assert any(re.search(r"\d (min|h|s) +\d", row) for row in rows)
+    for row in rows:
+        assert re.search(r" (0\.[1-9]\d|[1-9]\d*\.\d\d|\d+\.\d+ (s|min|h))  +", row), row
+        assert not row.endswith(" 0.00 %"), row
 
 
 def test_the_page_shows_a_run_with_its_failures(whole: Any) -> None:

@@ -109,7 +109,7 @@ def waterfall(run: SimulatedRun) -> Figure:
             x=[seconds / _DAY],
             base=[at / _DAY],
             marker_color=COLORS[name],
-            hovertemplate=f"{MEANINGS[name]}: %{{x:.3f}} days<extra></extra>",
+            hovertemplate=f"{MEANINGS[name]}: {_length(seconds)}<extra></extra>",
         )
         at += seconds
     figure.update_xaxes(title_text="days", range=[0, at / _DAY])

@@ -23,6 +23,8 @@ MEANINGS = {
 }
 _MAX_CAUSES = 8
 _DAY = 86_400.0
+_TWO_DIGITS = 0.0995  # of a unit, of two decimals
+_LEAST_SHARE = 0.0000995  # told as 0.01 %
 _UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 
 
@@ -127,10 +129,21 @@ def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
     rows = {"steps": useful, **runs.lost_seconds()}
     whole = sum(rows.values())
     return [
-        [MEANINGS[name], f"{seconds / unit_seconds:.2f}", f"{seconds / whole * 100:.2f} %"]
+        [MEANINGS[name], _told(seconds, unit_seconds), _share(seconds / whole)]
         for name, seconds in rows.items()
         if abs(seconds) > 1e-9 or name == "steps"
     ]
+
+
+def _told(seconds: float, unit_seconds: float) -> str:
+    """The seconds in a column's unit, or in their own where that would leave one digit or none."""
+    told = seconds / unit_seconds
+    return format_duration(seconds) if 0 < abs(told) < _TWO_DIGITS else f"{told:.2f}"
+
+
+def _share(fraction: float) -> str:
+    is_told = fraction == 0 or abs(fraction) >= _LEAST_SHARE
+    return f"{fraction * 100:.2f} %" if is_told else f"{format_amount(fraction * 100)} %"
 
 
 def _causes(run: SimulatedRun) -> list[list[str]]:
