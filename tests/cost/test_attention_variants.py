@@ -57,6 +57,19 @@ def test_pairs_of_queries_and_keys(changes: dict[str, Any], pairs: float) -> Non
     assert attended_pairs(work, 64) == pairs
 
 
+def test_a_fused_kernel_has_the_layer_s_window_where_it_is_shorter() -> None:
+    """64 tokens; both ways a window of w on each side is 2 w + 1 keys."""
+    found = {}
+    for window in (16, 64, None):
+        for causal in (True, False):
+            one = module(window=window, is_causal=causal)
+            kernels = (*forward_kernels(one, SHAPE, FLASH), *backward_kernels(one, SHAPE, FLASH))
+            (found[window, causal],) = {each.window for each in kernels if each.kind.startswith("attention")}
+    assert found == {(16, True): 16, (16, False): 33, **dict.fromkeys(
+        ((window, causal) for window in (64, None) for causal in (True, False)), 0
+    )}  # fmt: skip
+
+
 def test_fused_attention_that_sees_all_tokens_does_twice_the_work_of_a_causal_one() -> None:
     causal, full = (forward_kernels(module(is_causal=one), SHAPE, FLASH) for one in (True, False))
     assert total_flops(full) == 2 * total_flops(causal)

@@ -237,6 +237,32 @@ def test_few_heads_leave_sms_idle(heads: int, length: int, mean: float, expected
 
 
 @pytest.mark.parametrize(
+    ("shape", "is_causal", "window", "seen", "mean", "blocks"),
+    [
+        ((8, 4096, 4096, 128), True, 0, 4096, 0.5, 256),
+        ((8, 4096, 4096, 128), True, 1024, 1792, 0.875, 256),  # w s - w^2/2 pairs: 1 - w/2s of w keys
+        ((8, 4096, 4096, 128), False, 1025, 2 * (1025 - 512 * 513 / 4096), 1 - 512 * 513 / 4096 / 1025, 256),
+        ((8, 512, 4096, 128), True, 1024, 2048, 1.0, 32),  # all of the last queries see a whole window
+    ],
+)
+def test_a_window_makes_blocks_more_alike_and_shorter(
+    shape: tuple[int, int, int, int], is_causal: bool, window: int, seen: float, mean: float, blocks: int
+) -> None:
+    """As many blocks of 128 queries as without it; the longest passes over w keys. H = 500 keys, T = 1/2, 64
+    SMs: f = F s/(s + H) x/max(1, x + T), x = mean blocks / 64."""
+    curve = AttentionEfficiency.model_validate(
+        {**_ORIGIN, "forward_fraction": 0.8, "backward_fraction": 0.6, "sequence_half": 500,
+         "forward_blocks": {"rows": 128, "tail": 0.5}}
+    )  # fmt: skip
+    board = load_gpu("a100-sxm-80gb").model_copy(update={"attention": curve, "sm_count": 64})
+    kernel = Kernel("attention_forward", 1e12, 0.0, "bf16", shape, is_causal=is_causal, window=window)
+    work = mean * blocks / 64
+    expected = 0.8 * seen / (seen + 500) * work / max(1.0, work + 0.5)
+    assert board.peak.bf16 is not None
+    assert 1e12 / (board.peak.bf16 * arithmetic_seconds(kernel, board)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("gpu", "variant", "kind", "measured"),
     [
         ("a100-sxm-80gb", None, "attention_forward", {64: 1.187, 32: 1.118, 16: 0.988, 8: 0.786, 4: 0.514}),

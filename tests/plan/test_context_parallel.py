@@ -384,6 +384,17 @@ def test_torch_gathers_for_flex_attention_and_keeps_what_it_gathered() -> None:
     assert attention_of(job).work.saved_bytes == 2 * full + tokens * HEADS * (HEAD_DIM * 2 + 4)
 
 
+def test_kernels_know_the_window_and_the_report_whose_rate_flex_attention_has() -> None:
+    job = job_of("fsdp2", None, 4, model={**MISTRAL, "sliding_window": 300})
+    issued: Any = attention_of(job).work.forward
+    kernels = [kernel for part in issued if isinstance(part.work, Kernels) for kernel in part.work.kernels]
+    assert [one.window for one in kernels if one.kind == "attention_forward"] == [300]
+    (note,) = [one for one in job.notes if "FlexAttention" in one]
+    assert "no curve was measured on a100-sxm-80gb" in note
+    assert not [one for one in job_of("fsdp2", None, 4).notes if "FlexAttention" in one]
+    assert not [one for one in job_of("megatron", "all-gather", 4, model=MISTRAL).notes if "Flex" in one]
+
+
 def test_a_window_as_long_as_the_sequence_is_none() -> None:
     long = {**MISTRAL, "sliding_window": LENGTH}
     for kind, method in (("fsdp2", "all-gather"), ("fsdp2", "p2p"), ("megatron", "all-gather")):

@@ -165,11 +165,18 @@ def _unpadding(
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_forward(work, shape.sequences, length, length, pairs, options)
-    kernel = _by_document(kernel, shape)
+    kernel = _masked_kernel(work, _by_document(kernel, shape))
     if work.bias == "none":
-        return (kernel if work.is_causal else replace(kernel, is_causal=False),)
+        return (kernel,)
     read = _num_scores(work, shape) * options.activation_bytes
-    return (replace(kernel, is_causal=work.is_causal, hbm_bytes=kernel.hbm_bytes + read),)
+    return (replace(kernel, hbm_bytes=kernel.hbm_bytes + read),)
+
+
+def _masked_kernel(work: Attention, kernel: Kernel) -> Kernel:
+    """The kernel with the layer's mask: a window only where it is shorter than the sequence."""
+    most = 0 if work.window is None else work.window if work.is_causal else 2 * work.window + 1
+    window = most if most < kernel.shape[2] else 0
+    return replace(kernel, is_causal=work.is_causal, window=window)
 
 
 def fused_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
@@ -185,7 +192,7 @@ def fused_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The fused kernel of one block of the scores of each of `sequences`."""
     kernel = _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
-    return replace(kernel, is_causal=block.is_causal)
+    return replace(kernel, is_causal=block.is_causal, window=_window_of([block]))
 
 
 def blocks_forward(
@@ -193,14 +200,22 @@ def blocks_forward(
 ) -> Kernel:
     """The fused kernel of several blocks of the scores of each of `sequences`; keys that two of them read are
     read twice."""
-    return _fused_forward(work, sequences, *together(blocks), options)
+    kernel = _fused_forward(work, sequences, *together(blocks), options)
+    return replace(kernel, window=_window_of(blocks))
 
 
 def blocks_backward(
     work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
     """The backward of `blocks_forward`."""
-    return _fused_backward(work, sequences, *together(blocks), options)
+    kernel = _fused_backward(work, sequences, *together(blocks), options)
+    return replace(kernel, window=_window_of(blocks))
+
+
+def _window_of(blocks: Sequence[ScoreBlock]) -> int:
+    """The window of blocks of one mask; 0 where it is no shorter than all their keys."""
+    window = min(block.window or 0 for block in blocks)
+    return window if window < max(block.keys for block in blocks) else 0
 
 
 def _fused_forward(
@@ -217,13 +232,13 @@ def _fused_forward(
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     length, pairs = shape.sequence_length, _pairs(work, shape)
     kernel = _fused_backward(work, shape.sequences, length, length, pairs, options)
-    kernel = _by_document(kernel, shape)
+    kernel = _masked_kernel(work, _by_document(kernel, shape))
     if work.bias == "none":
-        return (kernel if work.is_causal else replace(kernel, is_causal=False),)
+        return (kernel,)
     e, scores = options.activation_bytes, _num_scores(work, shape)
     has_gradient = work.bias != "zeros"
     moved = scores * e * (2 if has_gradient else 1)
-    kernel = replace(kernel, is_causal=work.is_causal, hbm_bytes=kernel.hbm_bytes + moved)
+    kernel = replace(kernel, hbm_bytes=kernel.hbm_bytes + moved)
     return (kernel, *_bias_gradient(work, shape, options)) if has_gradient else (kernel,)
 
 
@@ -239,7 +254,7 @@ def _bias_gradient(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The backward of `block_forward`."""
     kernel = _fused_backward(work, sequences, block.queries, block.keys, block.pairs, options)
-    return replace(kernel, is_causal=block.is_causal)
+    return replace(kernel, is_causal=block.is_causal, window=_window_of([block]))
 
 
 def _fused_backward(

@@ -31,7 +31,8 @@ class Kernel:
     k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy
     W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal products in one call, as of
     attention that is written out. `is_causal`: in fused attention the last query sees all
-    keys, each one before it one less; else all queries see all keys.
+    keys, each one before it one less; else all queries see all keys. `window`: of those it sees so many at
+    most, the last or, without a causal mask, the nearest (0: all).
     """
 
     kind: KernelKind
@@ -46,3 +47,4 @@ class Kernel:
     layout: Layout = "nt"
     is_causal: bool = True
     is_batched: bool = False
+    window: int = 0

@@ -92,7 +92,7 @@ def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:
     return left, right, n
 
 
-def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:
+def attention_fraction(keys: float, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:
     """Fraction of peak of fused attention.
 
         f = F * s / (s + H) * d / (d + D)
@@ -103,8 +103,8 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
     products (whose work does).
 
     s is the tokens of a causal sequence, 2 k - q of q queries that end with the last of k keys, 2 k without a
-    mask: a block of queries begins and ends once, and passes over the keys that it sees in between (Dao 2023,
-    "FlashAttention-2", section 3.1).
+    mask, nearly 2 w with a window w: a block of queries begins and ends once, and passes over the keys that
+    it sees in between (Dao 2023, "FlashAttention-2", section 3.1).
     """
     fraction = attention.fraction(head_dim, is_backward=is_backward)
     return (
@@ -118,9 +118,10 @@ def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, block
         x / max(1, x + T)     x = w b a ceil(l / r) / S
 
     b a: `heads` of all sequences; l: `length`, queries or in backward keys; r: `rows` of a block; w: `mean`
-    work of a block by that of the longest, 1/2 under a causal mask; S: SMs; T: `tail`. x is the time of all
-    work on all SMs, in that of the longest block, which nothing goes below; at the end SMs wait for the last
-    block, at most for one of the longest (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    work of a block by that of the longest, 1/2 under a causal mask, 1 - v / 2 s of s tokens with a window v;
+    S: SMs; T: `tail`. x is the time of all work on all SMs, in that of the longest block, which nothing goes
+    below; at the end SMs wait for the last block, at most for one of the longest (Graham 1969, "Bounds on
+    multiprocessing timing anomalies").
     """
     work = mean * heads * ceil(length / blocks.rows) / sm_count
     return work / max(1.0, work + blocks.tail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.score_blocks import ScoreBlock
 from zsim.cost.rates import deterministic
 from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction, occupied_fraction
 from zsim.errors import InputError
@@ -56,16 +57,27 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
     heads, queries, keys, head_dim = kernel.shape
-    seen = 2 * keys - (queries if kernel.is_causal else 0)
+    pairs = _pairs(kernel)
     is_backward = kernel.kind == "attention_backward"
-    fraction = attention_fraction(seen, head_dim, gpu.attention, is_backward=is_backward)
+    fraction = attention_fraction(2 * pairs / queries, head_dim, gpu.attention, is_backward=is_backward)
     if is_deterministic(kernel, gpu):
         return fraction / deterministic.stretch(kernel, gpu)
     blocks = gpu.attention.backward_blocks if is_backward else gpu.attention.forward_blocks
     if blocks is None:
         return fraction
-    length = keys if is_backward else queries
-    return fraction * occupied_fraction(heads, length, seen / (2 * keys), gpu.sm_count, blocks)
+    length, most = (keys, queries) if is_backward else (queries, keys)
+    longest = min(most, kernel.window or most)
+    return fraction * occupied_fraction(heads, length, pairs / (length * longest), gpu.sm_count, blocks)
+
+
+def _pairs(kernel: Kernel) -> float:
+    """Query-key pairs of one head that the mask of fused attention leaves; the first and the last queries of
+    a window to both sides see one side of it less."""
+    _, queries, keys, _ = kernel.shape
+    if kernel.is_causal:
+        return ScoreBlock(queries, keys, is_causal=True, window=kernel.window or None).pairs
+    side = kernel.window // 2
+    return queries * (kernel.window or keys) - side * (side + 1)
 
 
 def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.model.spec import Activation, Attention, Block, ModelSpec
 from zsim.specs.strategy.mesh import CONTEXT
 from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism
@@ -194,6 +196,17 @@ def with_context_masks(parallelism: Parallelism, model: ModelSpec, sequence_leng
     has_windows = any(isinstance(work, Attention) and _has_window(work, sequence_length) for work in works)
     masks = parallelism.style == "torch" and parallelism.context > 1 and has_windows
     return replace(parallelism, context_masks=masks)
+
+
+def flex_note(parallelism: Parallelism, gpus: Sequence[Gpu]) -> str | None:
+    """The note on whose rates FlexAttention has: no GPU's file has a curve of it."""
+    if not parallelism.context_masks:
+        return None
+    names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+    return (
+        "attention with a window is torch's FlexAttention under context parallelism, of which no curve was "
+        f"measured on {names}: it is taken to be as fast as the fused attention of the GPU's file"
+    )
 
 
 def _has_window(work: Attention, sequence_length: int) -> bool:

@@ -34,7 +34,12 @@ from zsim.specs.experiment.kernel_choices import (
     with_one_connection,
     with_release,
 )
-from zsim.specs.experiment.model_split import check_split, with_context_inner, with_context_masks
+from zsim.specs.experiment.model_split import (
+    check_split,
+    flex_note,
+    with_context_inner,
+    with_context_masks,
+)
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -213,8 +218,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         notes += [unread] if unread else []
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
-    unequal = uneven_shards_note(model, parallelism, deepspeed)
-    notes += [unequal] if unequal else []
+    noted = (uneven_shards_note(model, parallelism, deepspeed), flex_note(parallelism, cluster.gpus))
+    notes += [note for note in noted if note]
     check_fp8_shapes(model, training, parallelism)
     strategy: Strategy
     cluster = whole
