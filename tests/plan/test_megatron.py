@@ -303,6 +303,40 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
 
 
 @pytest.mark.parametrize(
+    ("split", "attention", "expected"),
+    [
+        (Parallelism(), None, {}),
+        (Parallelism(), "megatron_core_unfused_attention", {"megatron_core_unfused_attention": 2}),
+        (Parallelism(context=4), None, {"megatron_core_hop": 8}),
+        (Parallelism(context=4, context_method="a2a+p2p", context_inner=2), None, {"megatron_core_hop": 4}),
+        (Parallelism(context=4, context_method="all-to-all"), None, {}),
+    ],
+)
+def test_attention_costs_a_megatron_block_more(
+    toys: Any, split: Parallelism, attention: str | None, expected: dict[str, int]
+) -> None:
+    """Two passes: each without a fused kernel, and each hop of a ring."""
+    builder = PlanBuilder([])
+    block = next(
+        one for one in make_workload(toys.transformer(), toys.training()).segments if one.kind == "block"
+    )
+    strategy = replace(CORE, attention_overhead=attention)
+    enter_block(builder, strategy, replace(split, style="megatron"), block, 2)
+    events = {op.overhead: op.events for op in builder.program([], "").ops}
+    assert events == {"megatron_core_block": 2, **expected}
+
+
+def test_timers_of_level_2_wait_around_every_forward_and_backward(toys: Any) -> None:
+    """Two micro-batches: the host waits for compute in front of four passes and behind them. The first finds
+    gradients being zeroed; in front of each later pass it waits for what the one before has waited for."""
+    plan = toy_plan(toys, replace(CORE, synchronizes=True, checks_nan=False), gradient_accumulation_steps=2)
+    without = toy_plan(toys, replace(CORE, checks_nan=False), gradient_accumulation_steps=2)
+    waits = [op for op in plan.ops if op.host_waits]
+    assert len(waits) - len([op for op in without.ops if op.host_waits]) == 5
+    assert [op.name for op in plan.ops] == [op.name for op in without.ops]
+
+
+@pytest.mark.parametrize(
     ("virtual", "overhead", "style", "events"),
     [
         (2, "megatron_core_block", "megatron", 1),
@@ -314,9 +348,12 @@ def test_nanotrons_blocks_wait_for_tensor_ranks_in_a_pipeline(
 def test_the_interleaved_schedule_pays_for_every_chunk(
     virtual: int, overhead: str | None, style: Any, events: int
 ) -> None:
+    """But where timers wait for the messages."""
     builder = PlanBuilder([])
     strategy = replace(CORE, block_overhead=overhead)
-    enter_chunk(builder, strategy, Parallelism(pipeline=2, virtual_stages=virtual, style=style))
+    split = Parallelism(pipeline=2, virtual_stages=virtual, style=style)
+    enter_chunk(builder, replace(strategy, synchronizes=True), split)
+    enter_chunk(builder, strategy, split)
     assert [op.overhead for op in builder.program([], "").ops] == ["megatron_chunk"] * events
 
 

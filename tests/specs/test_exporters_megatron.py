@@ -87,7 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no overlap of messages": {
         "parallelism": {"pipeline": 4, "virtual_stages": 2},
         "training": {"gradient_accumulation_steps": 8},
-        "strategy": {"overlap_p2p": False, "align_param_gather": False},
+        "strategy": {"overlap_p2p": False, "align_param_gather": False, "timing_log_level": 2},
     },
     "uneven": {
         "parallelism": {"pipeline": 4, "layers_per_stage": [7, 9, 9, 7]},

@@ -96,6 +96,30 @@ def test_a_cuda_graph_spares_the_host_the_layers() -> None:
     assert tests.block_overhead == "megatron_core_deterministic_block"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "test", "expected"),
+    [
+        ("A100-SXM4-80GB", "gpt/gpt3_mcore_te_tp1_pp4_vp1/golden_values_dev_dgx_a100.json", (True, 1.7)),
+        ("A100-SXM4-80GB", "gpt/gpt3_mcore_tp1_pp2/golden_values_dev_dgx_a100.json", (True, 1.4)),
+        ("A100-SXM4-80GB", "gpt/gpt3_7b_tp4_pp1_memory_speed/golden_values_dev_dgx_a100.json", (False, 1.5)),
+        ("H100-SXM5-80GB", "gpt/gpt3_mcore_tp1_pp2/golden_values_dev_dgx_h100.json", (False, 0.95)),
+        ("H100-SXM5-80GB", "gpt/gpt3_mcore_te_tp1_pp4_vp1/golden_values_dev_dgx_h100.json", (False, 1.3)),
+        (
+            "H100-SXM5-80GB",
+            "gpt/gpt3_mcore_te_tp4_pp2_frozen_resume_torch_dist_reshard_8x1xNone/golden_values.json",
+            (True, 1.85),
+        ),
+    ],
+)
+def test_megatrons_tests_ran_with_the_timers_and_hosts_of_their_day(
+    gpu: str, test: str, expected: tuple[bool, float]
+) -> None:
+    """As their rules say; without one a cluster has its file's host."""
+    found = row(source="megatron-ci", gpu=gpu, source_ref=f"NVIDIA/Megatron-LM@d98e8a64:{test}")
+    assert isinstance(found.job.strategy, Megatron)
+    assert (found.job.strategy.synchronizes, found.job.cluster.host.overhead_factor) == expected
+
+
 def test_vtrains_single_node_skips_its_updates() -> None:
     found = row(source="vtrain-single", inter_gbps_per_gpu="", n_gpus="8", global_batch="64")
     assert isinstance(found.job.strategy, Megatron)

@@ -88,6 +88,10 @@ class PlanBuilder:
         if event is not None:
             self._host_waits.append(event)
 
+    def synchronize(self) -> None:
+        """`torch.cuda.synchronize`: block the host on all work that any stream has so far."""
+        self._host_waits += self._last.values()
+
     # -- ops --------------------------------------------------------------------------------------------
 
     def add(

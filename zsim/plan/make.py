@@ -196,8 +196,15 @@ def plan_stages(
         messenger = None
         if parallelism.pipeline > 1:
             messenger = _messenger(builder, stages, ranks, rank, parallelism, strategy)
-        delays = isinstance(strategy, Megatron) and strategy.delays_expert_weights
-        run_actions(builder, owners, steps, messenger, delays_weights=delays)
+        is_megatron = isinstance(strategy, Megatron)
+        run_actions(
+            builder,
+            owners,
+            steps,
+            messenger,
+            delays_weights=is_megatron and strategy.delays_expert_weights,
+            synchronizes=is_megatron and strategy.synchronizes,
+        )
         resident = [memory for owner in owners.values() for memory in owner.resident()]
         resident += messenger.resident() if messenger is not None else []
         if isinstance(strategy, Megatron):

@@ -1,4 +1,12 @@
-"""The step of a pipeline rank: its steps in order, then the optimizer."""
+"""The step of a pipeline rank: its steps in order, then the optimizer.
+
+# [Note: timers that wait]
+Megatron's timers wait for the device when they start and when they stop (`torch.cuda.synchronize`,
+Megatron-LM d98e8a64 megatron/core/timers.py). Level 2 times every forward, every backward and every exchange
+of messages (core/pipeline_parallel/schedules.py, p2p_communication.py), so that messages which would be
+waited for at their use are waited for where they are posted. What level 1 times, around all micro-batches and
+in the optimizer, ends where the host waits anyway; its barriers are left out.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +30,11 @@ def run_actions(
     messenger: Messenger | None = None,
     *,
     delays_weights: bool = False,
+    synchronizes: bool = False,
 ) -> None:
     """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation; `messenger`: the
-    rank's messages, None without a pipeline; `delays_weights`: of pairs (`run_pair`).
+    rank's messages, None without a pipeline; `delays_weights`: of pairs (`run_pair`); `synchronizes`: see
+    [Note: timers that wait].
 
     If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
     torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py).
@@ -43,6 +53,9 @@ def run_actions(
     told = {action.stage for action in actions if action.kind in _VERBS}
     last = {action.stage: action for action in actions if action.kind in ("B", "W")}
     for step in steps:
+        is_timed = synchronizes and (isinstance(step, Overlap | MessageCall) or _computes(step))
+        if is_timed:
+            builder.synchronize()
         if isinstance(step, Action):
             is_last = last.get(step.stage) == step
             _run(owners[step.stage], step, messenger, is_last=is_last, is_told=step.stage in told)
@@ -63,6 +76,8 @@ def run_actions(
             messenger.post(step)
         elif messenger is not None and isinstance(step, MessageWait):
             messenger.wait(step.messages)
+        if is_timed:
+            builder.synchronize()
     if messenger is not None:
         messenger.finish()
     chunks[0].finish_gradients()
@@ -73,6 +88,10 @@ def run_actions(
     for owner in chunks:
         if (logs := owner.stage.workload.logs) is not None:
             logs.end_step(builder)
+
+
+def _computes(step: Step) -> bool:
+    return isinstance(step, Action) and step.kind not in _VERBS
 
 
 def _walk(owners: Mapping[int, Hooks], action: Action) -> Walk:

@@ -16,7 +16,12 @@ import re
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.specs.strategy.megatron_experts import block_overhead, expert_overheads, one_expert_overhead
+from zsim.specs.strategy.megatron_experts import (
+    attention_overhead,
+    block_overhead,
+    expert_overheads,
+    one_expert_overhead,
+)
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
 from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
@@ -43,7 +48,8 @@ class Megatron:
     `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
     nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overheads`: those of a layer's
-    router and of each of its two grouped products; `one_expert_overhead`: that of one local expert in each of
+    router and of each of its two grouped products; `attention_overhead`: beside a block's, of Transformer
+    Engine's attention without a fused kernel; `one_expert_overhead`: that of one local expert in each of
     the two, where experts run one after the other. `skips_update`: the loss scale is still falling, and
     gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
@@ -56,7 +62,8 @@ class Megatron:
     precision-aware optimizer's states. `saves_copies`: in a checkpoint every tensor-parallel rank writes the
     states of what all of them hold (core 0.15: training/checkpointing.py `dp_reshardable`). `workspaces`:
     bytes of each workspace of cuBLAS that torch's allocator holds. `keeps_placeholders`: Transformer Engine
-    keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13).
+    keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13). `synchronizes`:
+    timers wait for the device around every forward, backward and exchange of messages.
     """
 
     distributed_optimizer: bool
@@ -75,6 +82,7 @@ class Megatron:
     block_overhead: str | None = "megatron_core_block"
     expert_overheads: tuple[str | None, str | None] = (None, None)
     one_expert_overhead: str | None = None
+    attention_overhead: str | None = None
     skips_update: bool = False
     overlap_p2p: bool = True
     align_grad_reduce: bool = True
@@ -91,6 +99,7 @@ class Megatron:
     saves_copies: bool = False
     workspaces: tuple[int, ...] = ()
     keeps_placeholders: bool = False
+    synchronizes: bool = False
 
 
 def megatron_strategy(
@@ -146,6 +155,7 @@ def megatron_strategy(
         block_overhead=block_overhead(table, has_core),
         expert_overheads=expert_overheads(table, has_core),
         one_expert_overhead=one_expert_overhead(table, has_core),
+        attention_overhead=attention_overhead(table, training, has_core),
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,
@@ -165,6 +175,7 @@ def megatron_strategy(
         and has_core
         and release >= _KEEPS_PLACEHOLDERS
         and table.transformer_impl == "transformer_engine",
+        synchronizes=is_megatron and table.timing_log_level == 2,
     )
 
 

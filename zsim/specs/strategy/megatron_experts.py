@@ -32,6 +32,14 @@ def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
     return (whole, "megatron_core_half_block", None)[count]
 
 
+def attention_overhead(table: MegatronTable, training: Training, has_core: bool) -> str | None:
+    """The event beside a block's where Transformer Engine's attention runs without a fused kernel."""
+    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
+    is_seen = not table.cuda_graph and "attn" not in table.cuda_graph_modules
+    is_unfused = training.attention == "math"
+    return "megatron_core_unfused_attention" if has_core and is_engine and is_seen and is_unfused else None
+
+
 def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
     """The events at a layer's router and at each of its two grouped products, forward and backward."""
     if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:

@@ -188,6 +188,10 @@ class MegatronTable(BaseModel):
         description="layers and their experts take the host longer; before Hopper attention is "
         "FlashAttention-2's deterministic one",
     )
+    timing_log_level: Literal[0, 1, 2] = Field(
+        default=0,
+        description="with 2, timers wait for the device around every forward, backward and message",
+    )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",
         description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",

@@ -123,6 +123,11 @@ class Parallelism:
         """Into how many parts the tokens of the residual stream are cut."""
         return self.context * (self.tensor if self.sequence_parallel else 1)
 
+    @property
+    def ring_hops(self) -> int:
+        """Parts of keys and values that attention goes through one after the other: 1 without a ring."""
+        return self.context // self.context_inner if self.context_method in ("p2p", "a2a+p2p") else 1
+
     def mesh(self, world_size: int) -> Mesh:
         """All ranks; `world_size` is a multiple of `model_ranks`."""
         sizes = {

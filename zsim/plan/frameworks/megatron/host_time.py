@@ -15,19 +15,27 @@ def enter_block(
     builder: PlanBuilder, strategy: Megatron, split: Parallelism, segment: Segment, passes: int
 ) -> None:
     """Host time of a block: forking and restoring random states, products as autograd functions in Python;
-    of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
+    attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
+    Engine); of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
     builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
+    if strategy.attention_overhead is not None:
+        builder.host(f"enter {segment.name}", overhead=strategy.attention_overhead, events=passes)
+    hops = split.ring_hops if split.style == "megatron" else 1
+    if hops > 1:
+        builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
     if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
         waits = round(passes * split.tensor**_GROWTH)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
 
 
 def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) -> None:
-    """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python."""
-    if strategy.block_overhead is not None and split.style == "megatron" and split.virtual_stages > 1:
+    """Host time of a forward or backward of one of several chunks: the interleaved schedule's own Python.
+    Where timers wait for every message it is not seen (see `megatron_chunk`)."""
+    is_paid = strategy.block_overhead is not None and not strategy.synchronizes
+    if is_paid and split.style == "megatron" and split.virtual_stages > 1:
         builder.host("enter chunk", overhead="megatron_chunk")
 
 

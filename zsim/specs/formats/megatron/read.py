@@ -222,6 +222,8 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
     ):
         if found.has(flag) and not (key in _INTERLEAVED and not is_interleaved):
             says[f"strategy.{key}"] = False
+    if found.integer("timing-log-level", 0, minimum=0) == 2:
+        says["strategy.timing_log_level"] = 2
     group = found.integer("microbatch-group-size-per-virtual-pipeline-stage")
     is_flushing = found.has("overlap-p2p-communication-warmup-flush")
     if is_interleaved and group is not None:

@@ -253,6 +253,8 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         yield "--overlap-p2p-communication-warmup-flush"
     if table.micro_batch_group is not None:
         yield f"--microbatch-group-size-per-virtual-pipeline-stage {table.micro_batch_group}"
+    if table.timing_log_level:
+        yield f"--timing-log-level {table.timing_log_level}"
     if table.mtp_layers:
         yield f"--mtp-num-layers {table.mtp_layers}"
     if table.cuda_graph:
