@@ -30,7 +30,7 @@ from dataclasses import replace
 from zsim.cost.kernels import elementwise
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.kernels.rotary import rotary_backward, rotary_forward
-from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, together
+from zsim.cost.kernels.score_blocks import ScoreBlock, causal_pairs, together, window_of
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.spec import Attention, Module
 
@@ -192,7 +192,7 @@ def fused_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The fused kernel of one block of the scores of each of `sequences`."""
     kernel = _fused_forward(work, sequences, block.queries, block.keys, block.pairs, options)
-    return replace(kernel, is_causal=block.is_causal, window=_window_of([block]))
+    return replace(kernel, is_causal=block.is_causal, window=window_of([block]))
 
 
 def blocks_forward(
@@ -201,7 +201,7 @@ def blocks_forward(
     """The fused kernel of several blocks of the scores of each of `sequences`; keys that two of them read are
     read twice."""
     kernel = _fused_forward(work, sequences, *together(blocks), options)
-    return replace(kernel, window=_window_of(blocks))
+    return replace(kernel, window=window_of(blocks))
 
 
 def blocks_backward(
@@ -209,13 +209,7 @@ def blocks_backward(
 ) -> Kernel:
     """The backward of `blocks_forward`."""
     kernel = _fused_backward(work, sequences, *together(blocks), options)
-    return replace(kernel, window=_window_of(blocks))
-
-
-def _window_of(blocks: Sequence[ScoreBlock]) -> int:
-    """The window of blocks of one mask; 0 where it is no shorter than all their keys."""
-    window = min(block.window or 0 for block in blocks)
-    return window if window < max(block.keys for block in blocks) else 0
+    return replace(kernel, window=window_of(blocks))
 
 
 def _fused_forward(
@@ -254,7 +248,7 @@ def _bias_gradient(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 def block_backward(work: Attention, sequences: int, block: ScoreBlock, options: WorkOptions) -> Kernel:
     """The backward of `block_forward`."""
     kernel = _fused_backward(work, sequences, block.queries, block.keys, block.pairs, options)
-    return replace(kernel, is_causal=block.is_causal, window=_window_of([block]))
+    return replace(kernel, is_causal=block.is_causal, window=window_of([block]))
 
 
 def _fused_backward(

@@ -35,3 +35,9 @@ def together(blocks: Sequence[ScoreBlock]) -> tuple[int, int, float]:
     """Queries, keys and pairs of several blocks."""
     queries, keys = (sum(sizes) for sizes in zip(*((one.queries, one.keys) for one in blocks), strict=True))
     return queries, keys, sum(one.pairs for one in blocks)
+
+
+def window_of(blocks: Sequence[ScoreBlock]) -> int:
+    """The window of blocks of one mask; 0 where it is no shorter than all their keys."""
+    window = min(block.window or 0 for block in blocks)
+    return window if window < max(block.keys for block in blocks) else 0
