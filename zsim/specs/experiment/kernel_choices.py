@@ -8,6 +8,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu, with_attention_variant
 from zsim.specs.experiment.tables import AttentionChoice, TrainingTable
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.model.works import Attention
 from zsim.specs.strategy.megatron import is_before_3, is_newer
 from zsim.specs.strategy.megatron_table import CLIP_GRAD, Engine, MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
@@ -19,22 +21,30 @@ _HOPPER, _BLACKWELL = 9.0, 10.0  # compute capability
 _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
-def attention_of(table: TrainingTable, strategy: StrategyTable, cluster: Cluster) -> AttentionChoice | None:
-    """The generation of fused attention: as chosen, or what Transformer Engine has under Megatron (2.9,
-    pytorch/attention/dot_product_attention/utils.py `get_attention_backend`): on Blackwell cuDNN's; in
-    deterministic mode before Hopper FlashAttention-2's deterministic backward. cuDNN's deterministic backward
-    is taken to be as fast as its other."""
+def attention_of(
+    table: TrainingTable, strategy: StrategyTable, cluster: Cluster, model: ModelSpec
+) -> AttentionChoice | None:
+    """The generation of fused attention: as chosen, or what Transformer Engine has under Megatron (2.9 to
+    2.18, pytorch/attention/dot_product_attention/utils.py `get_attention_backend`, common/fused_attn/
+    fused_attn.cpp `nvte_get_fused_attn_backend`): on Blackwell cuDNN's; in deterministic mode
+    FlashAttention-2's deterministic backward before Hopper, and on Blackwell where scores are dropped out,
+    which cuDNN's deterministic backward there does not do. That backward is taken to be as fast as its other,
+    and to be there (cuDNN 9.18.1)."""
     is_engine = isinstance(strategy, MegatronTable) and strategy.transformer_impl == "transformer_engine"
     if not isinstance(strategy, MegatronTable) or not is_engine:
         return table.attention
     is_open = table.attention in (None, "flash")
-    if is_open and all("cudnn" in gpu.attention.variants for gpu in cluster.gpus):
-        return "cudnn"
-    is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
     is_second = is_open or table.attention == "flash2"
-    return (
-        "flash2-deterministic" if strategy.deterministic_mode and is_older and is_second else table.attention
-    )
+    has_cudnn = all("cudnn" in gpu.attention.variants for gpu in cluster.gpus)
+    is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
+    if strategy.deterministic_mode and is_second and (is_older or (has_cudnn and _drops_scores(model))):
+        return "flash2-deterministic"
+    return "cudnn" if is_open and has_cudnn else table.attention
+
+
+def _drops_scores(model: ModelSpec) -> bool:
+    modules = (module for block in model.blocks for module in block.modules)
+    return any(isinstance(module.work, Attention) and module.work.dropout > 0 for module in modules)
 
 
 def _is_before(gpu: Gpu, capability: float) -> bool:
@@ -43,9 +53,12 @@ def _is_before(gpu: Gpu, capability: float) -> bool:
 
 def with_attention(cluster: Cluster, choice: AttentionChoice | None) -> Cluster:
     """The cluster with its GPUs running the chosen generation of fused attention; unchanged for None,
-    "flash", "math", and for "flash2", for which NVIDIA's files are calibrated."""
-    if choice in (None, "flash", "flash2", "math"):
+    "flash", "math", and for "flash2" on GPUs whose files have that curve as their own, as NVIDIA's before
+    Blackwell."""
+    if choice in (None, "flash", "math"):
         return cluster
+    if choice == "flash2":
+        return cluster.with_gpus([_second(gpu) for gpu in cluster.gpus])
     if choice == "flash2-deterministic":
         return cluster.with_gpus([_deterministic(gpu) for gpu in cluster.gpus])
     try:
@@ -60,7 +73,12 @@ def _deterministic(gpu: Gpu) -> Gpu:
             f"training.attention: found 'flash2-deterministic' with GPU '{gpu.name}'; zsim knows the blocks "
             "of FlashAttention-2's CUDA kernel alone, expected 'flash' or 'math'"
         )
+    gpu = _second(gpu)
     return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"is_deterministic": True})})
+
+
+def _second(gpu: Gpu) -> Gpu:
+    return with_attention_variant(gpu, "flash2") if "flash2" in gpu.attention.variants else gpu
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:

@@ -118,7 +118,7 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    cluster = with_attention(cluster, attention_of(experiment.training, experiment.strategy, cluster))
+    cluster = with_attention(cluster, attention_of(experiment.training, experiment.strategy, cluster, model))
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     notes = [*experiment.notes, *captured_notes(model)]

@@ -185,8 +185,8 @@ class MegatronTable(BaseModel):
     )
     deterministic_mode: StrictBool = Field(
         default=False,
-        description="layers and their experts take the host longer; before Hopper attention is "
-        "FlashAttention-2's deterministic one",
+        description="layers and their experts take the host longer; before Hopper, and with dropout on "
+        "Blackwell, attention is FlashAttention-2's deterministic one",
     )
     timing_log_level: Literal[0, 1, 2] = Field(
         default=0,

@@ -50,7 +50,7 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     kv_heads = run.count("n_kv_heads") or heads
     if kv_heads not in (1, heads):
         grouped = _grouped(run, shape, "starcoder2")
-        grouped["residual_dropout"] = run.number("dropout") or 0.0
+        grouped["residual_dropout"] = grouped["attention_dropout"] = run.number("dropout") or 0.0
         return {**grouped, "tie_word_embeddings": run.text("tied_emb") != "False"}
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
     is_early = re.search(r"unfused|no flash|local impl", run.text("attn_kernel"))

@@ -91,7 +91,7 @@ def _attention_backend(job: Job) -> str:
     """Transformer Engine's backend; "flash" keeps it from cuDNN's kernels."""
     if job.training.attention != "flash":
         return "unfused"
-    chosen = attention_of(job.experiment.training, job.experiment.strategy, job.cluster)
+    chosen = attention_of(job.experiment.training, job.experiment.strategy, job.cluster, job.model)
     return "fused" if chosen == "cudnn" else "flash"
 
 
