@@ -393,7 +393,12 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
         ),
         ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
         ("--fp8-format hybrid --no-fp8-wgrad", "weight gradients in bf16"),
-        ("--optimizer muon", "does not simulate 'muon'"),
+        (
+            "--optimizer muon --muon-use-syrk",
+            "'muon', .* since 0.16, .*; expected adam, sgd or lion or torch's",
+        ),
+        ("--optimizer adaptive_muon", "'adaptive_muon', .* since 0.18, .* or torch's"),
+        ("--optimizer soap", "'soap', .* since 0.18, .*; expected adam, sgd or lion$"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
         ("--cuda-graph-impl transformer_engine", "CUDA graphs of whole layers"),
         ("--cuda-graph-impl local --cuda-graph-scope moe", "CUDA graphs of whole layers"),

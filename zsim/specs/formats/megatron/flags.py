@@ -57,7 +57,7 @@ _SWITCHES = """
     moe-router-padding-for-fp8 moe-router-padding-for-quantization moe-router-pre-softmax
     moe-shared-expert-gate moe-shared-expert-overlap moe-token-dropping moe-use-legacy-grouped-gemm
     moe-use-upcycling mtp-standalone multi-latent-attention multiple-validation-sets muon-nesterov
-    muon-no-split-qkv muon-use-nesterov nccl-all-reduce-for-prefill no-align-grad-reduce
+    muon-no-split-qkv muon-use-nesterov muon-use-syrk nccl-all-reduce-for-prefill no-align-grad-reduce
     no-align-param-gather no-async-tensor-model-parallel-allreduce no-barrier-with-level-1-timing
     no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-check-for-nan-in-loss-and-grad
     no-ckpt-fully-parallel-save no-clone-scatter-output-in-embedding no-contiguous-buffers-in-local-ddp

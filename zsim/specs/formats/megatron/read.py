@@ -24,6 +24,9 @@ _FP8_DETAILS = ("fp8-margin", "fp8-interval", "fp8-amax-history-len", "fp8-amax-
 _RECIPES: dict[str, Fp8Recipe] = {
     "delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mxfp8",
 }  # fmt: skip
+_OPTIMIZERS = ("adam", "sgd", "lion")
+# core/optimizer/muon.py, emerging_optimizers.py since 0.18, by the release that `--optimizer` has them from.
+_OF_MATRICES = {"muon": "0.16", "dist_muon": "0.16", "soap": "0.18", "adaptive_muon": "0.18"}
 _INTERLEAVED = ("overlap_p2p", "align_param_gather")
 _CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -74,9 +77,14 @@ def _read_batch(found: Arguments, file: TrainingFile) -> None:
         file.note("--rampup-batch-size: the batch after it is simulated")
     clipping = found.number("clip-grad", 1.0)
     (file.says if found.has("clip-grad") else file.assumes)["training.gradient_clipping"] = clipping
-    optimizer = found.text("optimizer", "adam", ("adam", "sgd", "muon", "dist_muon", "lion")) or "adam"
-    if "muon" in optimizer:
-        raise NotSimulatedError(f"{found.where}: --optimizer: zsim does not simulate '{optimizer}' yet")
+    optimizer = found.text("optimizer", "adam", (*_OPTIMIZERS, *_OF_MATRICES)) or "adam"
+    if (since := _OF_MATRICES.get(optimizer)) is not None:
+        torchs = " or torch's (training.optimizer 'muon' with strategy 'fsdp2' or 'ddp')"
+        raise NotSimulatedError(
+            f"{found.where}: --optimizer: found '{optimizer}', Megatron-Core's own since {since}, which "
+            f"treats whole matrices and is not simulated; expected {', '.join(_OPTIMIZERS[:-1])} or "
+            f"{_OPTIMIZERS[-1]}{torchs if 'muon' in optimizer else ''}"
+        )
     has_momentum = found.number("sgd-momentum", 0.9) > 0
     sgd = "sgd_momentum" if has_momentum else "sgd"
     file.says["training.optimizer"] = {"adam": "adamw", "sgd": sgd}.get(optimizer, optimizer)
