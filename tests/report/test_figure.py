@@ -35,7 +35,7 @@ def test_lines_and_bands_are_those_of_plotly() -> None:
     theirs.add_hline(y=3.0, line=LINE, annotation_text="capacity", annotation_position="top left")
     mine.add_vrect(1.0, 4.0, "forward", opacity=0.1, line_width=0)
     theirs.add_vrect(
-        x0=1.0, x1=4.0, opacity=0.1, line_width=0, annotation_text="forward", annotation_position="top left"
+        x0=1.0, x1=4.0, opacity=0.1, line_width=0, annotation_text="forward", annotation_position="inside top"
     )
     mine.add_hline(5.0, LINE)
     theirs.add_hline(y=5.0, line=LINE)

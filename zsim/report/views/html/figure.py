@@ -69,10 +69,11 @@ class Figure:
             self._note(text, x=0, xanchor="left", xref="x domain", y=y, yanchor="bottom", yref="y")
 
     def add_vrect(self, x0: float, x1: float, text: str = "", **attributes: Any) -> None:
-        """A band from the bottom to the top; `text` in its upper left corner."""
+        """A band from the bottom to the top; `text` in the middle of its upper edge."""
         self.add_shape(type="rect", x0=x0, x1=x1, xref="x", y0=0, y1=1, yref="y domain", **attributes)
         if text:
-            self._note(text, x=x0, xanchor="left", xref="x", y=1, yanchor="top", yref="y domain")
+            middle = (x0 + x1) / 2
+            self._note(text, x=middle, xanchor="center", xref="x", y=1, yanchor="top", yref="y domain")
 
     def _note(self, text: str, **place: Any) -> None:
         self.add_annotation(text=text, showarrow=False, **place)
