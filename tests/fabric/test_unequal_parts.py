@@ -117,11 +117,21 @@ def test_the_member_that_takes_most_sets_the_time() -> None:
     fabric = fabric_of(work, Group.regular("world", 8), 1)
     transfer = fabric.transfer(work, 0)
     cluster = fabric.topology.cluster
-    costs = (cluster.collectives.algorithms.get("all_to_all") or cluster.collectives.protocols)[
-        transfer.protocol
-    ]
+    costs = cluster.collectives.algorithms["all_to_all_inside"][transfer.protocol]
     rate = cluster.node_link.bandwidth * cluster.node_link.efficiency * costs.intra_fraction
     assert transfer.seconds_alone - transfer.latency_seconds == pytest.approx(448 * MIB / rate, rel=1e-9)
+
+
+def test_an_all_to_all_in_one_domain_has_costs_of_its_own() -> None:
+    """8 GPUs of 64 MiB each, 7/8 of them over NVLink at 0.982 of 364.5 GB/s: 8.4 + 3.4 us of start and round,
+    a ramp of 5.87 us times the square root of 64. 16 GPUs are on two nodes, which have the ring's costs: 8.4
+    + 16.8 us, and a ramp of 2.18 us for the network alone."""
+    work = Collective("all_to_all", 64 * MIB, "bf16", "world")
+    inside = fabric_of(work, Group.regular("world", 8), 1).transfer(work, 0)
+    assert inside.latency_seconds == pytest.approx((8.4 + 3.4 + 5.87 * 8) * 1e-6)
+    assert inside.seconds_alone - inside.latency_seconds == pytest.approx(56 * MIB / (0.982 * 364.5e9))
+    across = fabric_of(work, Group.regular("world", 16)).transfer(work, 0)
+    assert across.latency_seconds == pytest.approx((8.4 + 16.8 + 2.18 * 8) * 1e-6)
 
 
 def test_no_bytes_take_their_latency() -> None:

@@ -27,7 +27,11 @@ BANDS: Mapping[str, tuple[int, int]] = {
     "1 to 64 MiB": (2**20, 2**26),
     "above": (2**26 + 1, 2**62),
 }
-REDUCES = ("all_reduce",)
+KINDS: Mapping[str, Sequence[str]] = {
+    "all-reduce": ("all_reduce",),
+    "gathers": ("all_gather", "reduce_scatter"),
+    "all-to-all": ("all_to_all",),
+}
 Errors = list[float]
 
 
@@ -96,7 +100,7 @@ def band_lines(curves: Sequence[Curve]) -> list[str]:
     found = [f"| network, role, collectives{head}"]
     for network in ("EFA", "InfiniBand", "RoCE", "NVLink"):
         for role in ("fit", "held"):
-            for title, kinds in (("all-reduce", REDUCES), ("gathers", ("all_gather", "reduce_scatter"))):
+            for title, kinds in KINDS.items():
                 own = [c for c in curves if (c.network, c.role) == (network, role) and c.kind in kinds]
                 if own:
                     what = "fitted" if role == "fit" else "held out"

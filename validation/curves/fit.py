@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 from scipy.optimize import least_squares
 
-from validation.curves.measured import GATHER, Constants, Curve, preset_constants, read_curves
+from validation.curves.measured import GATHER, INSIDE, Constants, Curve, preset_constants, read_curves
 from zsim.specs.cluster.collectives import ProtocolCosts
 
 SCALE = 0.05  # larger errors count linearly instead of quadratically
@@ -61,6 +61,10 @@ _GATHER_ACROSS: Mapping[Key, float] = {
     (GATHER, "simple", "network_ramp"): 5e-6,
     (GATHER, "simple", "inter_fraction"): 1.0,
 }
+_EXCHANGE: Mapping[Key, float] = {
+    (INSIDE, "simple", "ramp"): 5e-6,
+    (INSIDE, "simple", "intra_fraction"): 0.9,
+}
 # Over EFA the plugin determines the round, not the protocol: one set for all rings.
 _EFA_RING: Mapping[Key, float] = {
     ("ring", "ll", "inter_round"): 2.7e-6,
@@ -93,6 +97,7 @@ FITS: Mapping[str, Fit] = {
     "dgx-a100-80gb": Fit("dgx-a100-80gb", ("dgx-a100-80gb",), _REDUCES, _RING),
     "dgx-h100": Fit("dgx-h100", ("dgx-h100",), _REDUCES, {**_RING, **_NVLS, **_ACROSS}),
     "dgx-h100, gathers": Fit("dgx-h100", ("dgx-h100", "hgx-h200"), _GATHERS, _GATHER_ACROSS),
+    "dgx-h100, all-to-alls": Fit("dgx-h100", ("dgx-h100",), ("all_to_all",), _EXCHANGE),
     "aws-p5": Fit(
         "aws-p5",
         ("aws-p5",),

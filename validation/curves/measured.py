@@ -23,6 +23,7 @@ from zsim.study.topologies.bench import CurvePoint, compare_curves
 ALL_REDUCE = Path(__file__).with_name("all_reduce.csv")
 NETWORKS = Path(__file__).with_name("networks.csv")
 LARGEST = 2**34
+INSIDE = "all_to_all_inside"  # all measured all-to-alls are of one node
 GATHER = "gather"  # the ring of all-gathers and reduce-scatters: [collectives.protocols] of a preset
 
 Constants = Mapping[tuple[str, str], ProtocolCosts]
@@ -65,7 +66,7 @@ class Curve:
 
     def _seconds(self, option: Option, size: int, constants: Constants) -> float:
         method, rounds = option.method, option.method.rounds
-        algorithm = method.algorithm if self.kind == "all_reduce" else GATHER
+        algorithm = {"all_reduce": method.algorithm, "all_to_all": INSIDE}.get(self.kind, GATHER)
         # An algorithm without constants uses those of `protocols`.
         costs = constants.get((algorithm, option.protocol)) or constants[GATHER, option.protocol]
         size_bytes = bus_bytes(self.kind, size, self.gpus)

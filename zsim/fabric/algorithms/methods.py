@@ -99,6 +99,8 @@ def _available(
     if kind == "all_to_all":
         rounds = all_to_all_rounds(num_ranks, num_domains)
         protocols = own.get("all_to_all", basic)
+        if num_domains == 1:
+            protocols = own.get("all_to_all_inside", protocols)
         found = [Method("direct", "all_to_all", rounds, protocols)]
         if has_switch and 1 < num_domains < num_ranks:
             found.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))

@@ -51,10 +51,10 @@ class LinkLatencies(BaseModel):
     network: Seconds = Field(default=0.0, description="latency of the network between cards")
 
 
-AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
+AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all", "all_to_all_inside"]
 
 
-_COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all"})
+_COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all", "all_to_all_inside"})
 
 
 class CollectiveCosts(Table):
@@ -63,8 +63,8 @@ class CollectiveCosts(Table):
     `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
     `protocols`: the costs of the ring, and of every algorithm that `algorithms` does not name: "ring" (there:
     an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
-    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
-    only where their costs are given.
+    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all", "all_to_all_inside"
+    (of a group in one NVLink domain, if it differs). NVLS and PAT exist only where their costs are given.
     `backend` "other": a vendor's own library, with rounds of its own.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
     `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the
