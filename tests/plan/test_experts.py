@@ -11,11 +11,13 @@ from zsim.cost.flops import forward_flops
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import saved_bytes
+from zsim.cost.rates.gpu import kernel_seconds
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.ops import Plan
 from zsim.plan.parallel.experts import with_experts
+from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -94,6 +96,17 @@ def test_experts_one_after_the_other_are_a_launch_each() -> None:
     layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="loop")
     product = next(module for module in layer if isinstance(module.work, GroupedLinear))
     assert forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0].launches == 8
+
+
+def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
+    """Transformer Engine's: the GPU has two turns of four of the 8 products, the host launches all 8."""
+    layer = layer_of(load_model("mixtral-8x7b"), "megatron", kernel="streams")
+    product = next(module for module in layer if isinstance(module.work, GroupedLinear))
+    kernel = forward_kernels(product, SHAPE.seen_by(product), WorkOptions())[0]
+    assert (kernel.launches, kernel.turns) == (8, 2)
+    gpu = load_gpu("h100-sxm-80gb")
+    in_line = replace(kernel, launches=2, side_by_side=1)
+    assert kernel_seconds(kernel, gpu) == kernel_seconds(in_line, gpu)
 
 
 def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:

@@ -43,7 +43,9 @@ from zsim.specs.model.experts import GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Module
 
 Kernels = tuple[Kernel, ...]
-_STREAMS = 4  # of a grouped product in Transformer Engine 2.17 (`get_num_compute_streams`)
+# The streams of a grouped product in Transformer Engine 2.17 (common/gemm/cublaslt_gemm.cu,
+# `multi_stream_cublas_gemm`, `nvte_get_num_compute_streams`); the host launches a product per expert.
+_STREAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,11 +362,19 @@ def _product(
         moved = (rows * n + rows * k) * operand + weights * e
     else:
         moved = (rows * k + weights) * operand + made * e
-    launches = {"grouped": 1, "streams": -(-work.num_experts // _STREAMS), "loop": work.num_experts}
+    launches = 1 if work.kernel == "grouped" else work.num_experts
+    streams = _STREAMS if work.kernel == "streams" else 1
     dtype = options.fp8.dtype if is_fp8 else options.kernel_dtype
     flops = 2.0 * rows * n * k
     return Kernel(
-        "gemm", flops, float(moved), dtype, shape, launches[work.kernel], layout="nt" if is_fp8 else layout
+        "gemm",
+        flops,
+        float(moved),
+        dtype,
+        shape,
+        launches,
+        layout="nt" if is_fp8 else layout,
+        side_by_side=streams,
     )
 
 

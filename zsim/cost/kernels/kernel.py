@@ -32,7 +32,8 @@ class Kernel:
     W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal products in one call, as of
     attention that is written out. `is_causal`: in fused attention the last query sees all
     keys, each one before it one less; else all queries see all keys. `window`: of those it sees so many at
-    most, the last or, without a causal mask, the nearest (0: all).
+    most, the last or, without a causal mask, the nearest (0: all). `side_by_side`: launches that run at once,
+    on streams of their own.
     """
 
     kind: KernelKind
@@ -48,3 +49,9 @@ class Kernel:
     is_causal: bool = True
     is_batched: bool = False
     window: int = 0
+    side_by_side: int = 1
+
+    @property
+    def turns(self) -> int:
+        """Launches that run one after the other, each together with those at its side."""
+        return -(-self.launches // self.side_by_side)

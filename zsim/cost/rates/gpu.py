@@ -20,12 +20,13 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
     W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
     kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
-    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D:
-    dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one element, on the whole GPU;
-    S and y: the same of strided elements. The roofline is Williams, Waterman and Patterson 2009.
+    (`hbm_fraction` of the bytes of one turn); L: launches one after the other, `turns`; c: ramp-up, tail and
+    gap of one kernel; D: dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one
+    element, on the whole GPU; S and y: the same of strided elements. The roofline is Williams, Waterman and
+    Patterson 2009.
     Deterministic attention: `zsim.cost.rates.deterministic`.
     """
-    waiting = kernel.launches * gpu.launch.seconds_per_kernel
+    waiting = kernel.turns * gpu.launch.seconds_per_kernel
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
     if is_deterministic(kernel, gpu):
         waiting += deterministic.extra_seconds(kernel, gpu)
@@ -43,7 +44,7 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     if kernel.kind == "gemm":
         m, n, k = kernel.shape
-        batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.launches)))
+        batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.turns)))
         fraction = gemm_fraction(
             m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, is_batched=kernel.is_batched
         )
@@ -86,7 +87,7 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     limits = gpu.memory_bound
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
-    fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
+    fraction = hbm_fraction(kernel.hbm_bytes / kernel.turns, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element
     return max(kernel.hbm_bytes / (gpu.memory.bandwidth * fraction), indexing)
