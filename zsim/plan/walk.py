@@ -7,7 +7,6 @@ Activations are held per micro-batch: several micro-batches may be between their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
@@ -58,10 +57,10 @@ class Walk:
             elif part.work is not None:
                 builder.communicate(label, stream, part.work, module)
 
-    @contextmanager
-    def _on_stream_of(self, module: Module, starts: str, ends: str) -> Iterator[None]:
-        """Issue what a module on a stream beside issues there; the stream waits for the compute stream where
-        it `starts`, and the compute stream for it where it `ends`."""
+    def _turn_to(self, module: Module, starts: str, ends: str) -> str:
+        """Turn to the stream on which a module issues its work, and return the one to come back to; a stream
+        beside waits for the compute stream where it `starts`, and the compute stream for it where it
+        `ends`."""
         before = self.stream
         if module.side == ends:
             self.builder.wait_stream(before, BESIDE)
@@ -69,8 +68,7 @@ class Walk:
             if module.side == starts:
                 self.builder.wait_stream(BESIDE, before)
             self.stream = BESIDE
-        yield
-        self.stream = before
+        return before
 
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
@@ -119,8 +117,9 @@ class Walk:
             builder.host_wait(builder.record(COMPUTE) if self.ready is None else self.ready)
         if self.has_dtensors:
             self._wrap(call)
-        with self._on_stream_of(call.module, "begins", "joins"):
-            self._issue(name, work.forward, name, work.forward_launches, "module_call")
+        before = self._turn_to(call.module, "begins", "joins")
+        self._issue(name, work.forward, name, work.forward_launches, "module_call")
+        self.stream = before
         if extra:
             builder.activations(-extra, name, micro_batch)
         if saved and not keeps:
@@ -226,8 +225,9 @@ class Walk:
         )
         if self.has_dtensors:
             self._wrap(call, "_backward")
-        with self._on_stream_of(call.module, "ends", "forks"):
-            self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
+        before = self._turn_to(call.module, "ends", "forks")
+        self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
+        self.stream = before
         self.hooks.gradient_ready(call)
         self.builder.activations(
             -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes),

@@ -129,7 +129,9 @@ class SecondaryGatherer(Gatherer):
         self.secondary = secondary
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
-        groups = [fetch] if self.secondary is None else self.secondary.split(fetch)
+        if self.secondary is None:
+            return super().parts(fetch)
+        groups = self.secondary.split(fetch)
         return [part for group in groups for part in super(SecondaryGatherer, self).parts(group)]
 
 
