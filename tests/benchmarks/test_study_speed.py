@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from zsim.arrays import Ints
-from zsim.engine.pools_apart import PoolPasses, PoolsPart
+from zsim.engine.pools.apart import PoolPasses
+from zsim.engine.pools.part import PoolsPart
 from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of

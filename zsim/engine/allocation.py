@@ -18,7 +18,7 @@ from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
-from zsim.engine.pools_apart import PoolPasses, ProgramApart, peak_active_bytes
+from zsim.engine.pools.apart import PoolPasses, ProgramApart, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
@@ -168,7 +168,7 @@ def settle_once(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
     """As `settle`, with a cache of the parts that runs of the program have in common, see [Note: pools apart]
-    in zsim.engine.pools_apart. The allocator is left unchanged if it never ran short.
+    in zsim.engine.pools.apart. The allocator is left unchanged if it never ran short.
 
     The clock matters to an allocator only in whether the last use of a block has ended at a request.
     """
@@ -259,7 +259,7 @@ def has_room_at(
 ) -> bool:
     """Whether an allocator that is `empty` before the first step, and has `allocation` at the times of one
     run of the program, has room at the times of another run; False also if only `settle` can tell. Only pools
-    with protected blocks are simulated again, see [Note: pools apart] in zsim.engine.pools_apart."""
+    with protected blocks are simulated again, see [Note: pools apart] in zsim.engine.pools.apart."""
     if not allocation.pools:
         return False
     known = _known_of(program, empty)

@@ -20,24 +20,8 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator, Changes
-from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
-
-_FREE = -1  # the kind of a change that frees a tensor
-
-
-@dataclass(frozen=True)
-class PoolsPart:
-    """The changes of some pools in one run of a program: their `tensors`; their `kinds`, the index in
-    `requests` (bytes and stream) or `_FREE`; and `places`, twice the place of each among the changes of all
-    pools."""
-
-    tensors: Ints
-    kinds: Ints
-    requests: tuple[tuple[int, str], ...]
-    places: Ints
-
-    def __len__(self) -> int:
-        return len(self.places)
+from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, PoolName
+from zsim.engine.pools.part import FREE, PartRun, PoolsPart, by_tensor
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
     requests = tuple(  # those of no bytes are frees
         (size, stream_names[place]) for size, place in zip(sizes, of_stream, strict=True)
     )
-    of_tensor = _by_tensor(tensors)
+    of_tensor = by_tensor(tensors)
     of_tensor[tensors[asking]] = number[asking]
     pools = [CachingAllocator.pool_of(*request) for request in requests]
     place_of = {name: place for place, name in enumerate(pools)}
@@ -91,7 +75,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
     is_timed_pool = np.zeros(len(pools), dtype=bool)
     is_timed_pool[pool[is_protected]] = True
     is_timed = is_timed_pool[pool]
-    kinds = np.where(asking, number, _FREE)
+    kinds = np.where(asking, number, FREE)
     timed, others = (
         PoolsPart(tensors[places], kinds[places], requests, 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
@@ -107,11 +91,6 @@ def changes_apart(changes: Changes) -> ChangesApart:
         np.flatnonzero(protected),
         until_ops[is_timed][protected],
     )
-
-
-def _by_tensor(tensors: Ints) -> Ints:
-    """Zeros, one for each number of `tensors`; those below 0 count from the end."""
-    return np.zeros(tensors.max(initial=0) - tensors.min(initial=0) + 1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -134,11 +113,13 @@ class Pass:
 class PoolPasses:
     """Runs of some pools through a program, one after the other: `first`, then `later` repeatedly (each: its
     part, the places of its changes, and the place from which on segments are counted). `memory`: before the
-    next run, of unlimited capacity."""
+    next run, of unlimited capacity. `come_back`: the blocks of one of a model's equal blocks are free again
+    before the next ones, or soon after, so that repeats are looked for."""
 
     memory: CachingAllocator
     first: tuple[PoolsPart, Ints, int]
     later: tuple[PoolsPart, Ints, int]
+    come_back: bool = False
     done: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -157,46 +138,29 @@ class PoolPasses:
         return self.done[number]
 
     def _run(self, part: PoolsPart, places: Ints, counted_from: int) -> None:
-        memory, blocks, sizes = self.memory, dict[int, MemoryBlock](), list[int]()
-        serve, free, passing_bytes, add = memory.serve, memory.free, memory.passing_bytes, sizes.append
+        memory = self.memory
         segments, before = memory.num_segments, memory.active_bytes
-        requests = [memory.request(*request) if request[0] else None for request in part.requests]
         order = np.argsort(places, kind="stable")
-        tensors, kinds = part.tensors[order], part.kinds[order]
         cut = int(np.searchsorted(places[order], counted_from))
-        is_asking = kinds != _FREE
-        is_passing = is_asking & (tensors == np.append(tensors[1:], 0)) & ~np.append(is_asking[1:], True)
-        is_passing[cut - 1 : cut] = False
-        rows = list(zip(tensors.tolist(), kinds.tolist(), is_passing.tolist(), strict=True))
-        for part_of_rows in (rows[:cut], rows[cut:]):
-            counted = memory.num_segments
-            steps = iter(part_of_rows)
-            for tensor, kind, may_pass in steps:
-                if kind == _FREE:
-                    free(blocks.pop(tensor))
-                    continue
-                request = requests[kind]
-                if may_pass and (taken := passing_bytes(request)):  # the next change frees it
-                    next(steps)
-                    add(taken)
-                    continue
-                block = serve(request)
-                assert block is not None  # its capacity is unlimited
-                blocks[tensor] = block
-                add(block.bytes)
-        for tensor, block in blocks.items():
-            if tensor >= 0:
-                memory.free(block)
+        run = PartRun(memory, part, order, cut, finds_repeats=self.come_back)
+        run.make(0, cut)
+        counted, place = memory.num_segments, cut
+        for repeat in run.repeats:
+            run.make(place, repeat.first)
+            run.make_repeat(repeat)
+            place = repeat.end
+        run.make(place, len(order))
+        run.free_the_rest()
         has_grown = memory.num_segments > segments
-        size_of = _by_tensor(tensors)
-        size_of[tensors[is_asking]] = sizes
+        size_of = by_tensor(run.tensors)
+        size_of[run.tensors[run.is_asking]] = run.sizes
         self.done.append(
             Pass(
                 memory.reserved_bytes - self._reserved,
                 memory.num_segments - counted,
                 has_grown,
                 places[order],
-                np.where(is_asking, 1, -1) * size_of[tensors],
+                np.where(run.is_asking, 1, -1) * size_of[run.tensors],
                 before,
                 {} if has_grown else memory.reserved_by_pool(),
             )
@@ -239,7 +203,7 @@ class ProgramApart:
         first = later
         if self.first is not self.later:
             first = self._part(self.first, self.first.timed, places[0])
-        return PoolPasses(empty.memory.copy(UNLIMITED), first, later)
+        return PoolPasses(empty.memory.copy(UNLIMITED), first, later, come_back=True)
 
     def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[PoolsPart, Ints, int]:
         return part, places, run.place_of_op(self.counts_from)

@@ -1,0 +1,97 @@
+"""Allocations that repeat: where they are found, and that a run without repetitions equals one with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator
+from zsim.engine.pools.apart import Pass, PoolPasses
+from zsim.engine.pools.part import FREE, PartRun, PoolsPart
+from zsim.engine.pools.repeats import repeats
+
+REQUESTS = ((3 * 2**20, "gather"), (24 * 2**20, "gather"), (70_000, "reduce"), (5 * 2**20, "reduce"))
+
+
+def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> PoolsPart:
+    """Tensors of `before` that are never freed by then, and then `blocks` equal blocks: each allocates the
+    requests of its `slots` one after the other, and frees each so many changes later."""
+    changes = [(number - 2 * len(before), number, kind) for number, kind in enumerate(before)]
+    tensor = len(before)
+    for block in range(blocks):
+        for slot, (kind, life) in enumerate(slots):
+            at = 2 * (block * len(slots) + slot)
+            changes += [(at, tensor, kind), (at + 2 * life + 1, tensor, FREE)]
+            tensor += 1
+    end = max(at for at, _, _ in changes) + 1
+    changes += [(end, number, FREE) for number in range(len(before))]
+    changes.sort(key=lambda change: change[0])
+    _, tensors, kinds = (np.array(column, dtype=np.int64) for column in zip(*changes, strict=True))
+    return PoolsPart(tensors, kinds, REQUESTS, 2 * np.arange(len(tensors)))
+
+
+def passes(part: PoolsPart, *, come_back: bool) -> list[Pass]:
+    run = part, part.places, 0
+    both = PoolPasses(CachingAllocator(UNLIMITED), run, run, come_back=come_back)
+    return [both.number(0), both.number(1)]
+
+
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of changes that are made from now on."""
+    found: list[int] = []
+    make = PartRun.make
+
+    def counting(self: PartRun, first: int, end: int) -> None:
+        found.append(end - first)
+        make(self, first, end)
+
+    monkeypatch.setattr(PartRun, "make", counting)
+    return found
+
+
+def test_a_hundred_equal_blocks_are_one_repeat() -> None:
+    """Four requests and four frees a block, each freed within its block or the next."""
+    part = part_of([(0, 0), (1, 2), (2, 1), (3, 4)], 100, [1])
+    made_at = {
+        int(t): place for place, (t, k) in enumerate(zip(part.tensors, part.kinds, strict=True)) if k != FREE
+    }
+    (found,) = repeats(part.kinds, np.array([made_at[int(tensor)] for tensor in part.tensors]))
+    assert found.period == 8
+    assert found.first < 16
+    assert found.end > len(part) - 16
+
+
+def test_what_never_repeats_has_no_repeats() -> None:
+    kinds = np.arange(500)
+    assert repeats(kinds, np.arange(500)) == []
+    assert repeats(kinds[:10], np.arange(10)) == []
+
+
+def test_a_period_that_comes_back_is_made_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = part_of([(0, 0), (1, 2), (2, 1), (3, 4)], 100, [1])
+    number = made(monkeypatch)
+    passes(part, come_back=True)
+    assert sum(number) < len(part) / 2
+    number.clear()
+    passes(part, come_back=False)
+    assert sum(number) == 2 * len(part)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    slots=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=2, max_size=9),
+    blocks=st.integers(1, 60),
+    before=st.lists(st.integers(0, 3), max_size=3),
+)
+def test_a_run_with_repeats_left_out_equals_a_run_of_all_changes(
+    slots: list[tuple[int, int]], blocks: int, before: list[int]
+) -> None:
+    part = part_of(slots, blocks, before)
+    for one, other in zip(passes(part, come_back=True), passes(part, come_back=False), strict=True):
+        assert (one.reserved, one.segments, one.has_grown, one.pools) == (
+            other.reserved, other.segments, other.has_grown, other.pools,
+        )  # fmt: skip
+        np.testing.assert_array_equal(one.active, other.active)
+        np.testing.assert_array_equal(one.places, other.places)

@@ -1,0 +1,140 @@
+"""The changes of some of an allocator's pools, and a run of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.dataclass import dataclass
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
+from zsim.engine.pools.repeats import Repeat, repeats
+
+_MAX_STATES = 24  # of a repeat: one that has not come back by then may never do
+FREE = -1  # the kind of a change that frees a tensor
+
+
+@dataclass(frozen=True)
+class PoolsPart:
+    """The changes of some pools in one run of a program: their `tensors`; their `kinds`, the index in
+    `requests` (bytes and stream) or `FREE`; and `places`, twice the place of each among the changes of all
+    pools."""
+
+    tensors: Ints
+    kinds: Ints
+    requests: tuple[tuple[int, str], ...]
+    places: Ints
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def by_tensor(tensors: Ints) -> Ints:
+    """Zeros, one for each number of `tensors`; those below 0 count from the end."""
+    return np.zeros(tensors.max(initial=0) - tensors.min(initial=0) + 1, dtype=np.int64)
+
+
+class _Known(NamedTuple):
+    """The end of a period: its place among the changes, the number of requests until then, and the tensors
+    that were live, in the order of their requests."""
+
+    place: int
+    num_sizes: int
+    live: tuple[int, ...]
+
+
+class PartRun:
+    """The changes of a part in the `order` of their places, and what making them gives: `blocks` in use, by
+    tensor, and `sizes`, of the block of each request. A change before `cut` and one from it on are made
+    apart. `repeats`: those from `cut` on, if it `finds_repeats`."""
+
+    def __init__(
+        self, memory: CachingAllocator, part: PoolsPart, order: Ints, cut: int, *, finds_repeats: bool
+    ) -> None:
+        self.memory = memory
+        self.blocks: dict[int, MemoryBlock] = {}
+        self.sizes: list[int] = []
+        self.tensors, self.kinds = part.tensors[order], part.kinds[order]
+        self.is_asking = is_asking = self.kinds != FREE
+        self._requests = [memory.request(*request) if request[0] else None for request in part.requests]
+        is_next = self.tensors == np.append(self.tensors[1:], 0)
+        is_passing = is_asking & is_next & ~np.append(is_asking[1:], True)
+        is_passing[cut - 1 : cut] = False
+        self._made_at = by_tensor(self.tensors)
+        self._made_at[self.tensors[is_asking]] = np.flatnonzero(is_asking)
+        self.repeats = [
+            Repeat(cut + first, cut + end, period)
+            for first, end, period in (
+                repeats(self.kinds[cut:], self._made_at[self.tensors[cut:]] - cut) if finds_repeats else ()
+            )
+        ]
+        for first, end, period in self.repeats:  # what ends a period is made apart from what begins the next
+            is_passing[np.arange(first - 1, end, period)] = False
+            is_passing[end - 1] = False
+        # per change its tensor, its kind, and whether the next change frees what it allocates
+        self._rows = list(zip(self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist(), strict=True))
+
+    def make(self, first: int, end: int) -> None:
+        """Make the changes from place `first` to before `end`."""
+        memory, blocks, requests = self.memory, self.blocks, self._requests
+        serve, free, passing_bytes, add = memory.serve, memory.free, memory.passing_bytes, self.sizes.append
+        steps = iter(self._rows[first:end])
+        for tensor, kind, may_pass in steps:
+            if kind == FREE:
+                free(blocks.pop(tensor))
+                continue
+            request = requests[kind]
+            assert request is not None
+            if may_pass and (taken := passing_bytes(request)):  # the next change frees it
+                next(steps)
+                add(taken)
+                continue
+            block = serve(request)
+            assert block is not None  # its capacity is unlimited
+            blocks[tensor] = block
+            add(block.bytes)
+
+    def make_repeat(self, repeat: Repeat) -> None:
+        """Make the changes of a repeat; see [Note: a period that changes nothing] of repeats.py."""
+        place, end, period = repeat
+        known: dict[Hashable, _Known] = {}  # by state, at the ends of periods
+        while place + period <= end and len(known) < _MAX_STATES:
+            self.make(place, place + period)
+            place += period
+            now = _Known(place, len(self.sizes), tuple(self.blocks))
+            before = known.setdefault(self._state(), now)
+            if before is not now:
+                cycle = place - before.place
+                left = (end - place) // cycle
+                self.sizes += self.sizes[before.num_sizes :] * left
+                self._rename(before.live, cycle, left)
+                place += left * cycle
+                break
+        self.make(place, end)
+
+    def _state(self) -> Hashable:
+        """The blocks in use, in the order of their requests, and the free blocks of the pools."""
+        pools = {id(request.pool): request.pool for request in self._requests if request is not None}
+        live = tuple([(block.address, block.bytes) for block in self.blocks.values()])
+        return live, *(tuple(pool.keys) for pool in pools.values())
+
+    def _rename(self, were_live: Sequence[int], cycle: int, num_cycles: int) -> None:
+        """Give the blocks in use the tensors that have them `num_cycles` times `cycle` changes later; a cycle
+        ago the tensors `were_live` had them."""
+        later: dict[int, MemoryBlock] = {}
+        for (tensor, block), old in zip(self.blocks.items(), were_live, strict=True):
+            if tensor == old:  # from before the repeat, and still in use after it
+                later[tensor] = block
+                continue
+            made_at = int(self._made_at[tensor])
+            assert made_at - self._made_at[old] == cycle
+            later[int(self.tensors[made_at + num_cycles * cycle])] = block
+        self.blocks = later
+
+    def free_the_rest(self) -> None:
+        """Free what a step leaves but the states that its first update makes."""
+        for tensor, block in self.blocks.items():
+            if tensor >= 0:
+                self.memory.free(block)
