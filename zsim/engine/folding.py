@@ -72,7 +72,7 @@ def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
     unequal parts or several programs."""
     if len(plan.programs) > 1 or plan.has_messages:
         return False
-    if any(isinstance(work, Collective) and work.parts is not None for work in plan.works()):
+    if any(isinstance(work, Collective) and work.parts is not None for work in plan.distinct_works()):
         return False
     return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
 

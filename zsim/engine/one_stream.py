@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zsim.engine.prepare import Prepared
 from zsim.fabric.communicators import Transfer
 from zsim.fluid.pool import FluidPool
+from zsim.plan.columns import op_columns
 from zsim.plan.ops import Collective
 
 
@@ -47,17 +48,17 @@ def serial_times(prepared: Prepared) -> SerialTimes:
     count, nothing = priced.num_ops, array("d", [math.nan])
     issue, ended = nothing * count, nothing * count
     now = time = last = 0.0
-    rows = zip(priced.program.ops, priced.host_seconds, kernel_seconds, priced.host_waits, strict=True)
-    for number, (op, host, seconds, waits) in enumerate(rows):
+    works = priced.program.once(op_columns).work
+    rows = zip(works, priced.host_seconds, kernel_seconds, priced.host_waits, strict=True)
+    for number, (work, host, seconds, waits) in enumerate(rows):
         for other in waits:
             end = ended[other]
             if end > time:
                 time = end
-            if end > now and priced.program.ops[other].work is not None:  # the host is blocked
+            if end > now and works[other] is not None:  # the host is blocked
                 now = end
         time += host
         issue[number] = time
-        work = op.work
         if work is None:
             ended[number] = time
             continue

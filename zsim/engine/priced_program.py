@@ -10,6 +10,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
+from zsim.plan.columns import op_columns
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.queues import queued_behind
 from zsim.plan.recorded.work import Recorded
@@ -119,7 +120,10 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     pending: list[int] = []
     successors: list[tuple[int, ...]] = [()] * len(program.ops)
     last_on_stream: dict[str, int] = {}
-    for index, (_, stream, work, after, _, _, _, _, _, _) in enumerate(program.ops):
+    columns = program.once(op_columns)
+    for index, (stream, work, after) in enumerate(
+        zip(columns.stream, columns.work, columns.after, strict=True)
+    ):
         before: Collection[int] = after
         count = 0
         if work is not None:
@@ -166,25 +170,25 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
     calls, meetings = [0] * len(groups), [-1] * len(program.ops)
     kernels: dict[int, Kernels] = {}  # by id
     collectives: dict[int, int] = {}  # by id, the place of their group
-    work_ids = [id(op.work) for op in program.ops]
-    for number, op in dict(zip(work_ids, program.ops, strict=True)).items():
-        if type(op.work) is Kernels:
-            kernels[number] = op.work
-        elif type(op.work) is Collective:
-            collectives[number] = place_of_group[op.work.group]
+    columns = program.once(op_columns)
+    work_ids = list(map(id, columns.work))
+    for number, work in program.distinct_works.items():
+        if type(work) is Kernels:
+            kernels[number] = work
+        elif type(work) is Collective:
+            collectives[number] = place_of_group[work.group]
         else:
-            assert op.work is None or isinstance(op.work, _TIMED_ELSEWHERE)
-    for index, number in enumerate(work_ids):
-        if number in collectives:
-            place = collectives[number]
-            meetings[index] = calls[place] * len(groups) + place
-            calls[place] += 1
+            assert isinstance(work, _TIMED_ELSEWHERE)
+    for index, known in enumerate(map(collectives.get, work_ids)):
+        if known is not None:
+            meetings[index] = calls[known] * len(groups) + known
+            calls[known] += 1
     place_of_work = {number: place for place, number in enumerate(kernels)}
     work_of = [place_of_work.get(number, -1) for number in work_ids]
-    costs = [(op.overhead, op.events, op.launches) for op in program.ops]
+    costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
     issues = dict(zip(costs, program.ops, strict=True))
     place_of_issue = {cost: place for place, cost in enumerate(issues)}
-    issue_of = [place_of_issue[cost] for cost in costs]
+    issue_of = list(map(place_of_issue.__getitem__, costs))
     waits = _with_launch_queue(program, launch_queue)
     return AlikeOps(waits, meetings, list(kernels.values()), work_of, list(issues.values()), issue_of)
 
@@ -209,10 +213,13 @@ def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
 
     The host waits once per eighth of the queue, not at every launch: its run-ahead is exact to an eighth.
     """
-    waits = [op.host_waits for op in program.ops]
+    columns = program.once(op_columns)
+    waits = list(columns.host_waits)
     quantum = max(limit // 8, 1)
     launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
-    for number, (_, stream, work, _, _, launches, _, _, _, _) in enumerate(program.ops):
+    for number, (stream, work, launches) in enumerate(
+        zip(columns.stream, columns.work, columns.launches, strict=True)
+    ):
         if stream != COMPUTE or work is None:
             continue
         before, launched = launched, launched + launches

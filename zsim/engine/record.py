@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane
+from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
     Category,
@@ -21,7 +24,6 @@ from zsim.plan.ops import (
     DriveIo,
     HostWork,
     Kernels,
-    Op,
     Plan,
     PointToPoint,
     Program,
@@ -109,10 +111,9 @@ class _Shown:
     @staticmethod
     def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
         """The shown ops of `program`, whose infos are appended to `infos`."""
-        numbers = [number for number, op in enumerate(program.ops) if op.work is not None]
-        first, tracks = len(infos), _copy_tracks(program)
-        known: dict[int, _Columns] = {}
-        infos += [_info(program.ops[number], plan, tracks, known) for number in numbers]
+        numbers = [number for number, work in enumerate(program.once(op_columns).work) if work is not None]
+        first = len(infos)
+        infos += _infos(program, plan)
         return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
 
 
@@ -126,7 +127,7 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     """The track of copies by (direction, stream): "h2d" or "d2h", and with the stream's name for all but the
     first stream of a direction, because their copies may overlap."""
     seen: dict[str, list[str]] = {}
-    for op in program.ops:
+    for op in program.ops if program.offload_works else ():
         if isinstance(op.work, Copy) and op.stream not in seen.setdefault(op.work.direction, []):
             seen[op.work.direction].append(op.stream)
     return {
@@ -168,21 +169,31 @@ class _Columns(NamedTuple):
         return _Columns(f"nvme_{work.direction}", work.bytes)
 
 
-def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str], known: dict[int, _Columns]) -> SpanInfo:
-    """The columns of a span of the op; `known`: those of works by their id, filled here."""
-    name, track, work, _, _, _, _, phase, module, _ = op
-    assert work is not None
-    columns = known.get(id(work))
-    if columns is None:
-        columns = known[id(work)] = _Columns.of(work, plan)
-    kind, count, dtype, group, size, flops, hbm_bytes = columns
-    if not kind:
-        kind = "optimizer" if phase == "optimizer" else "compute"
-    elif isinstance(work, Copy):
-        track = tracks[work.direction, track]
+def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
+    """The columns of the spans of a program's ops with work."""
+    of_work = {number: _Columns.of(work, plan) for number, work in program.distinct_works.items()}
+    columns = program.once(op_columns)
+    has_work = [work is not None for work in columns.work]
+    works = list(filter(None, columns.work))
+    names, modules = compress(columns.name, has_work), compress(columns.module, has_work)
+    streams, phases = list(compress(columns.stream, has_work)), list(compress(columns.phase, has_work))
+    of_ops = [of_work[id(work)] for work in works]
+    of_works, *others = zip(*of_ops, strict=True) if of_ops else [()] * 7
+    counts, dtypes, groups, sizes, flops, hbm_bytes = others
+    kinds = [
+        kind or ("optimizer" if phase == "optimizer" else "compute")
+        for kind, phase in zip(of_works, phases, strict=True)
+    ]
+    if tracks := _copy_tracks(program):
+        streams = [
+            tracks[work.direction, stream] if isinstance(work, Copy) else stream
+            for work, stream in zip(works, streams, strict=True)
+        ]
+    rows = zip(
+        names, kinds, streams, counts, dtypes, groups, sizes, phases, modules, flops, hbm_bytes, strict=True
+    )
     # without the call of the named tuple's own __new__, which takes as long again
-    row = (name, kind, track, count, dtype, group, size, phase, module, flops, hbm_bytes)
-    return tuple.__new__(SpanInfo, row)
+    return map(partial(tuple.__new__, SpanInfo), rows)
 
 
 class _Times:
@@ -274,20 +285,27 @@ class _Changes(NamedTuple):
 
 
 def _changes(program: Program) -> _Changes:
-    ops, categories, deltas, devices, *_ = zip(*program.memory, strict=True) if program.memory else ((),) * 4
-    names = [op.name for op in program.ops]
+    columns = program.once(memory_columns)
+    names = [*program.once(op_columns).name]
     names.append(names[-1] if names else "")  # of changes after the last op
     return _Changes(
-        np.array(ops, dtype=np.int64),
-        devices,
-        categories,
-        np.array(deltas, dtype=np.int64),
-        tuple([names[op] for op in ops]),
+        np.array(columns.op, dtype=np.int64),
+        columns.device,
+        columns.category,
+        np.array(columns.bytes, dtype=np.int64),
+        tuple([names[op] for op in columns.op]),
     )
 
 
 def _are_compute(program: Program) -> npt.NDArray[np.bool_]:
-    return np.array([op.stream == "compute" and op.work is not None for op in program.ops], dtype=np.bool_)
+    columns = program.once(op_columns)
+    return np.array(
+        [
+            stream == "compute" and work is not None
+            for stream, work in zip(columns.stream, columns.work, strict=True)
+        ],
+        dtype=np.bool_,
+    )
 
 
 def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.messages import sends
+from zsim.plan.columns import op_columns
 from zsim.plan.ops import Collective, Plan, PointToPoint
 
 
@@ -27,11 +28,13 @@ def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
     of their ranks)."""
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
-        works = {id(op.work): op.work for op in program.ops if isinstance(op.work, Collective | PointToPoint)}
+        columns = program.once(op_columns)
         # by identity: ops share works, and equal works take long to compare
-        issued = Counter((op.phase, id(op.work)) for op in program.ops if id(op.work) in works)
+        issued = Counter(zip(columns.phase, map(id, columns.work), strict=True))
         for (phase, place), count in issued.items():
-            call = works[place]
+            call = program.distinct_works.get(place)
+            if not isinstance(call, Collective | PointToPoint):
+                continue
             for work in [call] if isinstance(call, Collective) else sends(call, plan.groups):
                 calls[number, phase, call.group, work] += count
     return calls

@@ -19,7 +19,7 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
     job, plan = outcome.job, outcome.plan
     if no_range_note(outcome) is not None:
         return None
-    if not any(isinstance(work, OffloadWork) for work in plan.works()):
+    if not any(isinstance(work, OffloadWork) for work in plan.distinct_works()):
         return None
     spreads = load_spreads()
     fast, slow = (

@@ -23,7 +23,7 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
     job = outcome.job
     if not isinstance(job.strategy, DeepSpeedConfig) or job.num_nodes == 1 or _is_drawn(outcome):
         return None
-    if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.works()):
+    if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.distinct_works()):
         return None
     return step_seconds_again(outcome, is_serial=True)
 

@@ -8,6 +8,7 @@ from zsim.cost.flops import flops_convention, hardware_flops_per_token, model_fl
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of
+from zsim.plan.columns import op_columns
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.padding import Padding
 from zsim.report.report import StepWork
@@ -91,10 +92,11 @@ def _compute_works(program: Program) -> tuple[list[Kernels], list[int]]:
     place_of: dict[int, int] = {}
     works: list[Kernels] = []
     places: list[int] = []
-    for op in program.ops:
-        if op.stream == COMPUTE and isinstance(op.work, Kernels):
-            place = place_of.setdefault(id(op.work), len(works))
+    columns = program.once(op_columns)
+    for stream, work in zip(columns.stream, columns.work, strict=True):
+        if stream == COMPUTE and type(work) is Kernels:
+            place = place_of.setdefault(id(work), len(works))
             if place == len(works):
-                works.append(op.work)
+                works.append(work)
             places.append(place)
     return works, places

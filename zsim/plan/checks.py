@@ -8,7 +8,7 @@ are checked and not ranks: if a rank of one program waits for a rank of another,
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from itertools import accumulate
@@ -19,6 +19,7 @@ import numpy as np
 from zsim.arrays import distinct
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
+from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
 
 
@@ -41,21 +42,29 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_order(program: Program) -> None:
-    for number, (name, _, _, after, host_waits, _, _, _, _, _) in enumerate(program.ops):
-        for other in after:
-            if other >= number:
-                raise PlanError(f"{_of(program)}op {number} '{name}' comes after op {other}, issued later")
-        for other in host_waits:
-            if other >= number:
-                raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
+    columns = program.once(op_columns)
+    for number, after in enumerate(columns.after):
+        if after and (other := max(after)) >= number:
+            name = columns.name[number]
+            raise PlanError(f"{_of(program)}op {number} '{name}' comes after op {other}, issued later")
+    for number, waits in enumerate(columns.host_waits):
+        if waits and (other := max(waits)) >= number:
+            raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
 
 
 def _check_parts(program: Program, plan: Plan) -> None:
     """An all-to-all of unequal parts has one for each pair of members, and the bytes of its largest input."""
-    for op in program.ops:
+    uneven = {
+        number
+        for number, work in program.distinct_works.items()
+        if type(work) is Collective and work.parts is not None
+    }
+    for op in program.ops if uneven else ():
         work = op.work
-        if type(work) is not Collective or work.parts is None:
+        if id(work) not in uneven:
             continue
+        assert isinstance(work, Collective)
+        assert work.parts is not None
         size, where = plan.groups[work.group].size, f"{_of(program)}'{op.name}' on '{work.group}'"
         if work.kind != "all_to_all":
             raise PlanError(f"{where}: {work.kind} has unequal parts; only all_to_all may have them")
@@ -73,10 +82,12 @@ def _check_parts(program: Program, plan: Plan) -> None:
 
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
-    held: dict[tuple[Device, Category, str], int] = {}
-    for _, category, count, device, _, _, owner, _, _, _, _ in program.memory:
-        key = device, category, owner
-        held[key] = held.get(key, 0) + count
+    columns = program.once(memory_columns)
+    held: defaultdict[tuple[Device, Category, str], int] = defaultdict(int)
+    for key, count in zip(
+        zip(columns.device, columns.category, columns.owner, strict=True), columns.bytes, strict=True
+    ):
+        held[key] += count
     for (device, category, owner), left in held.items():
         if left:
             raise PlanError(

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple, get_args
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import Recorded
+from zsim.plan.unchanging import Unchanging
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -34,8 +36,6 @@ CollectiveKind = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
 ]
 MessageKind = Literal["send", "recv", "send_recv"]
-Arguments = TypeVarTuple("Arguments")
-Derived = TypeVar("Derived")
 Parts = tuple[tuple[int, ...], ...]
 Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
 
@@ -272,21 +272,6 @@ class Group:
         return rows
 
 
-class Unchanging:
-    """An immutable value with a cache of values derived from it, which runs on other hardware share."""
-
-    _derived: dict[Any, Any]
-
-    def once(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
-        """`derive(self, *arguments)`, computed on the first call and cached; `derive` must be a module-level
-        function, and its result must not be changed."""
-        key = (derive, arguments)
-        if key not in self._derived:
-            self._derived[key] = derive(self, *arguments)
-        found: Derived = self._derived[key]
-        return found
-
-
 @dataclass(frozen=True)
 class Program(Unchanging):
     """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
@@ -309,13 +294,22 @@ class Program(Unchanging):
         return bool(self.ops) and isinstance(self.ops[-1].work, Recorded)
 
     @cached_property
+    def distinct_works(self) -> Mapping[int, Work]:
+        """The works of its ops by their id, each once: ops of equal work share it."""
+        return {id(work): work for work in map(itemgetter(2), self.ops) if work is not None}
+
+    @cached_property
     def offload_works(self) -> tuple[OffloadWork, ...]:
         """The offloaded work of its ops, in order."""
+        if not any(isinstance(work, OffloadWork) for work in self.distinct_works.values()):
+            return ()
         return tuple(op.work for op in self.ops if isinstance(op.work, OffloadWork))
 
     @cached_property
     def calls_with_messages(self) -> tuple[int, ...]:
         """The numbers of the ops that send or receive."""
+        if not any(type(work) is PointToPoint for work in self.distinct_works.values()):
+            return ()
         return tuple(number for number, op in enumerate(self.ops) if type(op.work) is PointToPoint)
 
 
@@ -398,3 +392,7 @@ class Plan(Unchanging):
     def works(self) -> Iterator[Work]:
         """The work of all ops of all programs."""
         return (op.work for program in self.programs for op in program.ops if op.work is not None)
+
+    def distinct_works(self) -> Iterator[Work]:
+        """The works of all programs' ops, each once per program: ops of equal work share it."""
+        return (work for program in self.programs for work in program.distinct_works.values())

@@ -17,6 +17,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.plan.builder import COMPUTE
+from zsim.plan.columns import MemoryColumns, memory_columns, op_columns
 from zsim.plan.ops import Program
 
 
@@ -116,12 +117,15 @@ def tensor_columns(program: Program) -> TensorColumns:
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
     """
-    changes = [change for change in program.memory if change.device == "gpu"]
+    columns = program.once(memory_columns)
+    if any(device != "gpu" for device in set(columns.device)):
+        on_gpu = [change for change in program.memory if change.device == "gpu"]
+        columns = MemoryColumns(*zip(*on_gpu, strict=True))
+    keys = zip(columns.category, columns.owner, columns.part, columns.micro_batch, strict=True)
     found = _Tensors()
     sizes, places, moved = found.bytes, found.places, found.moved
     alive: dict[tuple[str, str, str, int], list[int]] = {}  # oldest first
-    for place, (_, category, count, _, _, _, owner, parts, _, part, micro_batch) in enumerate(changes):
-        key = category, owner, part, micro_batch
+    for place, (key, count, parts) in enumerate(zip(keys, columns.bytes, columns.tensors, strict=True)):
         live = alive.get(key)
         if live is None:
             live = alive[key] = []
@@ -143,17 +147,18 @@ def tensor_columns(program: Program) -> TensorColumns:
             moved.append((tensor,))
             live.append(tensor)
     next_streams = _next_streams(program)
-    place_of: dict[str, int] = {}
-    stream_of = [
-        place_of.setdefault(COMPUTE if category == "activations" else own or next_streams[op], len(place_of))
-        for op, category, _, _, _, _, _, _, own, _, _ in changes
+    streams = [
+        COMPUTE if category == "activations" else own or next_streams[op]
+        for op, category, own in zip(columns.op, columns.category, columns.stream, strict=True)
     ]
+    place_of = {stream: place for place, stream in enumerate(dict.fromkeys(streams))}
+    stream_of = list(map(place_of.__getitem__, streams))
     lengths = list(map(len, moved))
     tensors = np.fromiter(chain.from_iterable(moved), np.int64, sum(lengths))
     # each change once for every tensor that it moves
     ops, counts, untils, of_streams = (
         np.repeat(np.array(column, dtype=np.int64), lengths)
-        for column in (*([change[field] for change in changes] for field in (0, 2, 4)), stream_of)
+        for column in (columns.op, columns.bytes, columns.until, stream_of)
     )
     held = np.where(counts > 0, np.array(sizes, dtype=np.int64)[tensors], 0)
     return TensorColumns(ops, found.numbers()[tensors], held, of_streams, untils, tuple(place_of))
@@ -161,8 +166,11 @@ def tensor_columns(program: Program) -> TensorColumns:
 
 def _next_streams(program: Program) -> list[str]:
     """Per op, the stream of the next work that the host issues."""
-    streams = [COMPUTE] * (len(program.ops) + 1)
-    for number in range(len(program.ops) - 1, -1, -1):
-        op = program.ops[number]
-        streams[number] = op.stream if op.work is not None else streams[number + 1]
+    columns, next_stream = program.once(op_columns), COMPUTE
+    streams = [next_stream]
+    for stream, work in zip(reversed(columns.stream), reversed(columns.work), strict=True):
+        if work is not None:
+            next_stream = stream
+        streams.append(next_stream)
+    streams.reverse()
     return streams

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import OffloadWork, Op, Plan, Program
+from zsim.plan.columns import op_columns
+from zsim.plan.ops import Op, Plan, Program
 from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES
 
@@ -27,11 +28,17 @@ def is_drained(plan: Plan) -> bool:
 
 def program_is_drained(program: Program) -> bool:
     """Whether the host waits for the GPU between backward and the end of the step, or has offloaded work."""
-    return any(
-        (op.phase == "optimizer" and op.host_waits)
-        or isinstance(op.work, OffloadWork)
-        or (isinstance(op.work, Recorded) and op.work.is_on_host and op.work.info is not None)
-        for op in program.ops
+    columns = program.once(op_columns)
+    return (
+        bool(program.offload_works)
+        or any(
+            waits and phase == "optimizer"
+            for waits, phase in zip(columns.host_waits, columns.phase, strict=True)
+        )
+        or any(
+            isinstance(work, Recorded) and work.is_on_host and work.info is not None
+            for work in program.distinct_works.values()
+        )
     )
 
 

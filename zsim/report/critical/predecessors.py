@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zsim.plan.columns import op_columns
 from zsim.plan.ops import Program
 from zsim.plan.passes.queues import queued_behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -13,12 +14,13 @@ class Predecessors:
     before the one at `place` in a hardware queue that streams share."""
 
     def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
-        self._ops = ops = program.ops
+        self._ops = program.ops
         self.numbers: list[int] = []
         self._place_of: dict[int, int] = {}
         last_on_stream: dict[str, int] = {}
         self._on_stream: list[int] = []
-        for number, (_, stream, work, _, _, _, _, _, _, _) in enumerate(ops):
+        columns = program.once(op_columns)
+        for number, (stream, work) in enumerate(zip(columns.stream, columns.work, strict=True)):
             if work is not None:
                 place = self._place_of[number] = len(self.numbers)
                 self.numbers.append(number)

@@ -1,0 +1,48 @@
+"""A program's ops and memory changes field by field, for passes that need a few fields of all of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zsim.plan.ops import Category, Device, Phase, Program, Work
+
+
+class OpColumns(NamedTuple):
+    """The fields of `Op`, each of all ops."""
+
+    name: tuple[str, ...] = ()
+    stream: tuple[str, ...] = ()
+    work: tuple[Work | None, ...] = ()
+    after: tuple[tuple[int, ...], ...] = ()
+    host_waits: tuple[tuple[int, ...], ...] = ()
+    launches: tuple[int, ...] = ()
+    overhead: tuple[str | None, ...] = ()
+    phase: tuple[Phase, ...] = ()
+    module: tuple[str, ...] = ()
+    events: tuple[int, ...] = ()
+
+
+class MemoryColumns(NamedTuple):
+    """The fields of `MemoryChange`, each of all changes."""
+
+    op: tuple[int, ...] = ()
+    category: tuple[Category, ...] = ()
+    bytes: tuple[int, ...] = ()
+    device: tuple[Device, ...] = ()
+    until: tuple[int, ...] = ()
+    is_pinned: tuple[bool, ...] = ()
+    owner: tuple[str, ...] = ()
+    tensors: tuple[tuple[int, ...], ...] = ()
+    stream: tuple[str, ...] = ()
+    part: tuple[str, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+
+
+def op_columns(program: Program) -> OpColumns:
+    """The fields of a program's ops, for `Program.once`."""
+    return OpColumns(*zip(*program.ops, strict=True))
+
+
+def memory_columns(program: Program) -> MemoryColumns:
+    """The fields of a program's memory changes, for `Program.once`."""
+    return MemoryColumns(*zip(*program.memory, strict=True))
