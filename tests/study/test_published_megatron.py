@@ -49,6 +49,27 @@ def megatron(**changes: str) -> Megatron:
     return strategy
 
 
+@pytest.mark.parametrize(
+    ("date", "source", "placeholders", "loss"),
+    [
+        ("2024-02", "somewhere", False, "megatron-before-0.8"),
+        ("2024-05", "somewhere", False, "megatron-before-0.8"),
+        ("2024-08", "somewhere", False, "megatron"),
+        ("2025-07", "somewhere", False, "megatron"),
+        ("2025", "megatron-ci", True, "megatron"),
+        ("2025-08", "somewhere", True, "megatron"),
+    ],
+)
+def test_a_row_of_megatron_core_is_of_the_release_of_its_date(
+    date: str, source: str, placeholders: bool, loss: str
+) -> None:
+    """0.4.0 until February 2024, 0.7.0 until 0.8.0 of August, 0.12.0 until 0.13.0 of July 2025."""
+    found = row(**{**CORE, "date": date, "source": source})
+    assert isinstance(found.job.strategy, Megatron)
+    assert found.job.strategy.keeps_placeholders == placeholders
+    assert found.job.training.cross_entropy == loss
+
+
 def test_a_row_without_settings_is_megatrons_command_line_of_its_date() -> None:
     """fp16 of 2023: one buffer of fp16 gradients, reduced behind backward, by 3.0, which joins nothing and
     fuses only fp32 sums; its kernels are its own, its gradients are clipped."""
