@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk
+from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
 from zsim.plan.make import plan_step
-from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
+from zsim.specs.model.spec import Module, Parameter
+from zsim.specs.model.works import Norm
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.parallelism import Parallelism
 
@@ -324,6 +329,22 @@ def test_attention_costs_a_megatron_block_more(
     enter_block(builder, strategy, replace(split, style="megatron"), block, 2)
     events = {op.overhead: op.events for op in builder.program([], "").ops}
     assert events == {"megatron_core_block": 2, **expected}
+
+
+def test_test_mode_compares_the_norms_of_queries_and_keys_of_all_ranks() -> None:
+    """Of 2 data-parallel ranks and one tensor-parallel: 3 times 4 parameters, the host waits for each answer;
+    gathered are 4 tensors of 8 elements of 2 bytes from both."""
+    builder = PlanBuilder([])
+    data = Group("data", np.arange(2).reshape(1, 2))
+    builder.groups["data"] = data
+    weights = tuple(Parameter(name, (8,)) for name in ("weight", "bias"))
+    norm = Module("self_attention.k_layernorm", Norm(8, "layer"), weights)
+    call = SimpleNamespace(module=norm, name="block.self_attention.k_layernorm")
+    for test_mode in (False, True):
+        run_realtime_tests(builder, replace(CORE, test_mode=test_mode), call, data)  # type: ignore[arg-type]
+    ops = builder.program([], "").ops
+    assert len([op for op in ops if op.host_waits]) == 12
+    assert [op.work.bytes for op in ops if isinstance(op.work, Collective)] == [2 * 4 * 8 * 2]
 
 
 def test_timers_of_level_2_wait_around_every_forward_and_backward(toys: Any) -> None:

@@ -89,6 +89,9 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"gradient_accumulation_steps": 8},
         "strategy": {"overlap_p2p": False, "align_param_gather": False, "timing_log_level": 2},
     },
+    "tests in layers": {
+        "strategy": {"test_mode": True},
+    },
     "uneven": {
         "parallelism": {"pipeline": 4, "layers_per_stage": [7, 9, 9, 7]},
         "training": {"gradient_accumulation_steps": 8},

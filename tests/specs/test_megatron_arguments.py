@@ -370,6 +370,7 @@ def test_flags_of_training_are_training(flags: str, key: str, value: Any) -> Non
         (_OVERLAPPED, "delay_wgrad_compute", False),
         (f"{_OVERLAPPED} --delay-wgrad-compute", "delay_wgrad_compute", True),
         ("--mtp-num-layers 1 --mtp-loss-scaling-factor 0.1", "mtp_layers", 1),
+        ("--test-mode", "test_mode", True),
         ("--timing-log-level 2", "timing_log_level", 2),
         ("--timing-log-level 1", "timing_log_level", 0),
         ("--transformer-impl local", "transformer_impl", "local"),

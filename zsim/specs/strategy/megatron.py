@@ -63,7 +63,8 @@ class Megatron:
     states of what all of them hold (core 0.15: training/checkpointing.py `dp_reshardable`). `workspaces`:
     bytes of each workspace of cuBLAS that torch's allocator holds. `keeps_placeholders`: Transformer Engine
     keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13). `synchronizes`:
-    timers wait for the device around every forward, backward and exchange of messages.
+    timers wait for the device around every forward, backward and exchange of messages. `test_mode`: layers
+    compare the norms of their queries and keys with other ranks'.
     """
 
     distributed_optimizer: bool
@@ -100,6 +101,7 @@ class Megatron:
     workspaces: tuple[int, ...] = ()
     keeps_placeholders: bool = False
     synchronizes: bool = False
+    test_mode: bool = False
 
 
 def megatron_strategy(
@@ -176,6 +178,7 @@ def megatron_strategy(
         and release >= _KEEPS_PLACEHOLDERS
         and table.transformer_impl == "transformer_engine",
         synchronizes=is_megatron and table.timing_log_level == 2,
+        test_mode=is_megatron and table.test_mode,
     )
 
 

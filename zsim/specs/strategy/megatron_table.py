@@ -192,6 +192,10 @@ class MegatronTable(BaseModel):
         default=0,
         description="with 2, timers wait for the device around every forward, backward and message",
     )
+    test_mode: StrictBool = Field(
+        default=False,
+        description="every layer compares the norms of its queries and keys with other ranks' in forward",
+    )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",
         description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",

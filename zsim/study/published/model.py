@@ -52,6 +52,10 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
         grouped = _grouped(run, shape, "starcoder2")
         grouped["residual_dropout"] = grouped["attention_dropout"] = run.number("dropout") or 0.0
         return {**grouped, "tie_word_embeddings": run.text("tied_emb") != "False"}
+    if run.text("qk_layernorm"):
+        dropout = run.number("dropout") or 0.0
+        of_both = {"attention_dropout": dropout, "hidden_dropout": dropout}
+        return {**_grouped(run, shape, "megatron"), "qk_layernorm": True, **of_both}
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
     is_early = re.search(r"unfused|no flash|local impl", run.text("attn_kernel"))
     dropout = run.number("dropout") or (0.1 if is_early else 0.0)

@@ -24,7 +24,7 @@ from zsim.cost.kernels.update import accumulate_kernels, cat_launches, norm_kern
 from zsim.cost.optimizers.tensors import Updated
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket
-from zsim.plan.frameworks.megatron.schedule import NCCL, MegatronSchedule, parameter_name
+from zsim.plan.frameworks.megatron.schedule import NCCL, MegatronSchedule
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import update
 from zsim.plan.stage import Stage
@@ -74,7 +74,7 @@ class NanotronSchedule(MegatronSchedule):
                 self._hold(size)
             if self._syncs:
                 builder.move(f"copy gradient {call.name}", size, size, module=call.name)
-                bucket = self._bucket_of[parameter_name(call, parameter)]
+                bucket = self._bucket_of[call.parameter_name(parameter)]
                 self._missing[bucket.number] -= 1
                 if not self._missing[bucket.number]:
                     self._hook(bucket)

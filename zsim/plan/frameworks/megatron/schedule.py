@@ -41,6 +41,7 @@ from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_maste
 from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
 from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
+from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
@@ -167,7 +168,7 @@ class MegatronSchedule(Hooks):
         if not self._gathers_ahead or self.builder.phase != "forward":
             return
         for parameter in call.trainable_parameters:
-            number = self._bucket_of[parameter_name(call, parameter)].number
+            number = self._bucket_of[call.parameter_name(parameter)].number
             if number in self._ready:
                 continue
             self._gather(number)
@@ -205,6 +206,9 @@ class MegatronSchedule(Hooks):
 
     # -- layers -----------------------------------------------------------------------------------------
 
+    def after_module(self, call: ModuleCall) -> None:
+        run_realtime_tests(self.builder, self.strategy, call, self.whole)
+
     def begin_forward(self, micro_batch: int) -> None:
         enter_chunk(self.builder, self.strategy, self.stage.parallelism)
 
@@ -229,7 +233,7 @@ class MegatronSchedule(Hooks):
             self.builder.allocate("activations", self._tied_bytes)
         for parameter in reversed(call.trainable_parameters):
             self._add_gradient(call, parameter)
-            bucket = self._bucket_of[parameter_name(call, parameter)]
+            bucket = self._bucket_of[call.parameter_name(parameter)]
             self._missing[bucket.number] -= 1
             is_due = self._is_last and not self._is_told and not self._missing[bucket.number]
             if self.strategy.overlap_grad_reduce and is_due:
@@ -392,8 +396,3 @@ class MegatronSchedule(Hooks):
             own = [EXPERT_STAGES] if len(self.parts) > 1 else []
             return [*self.stage.norm_groups(), *own]
         return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
-
-
-def parameter_name(call: ModuleCall, parameter: Parameter) -> str:
-    """Name of a call's parameter in the model."""
-    return call.parameter_name(parameter)

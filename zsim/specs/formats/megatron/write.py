@@ -224,6 +224,7 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         ("overlap_grad_reduce", "--overlap-grad-reduce"),
         ("overlap_param_gather", "--overlap-param-gather"),
         ("average_in_collective", "--ddp-average-in-collective"),
+        ("test_mode", "--test-mode"),
     ):
         if getattr(table, key):
             yield flag
