@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels, total_flops
-from zsim.cost.memory.activations import saved_bytes
+from zsim.cost.memory.activations import backward_extra_bytes, saved_bytes
+from zsim.cost.memory.tensors import module_tensors
+from zsim.plan.make import make_plan
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import Activation, Attention, Module, Norm, Residual
 
 SHAPE = BatchShape(2, 64)
@@ -68,6 +73,28 @@ def test_a_fused_kernel_has_the_layer_s_window_where_it_is_shorter() -> None:
     assert found == {(16, True): 16, (16, False): 33, **dict.fromkeys(
         ((window, causal) for window in (64, None) for causal in (True, False)), 0
     )}  # fmt: skip
+
+
+def test_deterministic_backward_sums_the_gradient_of_queries_in_several_buffers() -> None:
+    """2 sequences of 4 heads on 108 SMs: ceil(108 / 8) = 14 buffers of fp32 for 128 tokens of 4 x 16, one
+    without."""
+    split = replace(FLASH, deterministic_sms=108)
+    made = [backward_extra_bytes(module(), SHAPE, options) for options in (FLASH, split)]
+    assert made[1] - made[0] == 13 * 4 * TOKENS * 4 * 16
+    passing = [sum(module_tensors(module(), SHAPE, options).backward) for options in (FLASH, split)]
+    assert passing == made
+
+
+def test_a_plan_has_the_buffers_of_every_layer() -> None:
+    """GPT-2 of 12 layers and 12 heads, 1,024 tokens on the 108 SMs of A100: 9 buffers, 8 of 1,024 x 768 x 4
+    bytes more than one."""
+    made = []
+    for attention in ("flash2", "flash2-deterministic"):
+        training = {"sequence_length": 1024, "attention": attention}
+        job = resolve(Experiment(model="gpt2", cluster="dgx-a100-80gb", gpus=8, training=training))
+        changes = make_plan(job).memory
+        made.append(sum(one.bytes for one in changes if one.category == "activations" and one.bytes > 0))
+    assert made[1] - made[0] == 12 * 8 * 1024 * 768 * 4
 
 
 def test_fused_attention_that_sees_all_tokens_does_twice_the_work_of_a_causal_one() -> None:

@@ -37,6 +37,7 @@ from zsim.cost.memory.context import backward_tensors, forward_tensors
 from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import SAVED, keeps_fused_projection, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
+from zsim.cost.rates.deterministic import buffers
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import (
@@ -243,10 +244,11 @@ def exchanged_bytes(work: Exchange, kind: ExchangeKind | None, tokens: int, elem
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Bytes that a module allocates during backward: gradients of its output and its input, and temporaries.
 
-    The gradient of the residual stream and the gradients of parameters are not included. Liger's kernels
-    write gradients in place: a norm the gradient of its input over that of its output, a gated activation the
-    gradients of gate and up over gate and up (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`,
-    `ops/swiglu.py`).
+    The gradient of the residual stream and the gradients of parameters are not included. FlashAttention-2
+    sums the gradient of queries up in fp32, in deterministic mode in several buffers
+    (`zsim.cost.rates.deterministic`). Liger's kernels write gradients in place: a norm the gradient of its
+    input over that of its output, a gated activation the gradients of gate and up over gate and up
+    (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if not module.has_backward:
@@ -269,7 +271,9 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
             of_bias = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
-            return tokens * (elements * e + query_elements(work) * 4) + of_bias
+            heads = shape.sequences * work.num_heads
+            sums = buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
+            return tokens * (elements * e + sums * query_elements(work) * 4) + of_bias
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):

@@ -7,7 +7,8 @@ a dq of its own; n zeroed buffers are summed up at the end (Dao-AILab/flash-atte
 csrc/flash_attn/src/flash_bwd_launch_template.h `run_flash_bwd_seqk_parallel`, csrc/flash_attn/flash_api.cpp
 `mha_bwd`). One such block fills an SM (8 warps and 104 to 144 kB of shared memory), so that n b a blocks a
 little above S take two rounds, of which the second is nearly empty: 128 on the 108 SMs of an A100 for 32
-heads. The buffers' memory, gone after each layer, is not counted.
+heads. The buffers' memory is gone after each layer (`zsim.cost.memory.activations`); that of packed documents
+is taken for that of whole sequences, and under context parallelism it is not counted.
 """
 
 from __future__ import annotations

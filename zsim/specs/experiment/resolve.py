@@ -355,6 +355,7 @@ def _training(
         device_max_connections=connections,
         autocast=table.autocast,
         stored_dtype=table.stored_dtype,
+        deterministic_sms=max(gpu.sm_count if gpu.attention.is_deterministic else 0 for gpu in cluster.gpus),
     )
 
 

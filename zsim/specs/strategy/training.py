@@ -59,6 +59,8 @@ class Training:
     `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
     "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
+    `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
+    splits the keys of a head; 0 in another mode.
     """
 
     sequence_length: int
@@ -88,6 +90,7 @@ class Training:
     recompute_modules: tuple[str, ...] = ()
     lengths: DrawnLengths | None = None
     layer_kernels: LayerKernels = "torch"
+    deterministic_sms: int = 0
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
