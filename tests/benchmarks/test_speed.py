@@ -124,9 +124,9 @@ def median_timeouts(*runs: Callable[[], Any], rounds: int) -> list[float]:
 @pytest.mark.speed
 def test_folding_makes_the_cost_nearly_independent_of_the_gpu_count() -> None:
     """GPT-3's step, its time without overlap and its report: 1,024 GPUs at 430,000 timeouts, 520,000 on a
-    busy machine, 16,384 at 1.07 to 1.15 times that. Of 12,446 ops and 18,704 tensors the plan is a quarter,
-    the run on the clock a seventh, torch's allocator a quarter, the report a sixth, the prices and the trace
-    an eighth."""
+    busy machine, 16,384 at 1.07 to 1.15 times that; 2,100 million instructions (2,490 before repeated
+    allocations were left out). Of 12,446 ops and 18,704 tensors the plan is a third, the run on the clock a
+    seventh, torch's allocator a sixth, the report a sixth, the prices and the trace a tenth."""
     gpt3(128)
     few, many = median_timeouts(lambda: gpt3(128), lambda: gpt3(2048), rounds=7)
     print(f"\n1,024 GPUs: {few:,.0f} raw timeouts; 16,384: {many:,.0f}, {many / few:.2f} times as many")
@@ -146,9 +146,10 @@ def test_other_sizes_cost_as_much(gpus: int, limit: float) -> None:
 
 @pytest.mark.speed
 def test_every_rank_of_1024_is_simulated_in_half_a_minute() -> None:
-    """In a process of its own: 47,000,000 timeouts on a busy machine, where so many objects miss the caches
-    that a raw timeout hits, and 0.86 GB (69,000,000 and 1.07 GB before the times lay in huge pages). It runs
-    once, for a minute, so that it is held against raw timeouts of ten rounds, not of two."""
+    """In a process of its own: 43,600,000 timeouts on a machine with four times its load, where so many
+    objects miss the caches that a raw timeout hits, and 0.86 GB; 62,000,000 under the same load before what
+    lanes keep of an op lay side by side, 41 s of processor time for 62. It runs once, for most of a minute,
+    so that it is held against raw timeouts of ten rounds, not of two."""
     print()
     ratio, peak_bytes = (float(word) for word in run_apart(
         "from statistics import median;"
