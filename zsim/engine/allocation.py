@@ -22,7 +22,7 @@ from zsim.engine.pools.apart import PoolPasses, ProgramApart, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.memory.tensors import TensorChange, tensor_changes, tensor_columns
+from zsim.plan.memory.tensors import TensorChange, TensorColumns, tensor_columns
 from zsim.plan.ops import Memory, OffloadWork, Plan, Program
 from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
@@ -111,16 +111,13 @@ def _changes(program: Program) -> Changes:
 def _first_changes(program: Program) -> Changes:
     """The changes of the first step, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
-    changes = tensor_changes(program)
+    changes = program.once(tensor_columns)
     sizes = [
         size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
     ]
-    made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
-    before = [
-        change for change in changes if change.op < update or (change.op == update and not change.bytes)
-    ]
-    after = [change for change in changes if change.op > update or (change.op == update and change.bytes)]
-    return Changes.of([*before, *made, *after])
+    made = TensorColumns.of([TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)])
+    is_later = (changes.op > update) | ((changes.op == update) & (changes.bytes > 0))
+    return Changes(changes.taken(~is_later).followed_by(made).followed_by(changes.taken(is_later)))
 
 
 class _Outstanding:

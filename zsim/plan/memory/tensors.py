@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Bools, Ints
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import MemoryColumns, memory_columns, op_columns
 from zsim.plan.ops import Program
@@ -98,6 +98,20 @@ class TensorColumns(NamedTuple):
         numbers = [(*row[:3], streams.index(row.stream), row.until) for row in rows]
         op, tensor, count, stream, until = np.array(numbers, dtype=np.int64).reshape(-1, 5).T
         return cls(op, tensor, count, stream, until, streams)
+
+    def taken(self, where: Bools) -> TensorColumns:
+        """The changes `where` it says so."""
+        op, tensor, count, stream, until = (column[where] for column in self[:5])
+        return TensorColumns(op, tensor, count, stream, until, self.streams)
+
+    def followed_by(self, others: TensorColumns) -> TensorColumns:
+        """The changes, and then the others."""
+        streams = tuple(dict.fromkeys((*self.streams, *others.streams)))
+        place_of = np.array([streams.index(name) for name in others.streams], dtype=np.int64)
+        later = others._replace(stream=place_of[others.stream])
+        pairs = zip(self[:5], later[:5], strict=True)
+        op, tensor, count, stream, until = (np.concatenate(both) for both in pairs)
+        return TensorColumns(op, tensor, count, stream, until, streams)
 
     def rows(self) -> list[TensorChange]:
         """The changes, one after the other."""

@@ -13,7 +13,7 @@ def has_experts(model: ModelSpec) -> bool:
 
 def experts_of(model: ModelSpec) -> Experts | None:
     """The experts of the model's first layer that has any."""
-    works = (module.work for block in model.blocks for module in block.modules)
+    works = (module.work for block in model.distinct_blocks for module in block.modules)
     return next((work for work in works if isinstance(work, Experts)), None)
 
 

@@ -2,11 +2,12 @@
 
 `Bounds`: from the batch and the checkpointing alone, so that one bound serves many candidates. Time: the
 kernels of a step run in order on one stream, however states are sharded. A step is never shorter than their
-sum on the job's slowest GPU without interference; communication only slows them. Memory: the activations that
-forward saves for backward, plus the CUDA context.
+sum on the job's slowest GPU without interference; communication only slows them. An update on the CPU follows
+when all gradients are there. Memory: the activations that forward saves for backward, plus the CUDA context.
 
 `plan_seconds`: from the plan, the least time for which each resource is busy. No step is shorter than the
-maximum of these times.
+maximum of these times. `path_seconds`: from the plan, the longest chain of ops that wait for each other,
+which is longer where the host waits for the GPU and then works itself.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from dataclasses import replace
 
 import numpy as np
 
+from zsim.cost.kernels.update import OPTIMIZER_STATES, update_bytes
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
+from zsim.engine.micro_batches import longer
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
-from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
+from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan, Work
 from zsim.plan.parallel.experts import with_experts
 from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.training import Training
 from zsim.study.tune.stage_bounds import StageBounds
@@ -64,7 +70,7 @@ class Bounds:
         bound = self._of_one[key]
         kept = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
         seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_of(job)
-        return Bound(seconds, kept + job.cluster.framework_memory.context)
+        return Bound(seconds + _host_update_seconds(job), kept + job.cluster.framework_memory.context)
 
     def _micro_batch(self, job: Job, training: Training) -> Bound:
         pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
@@ -98,6 +104,33 @@ def _kept_bytes(workload: Workload) -> int:
 def _leaves_checkpoints_on_host(job: Job) -> bool:
     strategy = job.strategy
     return isinstance(strategy, DeepSpeedConfig) and strategy.activation_checkpointing.cpu_checkpointing
+
+
+def _host_update_seconds(job: Job) -> float:
+    """Least seconds of the update on a node's CPU, if every state has one owner; 0 where GPUs update some of
+    them, or where the CPU updates while they compute."""
+    strategy, optimizer = job.strategy, job.training.optimizer
+    if isinstance(strategy, DeepSpeedConfig):
+        offload = strategy.zero.offload_optimizer
+        is_on_host = offload is not None and offload.ratio == 1 and not strategy.delayed_parameter_update
+        is_on_host = is_on_host and not strategy.zero.is_mics  # whose releases leave some on the GPU
+    else:
+        is_on_host = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
+    if not is_on_host or optimizer not in OPTIMIZER_STATES:
+        return 0.0
+    moved = update_bytes(job.model.trainable_numel, optimizer) / job.num_nodes
+    return moved / _rates(job.cluster)["cpu"]
+
+
+def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, more: float = 0.0) -> float:
+    """Lower bound on a step, from its plan; with `less`, the same job with fewer micro-batches, on one that
+    has `more` times the difference more of them."""
+    busy, path = plan_seconds(job, plan), path_seconds(job, plan)
+    if less is None:
+        return max(path, *busy.values())
+    shorter = plan_seconds(*less)
+    grown = {name: longer(seconds, shorter[name], more) for name, seconds in busy.items()}
+    return max(path + grown["compute"] - busy["compute"], *grown.values())
 
 
 def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
@@ -148,9 +181,15 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
             bytes_of["cpu"] += work.bytes * per_node
         elif isinstance(work, DriveIo):
             bytes_of[work.direction] += work.bytes * per_node
+    busy = {name: bytes_of[name] / rate for name, rate in _rates(cluster).items() if rate > 0}
+    return {"compute": compute * slowest_of(job), "host": host, **busy}
+
+
+def _rates(cluster: Cluster) -> dict[str, float]:
+    """Bytes per second of each resource of `plan_seconds` that moves bytes, at its best."""
     nvme = cluster.nvme
     fractions = (cluster.offload.optimizer_fraction, cluster.offload.copy_fraction)
-    rates = {
+    return {
         "nic": cluster.nic.per_node * cluster.nic.bandwidth,
         "cpu": cluster.host.memory_bandwidth * max(fractions),
         "h2d": cluster.pcie.bandwidth,
@@ -158,8 +197,70 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
         "read": nvme.drives * nvme.read_bandwidth if nvme else 0.0,
         "write": nvme.drives * nvme.write_bandwidth if nvme else 0.0,
     }
-    busy = {name: bytes_of[name] / rate for name, rate in rates.items() if rate > 0}
-    return {"compute": compute * slowest_of(job), "host": host, **busy}
+
+
+def path_seconds(job: Job, plan: Plan) -> float:
+    """Lower bound on the seconds of a step of equal ranks whose host works on offloaded states: the ops in
+    their order and with their waits, each as fast as on idle resources, which the ranks of a node use at the
+    same time. 0 for other steps, whose queues may be full when they begin, and for ranks that differ."""
+    differ = (
+        len(plan.programs) > 1 or not job.placement.is_plain or job.faults != FaultsTable.model_construct()
+    )
+    if differ or not plan.has_offload or job.others:
+        return 0.0
+    idle = _IdleWork(job, plan)
+    costs, host_device = shipped_host_costs(), host_of(job, plan, 0)
+    issued: dict[tuple[str | None, int, int], float] = {}
+    seconds: dict[int, float] = {}  # by identity of work
+    ended: list[float] = []
+    of_stream: dict[str, float] = {}
+    host = 0.0
+    for op in plan.programs[0].ops:
+        for other in op.host_waits:
+            host = max(host, ended[other])
+        way = op.overhead, op.events, op.launches
+        if way not in issued:
+            issued[way] = host_seconds(*way, host_device, costs)
+        host += issued[way]
+        end, work = host, op.work
+        for other in op.after:
+            end = max(end, ended[other])
+        if work is not None:
+            if id(work) not in seconds:
+                seconds[id(work)] = idle.seconds(work)
+            end = max(end, of_stream.get(op.stream, 0.0)) + seconds[id(work)]
+            of_stream[op.stream] = end
+        ended.append(end)
+    return max(host, max(ended, default=0.0))
+
+
+class _IdleWork:
+    """The least seconds that pieces of a plan's work take, where all ranks of a node do the same at once."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self._job, self._plan = job, plan
+        self._pricer, self._slowest = KernelPricer(gpu_of(job, plan, 0)), slowest_of(job)
+        self._rates = _rates(job.cluster)
+
+    def seconds(self, work: Work) -> float:
+        """The least seconds of one op's work; 0 for messages."""
+        if isinstance(work, Kernels):
+            return sum(self._pricer.seconds(kernel) for kernel in work.kernels) * self._slowest
+        if isinstance(work, Collective):
+            return self._moved("nic", work.bytes * _share_from_outside(self._job, self._plan, work, 0))
+        if isinstance(work, Copy):
+            return self._moved(work.direction, work.bytes)
+        if isinstance(work, HostWork):
+            return self._moved("cpu", work.bytes * self._job.gpus_per_node)
+        return (
+            self._moved(work.direction, work.bytes * self._job.gpus_per_node)
+            if isinstance(work, DriveIo)
+            else 0.0
+        )
+
+    def _moved(self, resource: str, count: float) -> float:
+        rate = self._rates[resource]
+        return count / rate if rate > 0 else 0.0
 
 
 def _share_from_outside(job: Job, plan: Plan, work: Collective, rank: int) -> float:

@@ -33,7 +33,7 @@ from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
 from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
 from zsim.study.tune.base import RECOMPUTED
-from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
+from zsim.study.tune.bounds import Bound, Bounds, least_seconds
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.days import RunDays, best_run
 
@@ -115,11 +115,11 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
         most, fewer = few_of(simulator.job(experiment))
         job = simulator.job(few_micro_batches(experiment, most))
         plan = simulator.plan(job)
-        seconds = plan_seconds(job, plan)
+        seconds = least_seconds(job, plan)
         if steps > most:
             less = simulator.job(few_micro_batches(experiment, fewer))
-            shorter, more = plan_seconds(less, simulator.plan(less)), (steps - most) / (most - fewer)
-            seconds = {name: longer(busy, shorter[name], more) for name, busy in seconds.items()}
+            more = (steps - most) / (most - fewer)
+            seconds = least_seconds(job, plan, (less, simulator.plan(less)), more)
         if exceeds_pinned_limit(job, plan):
             return "more host memory would be page-locked than the host allows"
         capacity = node_capacity_bytes(job.cluster)
@@ -130,7 +130,7 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
     except ZsimError as error:
         return str(error)
     resident = {device: resident_bytes(job, plan, device) for device in peaks}
-    return MemoryBounds(peaks, limits, resident, max(seconds.values()))
+    return MemoryBounds(peaks, limits, resident, seconds)
 
 
 def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
