@@ -124,13 +124,15 @@ def _host_update_seconds(job: Job) -> float:
 
 def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, more: float = 0.0) -> float:
     """Lower bound on a step, from its plan; with `less`, the same job with fewer micro-batches, on one that
-    has `more` times the difference more of them."""
+    has `more` times the difference more of them. Their kernels lengthen the path, as far as it grew by the
+    last ones: an update beside the kernels (DeepSpeed's a step late) may hide them."""
     busy, path = plan_seconds(job, plan), path_seconds(job, plan)
     if less is None:
         return max(path, *busy.values())
-    shorter = plan_seconds(*less)
+    shorter, last = plan_seconds(*less), path - path_seconds(*less)
     grown = {name: longer(seconds, shorter[name], more) for name, seconds in busy.items()}
-    return max(path + grown["compute"] - busy["compute"], *grown.values())
+    added = min(grown["compute"] - busy["compute"], more * last)
+    return max(path + added, *grown.values())
 
 
 def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
