@@ -11,6 +11,7 @@ from rich.console import Console
 import zsim
 from tests.browser import Page, text_of
 from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.gpu import kernel_seconds
 from zsim.cost.rates.power import GpuActivity, energy_joules, kernel_activity
 from zsim.errors import InputError
 from zsim.report.breakdown import Breakdown
@@ -43,6 +44,15 @@ def test_a_kernel_is_bound_by_the_roof_it_is_under() -> None:
     assert copy.compute == 0 < copy.memory
     assert product.memory == 0 < product.compute
     assert copy.idle == product.idle == 2e-6
+
+
+def test_the_gap_of_launches_that_run_at_once_is_idle_once() -> None:
+    """16 products on 4 streams are 4 turns, with 4 gaps, as in `kernel_seconds`."""
+    gpu = load_gpu("h100-sxm-80gb")
+    kernel = Kernel("gemm", 2.0 * 16 * 4096**3, 1e9, "bf16", (4096, 4096, 4096), 16, side_by_side=4)
+    activity = kernel_activity([kernel], gpu)
+    assert activity.idle == 4 * gpu.launch.seconds_per_kernel
+    assert activity.seconds == pytest.approx(kernel_seconds(kernel, gpu))
 
 
 def test_energy_is_power_times_time_by_activity() -> None:

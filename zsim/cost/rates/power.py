@@ -30,7 +30,7 @@ class GpuActivity(NamedTuple):
 
 def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
     """Seconds of kernels alone on the GPU, each counted under the roof that bounds it (see
-    `zsim.cost.rates.gpu.kernel_seconds`); launch gaps are idle."""
+    `zsim.cost.rates.gpu.kernel_seconds`); launch gaps are idle, once for launches that run at once."""
     compute = memory = idle = 0.0
     for kernel in kernels:
         arithmetic, traffic = arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)
@@ -38,7 +38,7 @@ def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
             compute += arithmetic
         else:
             memory += traffic
-        idle += kernel.launches * gpu.launch.seconds_per_kernel
+        idle += kernel.turns * gpu.launch.seconds_per_kernel
     return GpuActivity(compute, memory, 0.0, idle)
 
 
