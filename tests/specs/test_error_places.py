@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -70,7 +70,8 @@ def numbers(table: type[BaseModel], *above: str) -> Iterator[tuple[str, ...]]:
     """The keys of a table, and of those in it, that hold a number and no boolean."""
     for name, field in table.model_fields.items():
         types = members_of(field.annotation)
-        if {int, float} & set(types) and bool not in types:
+        values = [type(value) for one in types if get_origin(one) is Literal for value in get_args(one)]
+        if {int, float} & {*types, *values} and bool not in (*types, *values):
             yield (*above, name)
         for one in types:
             if isinstance(one, type) and issubclass(one, BaseModel) and name != "strategy":

@@ -219,7 +219,7 @@ class _Boolean:
 def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
     """The data of a file for one of `types`, booleans where numbers are meant as what pydantic refuses."""
     if isinstance(data, bool):
-        is_number = not {int, float}.isdisjoint(types) and not any(_takes_booleans(one) for one in types)
+        is_number = any(map(_takes_numbers, types)) and not any(map(_takes_booleans, types))
         return _Boolean(data) if is_number else data
     if not types or not isinstance(data, Mapping | list | tuple):
         return data
@@ -237,9 +237,17 @@ def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
     return [changed.get(number, value) for number, value in enumerate(data)]
 
 
+def _takes_numbers(annotation: Any) -> bool:
+    return annotation in (int, float) or any(type(one) is int for one in _values(annotation))
+
+
 def _takes_booleans(annotation: Any) -> bool:
-    is_literal = get_origin(annotation) is Literal
-    return annotation is bool or (is_literal and any(isinstance(one, bool) for one in get_args(annotation)))
+    return annotation is bool or any(type(one) is bool for one in _values(annotation))
+
+
+def _values(annotation: Any) -> tuple[Any, ...]:
+    """The values of a Literal."""
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _shown(value: object) -> str:
