@@ -345,6 +345,9 @@ def test_test_mode_compares_the_norms_of_queries_and_keys_of_all_ranks() -> None
     ops = builder.program([], "").ops
     assert len([op for op in ops if op.host_waits]) == 12
     assert [op.work.bytes for op in ops if isinstance(op.work, Collective)] == [2 * 4 * 8 * 2]
+    builder.phase = "recompute"  # the forward of a checkpointed layer, once more
+    run_realtime_tests(builder, replace(CORE, test_mode=True), call, data)  # type: ignore[arg-type]
+    assert len([op for op in builder.program([], "").ops if op.host_waits]) == 24
 
 
 def test_timers_of_level_2_wait_around_every_forward_and_backward(toys: Any) -> None:

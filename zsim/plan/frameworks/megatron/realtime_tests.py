@@ -1,9 +1,9 @@
 """What `--test-mode` of Megatron-Core does in every layer.
 
 `SelfAttention.run_realtime_tests` (Megatron-LM d98e8a64, megatron/core/transformer/attention.py), in each
-forward of a layer whose queries and keys have norms: their weights and biases, put together, are gathered
-over the data parallel group and then over the tensor parallel one, and each of every rank's is compared with
-the rank's own: equality, whether all are, and the host waits for the answer.
+forward of a layer whose queries and keys have norms, also where it is recomputed: their weights and biases,
+put together, are gathered over the data parallel group and then over the tensor parallel one, and each of
+every rank's is compared with the rank's own: equality, whether all are, and the host waits for the answer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PAIR = 2  # the norms of queries and of keys have parameters alike
 
 def run_realtime_tests(builder: PlanBuilder, strategy: Megatron, call: ModuleCall, data: Group) -> None:
     """Behind the norm of the keys, if the layer has one; `data`: the data-parallel ranks."""
-    is_due = strategy.test_mode and builder.phase == "forward" and call.name.endswith("k_layernorm")
-    if not is_due:
+    is_forward = builder.phase in ("forward", "recompute")
+    if not (strategy.test_mode and is_forward and call.name.endswith("k_layernorm")):
         return
     dtype = strategy.param_dtype
     sizes = _PAIR * [parameter.numel * DTYPE_BYTES[dtype] for parameter in call.module.parameters]
