@@ -30,6 +30,7 @@ from zsim.specs.strategy.tables import STRATEGIES
             {"(": 4},
             "training.lora.rank_pattern.(: found '(', expected a regular",
         ),
+        ("training.lora.modules_to_save", ["("], "training.lora.modules_to_save.0: found '(', expected a"),
         ("training.lora.rank_pattern", {"q": 0}, "training.lora.rank_pattern.q: found 0, expected greater"),
         ("training.lora.targets", ["q_proj", 1], "training.lora.targets.1: found 1, expected a valid string"),
         ("parallelism.expert_imbalance", [-1.0], "parallelism.expert_imbalance.0: found -1.0, expected"),

@@ -82,7 +82,10 @@ def test_an_exclusion_that_is_a_string_is_a_pattern() -> None:
             "alpha_pattern: 'v_prj' matches nothing .*; did you mean 'v_proj'?",
         ),
         ({"exclude": ["gate"]}, "exclude: 'gate' excludes nothing .*; did you mean 'gate_proj'?"),
-        ({"exclude": "q_proj"}, "exclude: 'q_proj' excludes nothing"),
+        (
+            {"exclude": "q_proj"},
+            r"exclude: 'q_proj' excludes nothing .*; a pattern is of whole names, such as",
+        ),
         ({"modules_to_save": ["score"]}, "modules_to_save: 'score' is no module of 'llama-3-8b'"),
         ({"modules_to_save": ["lm_heads"]}, "'lm_heads' is no module .*; did you mean 'lm_head'?"),
     ],

@@ -73,7 +73,7 @@ class LoraTable(BaseModel):
     alpha_pattern: dict[_Pattern, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
         default={}, description="the same of `alpha`; without effect on cost"
     )
-    modules_to_save: tuple[str, ...] = Field(default=(), description="modules that are trained whole")
+    modules_to_save: tuple[_Pattern, ...] = Field(default=(), description="modules that are trained whole")
     config: str | None = Field(
         default=None, description="path of PEFT's adapter_config.json; left out: the keys of this table alone"
     )

@@ -93,7 +93,9 @@ def unmatched_notes(
         else:
             is_there = any(is_named_by(module, (name,)) for module in every)
         if not is_there:
-            found.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{_near(name, every)}")
+            is_end = any(is_named_by(module, (name,)) for module in every)
+            hint = f"; a pattern is of whole names, such as '.*{name}'" if is_end else _near(name, every)
+            found.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{hint}")
     found += [
         f"{_WHERE}.modules_to_save: '{kept}' is no module of '{model.name}', and nothing is trained for it"
         f"{_near(kept, every)}"
