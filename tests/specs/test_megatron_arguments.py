@@ -381,6 +381,17 @@ def test_flags_of_data_parallelism_are_the_strategys(flags: str, key: str, value
     assert getattr(of_kind(read(flags).strategy, MegatronTable), key) == value
 
 
+def test_test_mode_without_norms_of_queries_and_keys_is_noted() -> None:
+    """`run_realtime_tests` returns at once without --qk-layernorm."""
+
+    def is_noted(flags: str) -> bool:
+        return any("test_mode has no effect" in note for note in resolve(read(flags)).notes)
+
+    assert is_noted("--test-mode")
+    assert not is_noted("--test-mode --qk-layernorm")
+    assert not is_noted("")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -70,6 +70,7 @@ from zsim.specs.strategy.megatron import check_megatron_layout
 from zsim.specs.strategy.megatron_experts import (
     check_overlap,
     check_router_padding,
+    norms_note,
     shared_overlap_note,
 )
 from zsim.specs.strategy.megatron_table import MegatronTable
@@ -214,8 +215,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     if isinstance(table, MegatronTable):
         check_overlap(table, parallelism, training)
         check_router_padding(table, split, training, model)
-        unread = shared_overlap_note(table, parallelism, training, model)
-        notes += [unread] if unread else []
+        unread = (norms_note(table, model), shared_overlap_note(table, parallelism, training, model))
+        notes += [note for note in unread if note]
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
     noted = (uneven_shards_note(model, parallelism, deepspeed), flex_note(parallelism, cluster.gpus))

@@ -75,6 +75,15 @@ def check_router_padding(
         )
 
 
+def norms_note(table: MegatronTable, model: ModelSpec) -> str | None:
+    """The note on compared norms that a model does not have; None where it has some, or `test_mode` is
+    off."""
+    modules = (module for block in model.distinct_blocks for module in block.modules)
+    if not table.test_mode or any(module.name.endswith("k_layernorm") for module in modules):
+        return None
+    return f"strategy.test_mode has no effect: '{model.name}' has no norms of Megatron's --qk-layernorm"
+
+
 def shared_overlap_note(
     table: MegatronTable, parallelism: Parallelism, training: Training, model: ModelSpec
 ) -> str | None:
