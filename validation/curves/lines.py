@@ -66,7 +66,7 @@ def read_lines(path: Path = LINES) -> Iterator[Published]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             curve = curve_of(row["cluster"], row["collective"], 1, int(row["gpus"]))  # type: ignore[arg-type]
-            bandwidth, constant = row["bus_gigabytes_per_second"], row["constant_us"]
+            bandwidth, constant = row["line_gigabytes_per_second"], row["constant_us"]
             yield Published(curve, Line(float(bandwidth) * 1e9, float(constant) * 1e-6))
 
 

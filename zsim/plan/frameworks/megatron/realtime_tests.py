@@ -1,4 +1,4 @@
-"""What `--test-mode` of Megatron-Core does in every layer.
+"""The comparison of norms that `--test-mode` of Megatron-Core makes in every layer.
 
 `SelfAttention.run_realtime_tests` (Megatron-LM d98e8a64, megatron/core/transformer/attention.py), in each
 forward of a layer whose queries and keys have norms, also where it is recomputed: their weights and biases,
