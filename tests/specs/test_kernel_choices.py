@@ -66,7 +66,7 @@ def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
 def test_blackwell_runs_flash_attention_2_about_as_fast_as_hopper() -> None:
     """Of 2,250 TFLOP/s 0.172 forward and 0.148 backward; without dropout of scores deterministic mode keeps
     cuDNN's."""
-    model = {"model": "llama-3.2-1b", "cluster": "hgx-b200", "nodes": 1}
+    model: dict[str, Any] = {"model": "llama-3.2-1b", "cluster": "hgx-b200", "nodes": 1}
     strategy = {"kind": "megatron", "deterministic_mode": True}
     asked = resolve(Experiment(**model, training={"attention": "flash2"})).cluster.gpu.attention
     assert (asked.forward_fraction, asked.backward_fraction) == (0.172, 0.148)
