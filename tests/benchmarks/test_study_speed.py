@@ -122,8 +122,8 @@ def hardware_point(
 @pytest.mark.parametrize(
     ("strategy", "is_large", "least"),
     [
-        ({"kind": "fsdp2"}, False, 4.5),
-        ({"kind": "ddp"}, False, 2.4),
+        ({"kind": "fsdp2"}, False, 4.2),
+        ({"kind": "ddp"}, False, 2.2),
         ({"stage": 3}, False, 2.7),
         ({"stage": 3}, True, 2.5),
     ],
