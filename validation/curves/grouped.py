@@ -21,13 +21,13 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from zsim.cost.kernels.experts import STREAMS
 from zsim.cost.kernels.kernel import Kernel, Layout
 from zsim.cost.rates.gpu import kernel_seconds
+from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.cluster.files import load_gpu
 
 GROUPED = Path(__file__).with_name("grouped.csv")
-_STREAMS = 4
-_BYTES = {"bf16": 2, "fp32": 4}
 _MANY = 80
 
 
@@ -53,10 +53,10 @@ class Timed(NamedTuple):
             "weight": ((n, k, m), "tn"),
         }
         shape, layout = shapes[self.product]
-        each = 2 * _BYTES[self.gradient] if self.product == "weight" else 2
+        each = 2 * DTYPE_BYTES[self.gradient] if self.product == "weight" else 2
         moved = float(self.experts * (2 * m * (n + k) + each * n * k))
         flops = 2.0 * self.experts * m * n * k
-        return Kernel("gemm", flops, moved, "bf16", shape, self.experts, layout=layout, side_by_side=_STREAMS)
+        return Kernel("gemm", flops, moved, "bf16", shape, self.experts, layout=layout, side_by_side=STREAMS)
 
 
 def read_grouped(path: Path = GROUPED) -> Iterator[Timed]:

@@ -45,7 +45,7 @@ from zsim.specs.model.spec import Module
 Kernels = tuple[Kernel, ...]
 # The streams of a grouped product in Transformer Engine 2.17 (common/gemm/cublaslt_gemm.cu,
 # `multi_stream_cublas_gemm`, `nvte_get_num_compute_streams`); the host launches a product per expert.
-_STREAMS = 4
+STREAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ def _product(
     else:
         moved = (rows * k + weights) * operand + made * e
     launches = 1 if work.kernel == "grouped" else work.num_experts
-    streams = _STREAMS if work.kernel == "streams" else 1
+    streams = STREAMS if work.kernel == "streams" else 1
     dtype = options.fp8.dtype if is_fp8 else options.kernel_dtype
     flops = 2.0 * rows * n * k
     return Kernel(

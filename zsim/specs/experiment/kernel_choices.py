@@ -43,7 +43,7 @@ def attention_of(
 
 
 def _drops_scores(model: ModelSpec) -> bool:
-    modules = (module for block in model.blocks for module in block.modules)
+    modules = (module for block in model.distinct_blocks for module in block.modules)
     return any(isinstance(module.work, Attention) and module.work.dropout > 0 for module in modules)
 
 

@@ -88,12 +88,11 @@ def unmatched_notes(
             if not any(matches_pattern(name, pattern) for name in adapted)
         ]
     for name in adapters.excludes:
+        is_end = any(is_named_by(module, (name,)) for module in every)
+        is_there = is_end
         if adapters.is_exclude_pattern:
             is_there = any(re.fullmatch(name, module) for module in every)
-        else:
-            is_there = any(is_named_by(module, (name,)) for module in every)
         if not is_there:
-            is_end = any(is_named_by(module, (name,)) for module in every)
             hint = f"; a pattern is of whole names, such as '.*{name}'" if is_end else _near(name, every)
             found.append(f"{_WHERE}.exclude: '{name}' excludes nothing of '{model.name}'{hint}")
     found += [
