@@ -24,7 +24,7 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import longer
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
-from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan, Work
+from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan, Work
 from zsim.plan.parallel.experts import with_experts
 from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
@@ -151,39 +151,19 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
 
 
 def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
-    cluster, program = job.cluster, plan.programs[number]
-    ranks = np.flatnonzero(plan.program_of == number)
-    per_node = int(np.bincount(ranks // job.gpus_per_node).max())
-    pricer, costs = KernelPricer(gpu_of(job, plan, number)), shipped_host_costs()
-    host_device = host_of(job, plan, number)
-    bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
+    use = _Use(job, plan, number)
+    bytes_of = dict.fromkeys(_rates(job.cluster), 0.0)
     compute = host = 0.0
-    issued: dict[tuple[str | None, int, int], float] = {}  # host seconds by (overhead, events, launches)
-    computed: dict[int, float] = {}  # by identity of work
-    shares: dict[tuple[str, str], float] = {}
-    for op in program.ops:
-        way = op.overhead, op.events, op.launches
-        if way not in issued:
-            issued[way] = host_seconds(*way, host_device, costs)
-        host += issued[way]
+    for op in plan.programs[number].ops:
+        host += use.host_seconds(op)
         work = op.work
         if isinstance(work, Kernels):
             if op.stream == COMPUTE:
-                if id(work) not in computed:
-                    computed[id(work)] = sum(pricer.seconds(kernel) for kernel in work.kernels)
-                compute += computed[id(work)]
-        elif isinstance(work, Collective):
-            group = work.kind, work.group
-            if group not in shares:
-                shares[group] = _share_from_outside(job, plan, work, int(ranks[0]))
-            bytes_of["nic"] += work.bytes * shares[group]
-        elif isinstance(work, Copy):
-            bytes_of[work.direction] += work.bytes
-        elif isinstance(work, HostWork):
-            bytes_of["cpu"] += work.bytes * per_node
-        elif isinstance(work, DriveIo):
-            bytes_of[work.direction] += work.bytes * per_node
-    busy = {name: bytes_of[name] / rate for name, rate in _rates(cluster).items() if rate > 0}
+                compute += use.kernel_seconds(work)
+        elif work is not None:
+            resource, count = use.moved(work)
+            bytes_of[resource] += count
+    busy = {name: bytes_of[name] / rate for name, rate in _rates(job.cluster).items() if rate > 0}
     return {"compute": compute * slowest_of(job), "host": host, **busy}
 
 
@@ -210,59 +190,74 @@ def path_seconds(job: Job, plan: Plan) -> float:
     )
     if differ or not plan.has_offload or job.others:
         return 0.0
-    idle = _IdleWork(job, plan)
-    costs, host_device = shipped_host_costs(), host_of(job, plan, 0)
-    issued: dict[tuple[str | None, int, int], float] = {}
-    seconds: dict[int, float] = {}  # by identity of work
+    use, rates, slowest = _Use(job, plan, 0), _rates(job.cluster), slowest_of(job)
+
+    def alone(work: Work) -> float:
+        if isinstance(work, Kernels):
+            return use.kernel_seconds(work) * slowest
+        resource, count = use.moved(work)
+        return count / rates[resource] if rates[resource] > 0 else 0.0
+
+    seconds = {key: alone(work) for key, work in plan.programs[0].distinct_works.items()}
     ended: list[float] = []
     of_stream: dict[str, float] = {}
     host = 0.0
     for op in plan.programs[0].ops:
         for other in op.host_waits:
             host = max(host, ended[other])
-        way = op.overhead, op.events, op.launches
-        if way not in issued:
-            issued[way] = host_seconds(*way, host_device, costs)
-        host += issued[way]
-        end, work = host, op.work
+        host += use.host_seconds(op)
+        end = host
         for other in op.after:
             end = max(end, ended[other])
-        if work is not None:
-            if id(work) not in seconds:
-                seconds[id(work)] = idle.seconds(work)
-            end = max(end, of_stream.get(op.stream, 0.0)) + seconds[id(work)]
+        if op.work is not None:
+            end = max(end, of_stream.get(op.stream, 0.0)) + seconds[id(op.work)]
             of_stream[op.stream] = end
         ended.append(end)
     return max(host, max(ended, default=0.0))
 
 
-class _IdleWork:
-    """The least seconds that pieces of a plan's work take, where all ranks of a node do the same at once."""
+class _Use:
+    """The use that ops of a program make of idle resources; its ranks on a node do the same at once."""
 
-    def __init__(self, job: Job, plan: Plan) -> None:
+    def __init__(self, job: Job, plan: Plan, number: int) -> None:
         self._job, self._plan = job, plan
-        self._pricer, self._slowest = KernelPricer(gpu_of(job, plan, 0)), slowest_of(job)
-        self._rates = _rates(job.cluster)
+        ranks = np.flatnonzero(plan.program_of == number)
+        self._rank = int(ranks[0])
+        self._per_node = int(np.bincount(ranks // job.gpus_per_node).max())
+        self._pricer = KernelPricer(gpu_of(job, plan, number))
+        self._costs, self._host = shipped_host_costs(), host_of(job, plan, number)
+        self._issued: dict[tuple[str | None, int, int], float] = {}  # by (overhead, events, launches)
+        self._computed: dict[int, float] = {}  # by identity of work
+        self._shares: dict[tuple[str, str], float] = {}
 
-    def seconds(self, work: Work) -> float:
-        """The least seconds of one op's work; 0 for messages."""
-        if isinstance(work, Kernels):
-            return sum(self._pricer.seconds(kernel) for kernel in work.kernels) * self._slowest
+    def host_seconds(self, op: Op) -> float:
+        """Seconds for which the host issues an op."""
+        way = op.overhead, op.events, op.launches
+        if way not in self._issued:
+            self._issued[way] = host_seconds(*way, self._host, self._costs)
+        return self._issued[way]
+
+    def kernel_seconds(self, work: Kernels) -> float:
+        """Seconds of kernels on a GPU that is not slowed."""
+        if id(work) not in self._computed:
+            self._computed[id(work)] = sum(self._pricer.seconds(kernel) for kernel in work.kernels)
+        return self._computed[id(work)]
+
+    def moved(self, work: Work) -> tuple[str, float]:
+        """The resource of `_rates` that other work uses, and the bytes that move over it; none of messages
+        between two ranks."""
         if isinstance(work, Collective):
-            return self._moved("nic", work.bytes * _share_from_outside(self._job, self._plan, work, 0))
+            group = work.kind, work.group
+            if group not in self._shares:
+                self._shares[group] = _share_from_outside(self._job, self._plan, work, self._rank)
+            return "nic", work.bytes * self._shares[group]
         if isinstance(work, Copy):
-            return self._moved(work.direction, work.bytes)
+            return work.direction, work.bytes
         if isinstance(work, HostWork):
-            return self._moved("cpu", work.bytes * self._job.gpus_per_node)
-        return (
-            self._moved(work.direction, work.bytes * self._job.gpus_per_node)
-            if isinstance(work, DriveIo)
-            else 0.0
-        )
-
-    def _moved(self, resource: str, count: float) -> float:
-        rate = self._rates[resource]
-        return count / rate if rate > 0 else 0.0
+            return "cpu", work.bytes * self._per_node
+        if isinstance(work, DriveIo):
+            return work.direction, work.bytes * self._per_node
+        return "nic", 0.0
 
 
 def _share_from_outside(job: Job, plan: Plan, work: Collective, rank: int) -> float:
