@@ -234,11 +234,36 @@ def test_layers_and_their_experts_take_the_host_forward_and_backward(
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
+        ({}, {}),
+        ({"overlap_expert_parallel": True}, {"megatron_core_pairing": 2 * LAYERS}),
+        (
+            {"overlap_expert_parallel": True, "deterministic_mode": True},
+            {"megatron_core_deterministic_pairing": 2 * LAYERS},
+        ),
+        ({"overlap_expert_parallel": True, "cuda_graph": True}, {}),
+    ],
+)
+def test_layers_in_parts_take_the_host_more(keys: dict[str, Any], expected: dict[str, int]) -> None:
+    """Every layer runs in parts forward and backward where exchanges lie beneath another micro-batch."""
+    job = spread_experts({"kind": "megatron", "moe_grouped_gemm": True, **keys})
+    found: Counter[str] = Counter()
+    for op in make_plan(job).programs[0].ops:
+        if op.overhead is not None and "pairing" in op.overhead:
+            found[op.overhead] += op.events
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
         ({"moe_grouped_gemm": False}, {"megatron_core_expert": 2 * 2 * LAYERS}),
-        ({"moe_grouped_gemm": False, "deterministic_mode": True}, {"megatron_core_expert": 2 * 2 * LAYERS}),
+        (
+            {"moe_grouped_gemm": False, "deterministic_mode": True},
+            {"megatron_core_deterministic_expert": 2 * 2 * LAYERS},
+        ),
         (
             {"moe_grouped_gemm": False, "transformer_impl": "local"},
-            {"megatron_own_expert": 2 * 2 * LAYERS},
+            {"megatron_core_expert": 2 * 2 * LAYERS},
         ),
         ({"moe_grouped_gemm": False, "cuda_graph": True}, {}),
         ({"moe_grouped_gemm": True, "deterministic_mode": True}, {"megatron_core_experts": 2 * 3 * LAYERS}),

@@ -21,6 +21,7 @@ from zsim.specs.strategy.megatron_experts import (
     block_overhead,
     expert_overheads,
     one_expert_overhead,
+    pairing_overhead,
 )
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
@@ -48,8 +49,9 @@ class Megatron:
     `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
     `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
     nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overheads`: those of a layer's
-    router and of each of its two grouped products; `attention_overhead`: beside a block's, of Transformer
-    Engine's attention without a fused kernel; `one_expert_overhead`: that of one local expert in each of
+    router and of each of its two grouped products; `attention_overhead` and `pairing_overhead`: beside a
+    block's, of Transformer Engine's attention without a fused kernel, and of a layer in parts under
+    `pairs_experts`; `one_expert_overhead`: that of one local expert in each of
     the two, where experts run one after the other. `skips_update`: the loss scale is still falling, and
     gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
@@ -84,6 +86,7 @@ class Megatron:
     expert_overheads: tuple[str | None, str | None] = (None, None)
     one_expert_overhead: str | None = None
     attention_overhead: str | None = None
+    pairing_overhead: str | None = None
     skips_update: bool = False
     overlap_p2p: bool = True
     align_grad_reduce: bool = True
@@ -158,6 +161,7 @@ def megatron_strategy(
         expert_overheads=expert_overheads(table, has_core),
         one_expert_overhead=one_expert_overhead(table, has_core),
         attention_overhead=attention_overhead(table, training, has_core),
+        pairing_overhead=pairing_overhead(table, has_core),
         skips_update=table.skips_update,
         overlap_p2p=table.overlap_p2p,
         align_grad_reduce=table.align_grad_reduce,

@@ -52,7 +52,14 @@ def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of one local expert at each of its two products, where experts run one after the other."""
     if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:
         return None
-    return "megatron_core_expert" if table.transformer_impl == "transformer_engine" else "megatron_own_expert"
+    return "megatron_core_deterministic_expert" if table.deterministic_mode else "megatron_core_expert"
+
+
+def pairing_overhead(table: MegatronTable, has_core: bool) -> str | None:
+    """The event beside a block's where exchanges of experts run beneath another micro-batch's layers."""
+    if not has_core or table.engine != "megatron" or not table.overlap_expert_parallel or table.cuda_graph:
+        return None
+    return "megatron_core_deterministic_pairing" if table.deterministic_mode else "megatron_core_pairing"
 
 
 def check_router_padding(

@@ -16,13 +16,16 @@ def enter_block(
 ) -> None:
     """Host time of a block: forking and restoring random states, products as autograd functions in Python;
     attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
-    Engine); of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
+    Engine); the parts of a layer between which another micro-batch's run (`TransformerLayerSchedulePlan` of
+    core 0.16.1 models/common/model_chunk_schedule_plan.py); of nanotron's under a pipeline, what it waits for
+    the ranks of its tensor parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
     builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
-    if strategy.attention_overhead is not None:
-        builder.host(f"enter {segment.name}", overhead=strategy.attention_overhead, events=passes)
+    for beside in (strategy.attention_overhead, strategy.pairing_overhead):
+        if beside is not None:
+            builder.host(f"enter {segment.name}", overhead=beside, events=passes)
     hops = split.ring_hops if split.style == "megatron" else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
