@@ -29,7 +29,7 @@ from zsim.plan.memory.capacity import (
     usable_bytes,
 )
 from zsim.plan.ops import Plan
-from zsim.report.critical.causes import OpCauses, critical_seconds
+from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
 from zsim.report.energy import Energy, RunCost, run_cost, step_energy
 from zsim.report.gpu_types import GpuTypeRow, loss_note
@@ -57,8 +57,10 @@ def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants 
         whole = replace(slowest_step(outcome, pipeline), whole_seconds=step.seconds)
     longer = lengthened(variants or Variants(), step)
     report = report_of(outcome, wall_seconds, longer, whole, pipeline, step.terms)
-    chain = report.critical_path_seconds or {}
-    chain = {name: seconds * step.times_longer for name, seconds in chain.items()}
+    of_simulated = report.critical_path_seconds or {}
+    chain = CriticalSeconds(
+        lambda: {name: seconds * step.times_longer for name, seconds in of_simulated.items()}
+    )
     return replace(with_peak(report, step), critical_path_seconds=chain)
 
 
@@ -99,7 +101,7 @@ def report_of(
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),
-        critical_path_seconds=_critical_seconds(outcome),
+        critical_path_seconds=CriticalSeconds(lambda: _critical_seconds(outcome)),
         validation=step_validation(job, plan, step, allocator),
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=spread,

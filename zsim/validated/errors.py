@@ -24,7 +24,7 @@ import numpy as np
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.validated.features import KERNELS, Features
-from zsim.validated.runs import ValidatedRun
+from zsim.validated.runs import ValidatedRun, ValidatedRuns
 
 LEVEL = 0.8  # of the intervals
 # A broader cell weighs as much as one more source of the narrower one. With half to twice that weight
@@ -72,13 +72,13 @@ class Errors:
 def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0) -> Errors:
     """The distribution of zsim's error on a job with these features, estimated from the errors of `runs` in
     its cells from number `first` on."""
+    runs = ValidatedRuns.of(runs)
     weights, opposite, rest = np.zeros(len(runs)), np.zeros(len(runs)), 1.0
     alike: tuple[ValidatedRun, ...] | None = None
     cells = features.cells
     closest = len(cells) - 1
     for number in range(first, len(cells)):
-        wanted = cells[number]
-        inside = [index for index, run in enumerate(runs) if run.features.cells[number] == wanted]
+        inside = runs.in_cell(number, cells[number])
         if not inside:
             continue
         is_last = number == len(cells) - 1
@@ -90,8 +90,7 @@ def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0
         weights[inside] += rest * share * (1 - mirrored) * own
         opposite[inside] += rest * share * mirrored * own
         rest *= 1 - share
-    values = np.array([run.error for run in runs])
-    return Errors(np.r_[values, -values], np.r_[weights, opposite], alike or (), closest)
+    return Errors(np.r_[runs.errors, -runs.errors], np.r_[weights, opposite], alike or (), closest)
 
 
 def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Errors, tuple[float, float]]:
@@ -99,6 +98,7 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
     trusted no better than the closest broader cell with enough sources, nor than the narrower cells with
     enough sources in that one (`_WITHIN`), nor than other frameworks' jobs with its binding if its framework
     has no run with it."""
+    runs = ValidatedRuns.of(runs)
     errors = errors_like(features, runs)
     low, high = errors.interval()
     for number, other in _broader(features, runs):
@@ -109,22 +109,23 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
 
 def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
     """The number of the closest cell with runs of enough sources; of the last cell if none has enough."""
+    runs = ValidatedRuns.of(runs)
     return next(
         (
             number
-            for number, wanted in enumerate(features.cells)
-            if len({run.source for run in runs if run.features.cells[number] == wanted}) >= ENOUGH
+            for number, cell in enumerate(features.cells)
+            if len({runs[place].source for place in runs.in_cell(number, cell)}) >= ENOUGH
         ),
         len(features.cells) - 1,
     )
 
 
-def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int, Features]]:
+def _broader(features: Features, runs: ValidatedRuns) -> list[tuple[int, Features]]:
     """The broader cell and the narrower cells in it, as the cell's number and the features of a job in it;
     empty if the closest cell has enough sources."""
     number = broader_cell(features, runs)
     levels, holds = _WITHIN[number]
-    inside = [run for run in runs if run.features.cells[number] == features.cells[number]]
+    inside = ValidatedRuns(runs[place] for place in runs.in_cell(number, features.cells[number]))
     found = [(number, features)] if number else []
     for level in levels:
         cells = {run.features.cells[level]: run.features for run in inside if holds(run.features)}

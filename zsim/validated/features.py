@@ -23,6 +23,8 @@ _SHARES = (
     (HOST, "host_bound", 0.1),
 )
 
+NUM_CELLS = 5  # that a job belongs to
+
 
 @dataclass(frozen=True)
 class Features:

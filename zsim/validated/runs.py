@@ -6,13 +6,17 @@ from __future__ import annotations
 import csv
 import io
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Self
 
+import numpy as np
+
+from zsim.arrays import Floats
 from zsim.dataclass import dataclass
-from zsim.validated.features import Features
+from zsim.validated.features import NUM_CELLS, Features
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 TABLE = PRESETS / "validated_runs.csv"
@@ -46,6 +50,33 @@ class ValidatedRun:
     error: float
 
 
+class ValidatedRuns(tuple[ValidatedRun, ...]):
+    """Runs with a directory of their cells."""
+
+    @classmethod
+    def of(cls, runs: Iterable[ValidatedRun]) -> Self:
+        """The runs; themselves if they have a directory."""
+        return runs if isinstance(runs, cls) else cls(runs)
+
+    def in_cell(self, number: int, cell: Hashable) -> Sequence[int]:
+        """The places of the runs in a cell, see `Features.cells`."""
+        return self._places[number].get(cell, ())
+
+    @cached_property
+    def _places(self) -> list[dict[Hashable, list[int]]]:
+        """By the number of the cell and its key."""
+        found: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
+        for place, run in enumerate(self):
+            for places, cell in zip(found, run.features.cells, strict=True):
+                places.setdefault(cell, []).append(place)
+        return found
+
+    @cached_property
+    def errors(self) -> Floats:
+        """The error of each run."""
+        return np.array([run.error for run in self])
+
+
 _OWN = ("row_id", "source", "role", "tier")
 _FEATURES = tuple(field.name for field in fields(Features))
 _SETTINGS = tuple(field.name for field in fields(Settings))
@@ -54,7 +85,7 @@ _NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
 
 
 @cache
-def validated_runs() -> tuple[ValidatedRun, ...]:
+def validated_runs() -> ValidatedRuns:
     """The runs of the shipped table."""
     return read_validated(TABLE.read_text(encoding="utf-8"))
 
@@ -65,12 +96,12 @@ def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
     return tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))
 
 
-def read_validated(text: str) -> tuple[ValidatedRun, ...]:
+def read_validated(text: str) -> ValidatedRuns:
     """The runs of a table as `validated_text` writes it."""
     rows = csv.reader(io.StringIO(text))
     if tuple(next(rows)) != COLUMNS:
         raise ValueError("a table of validated runs has other columns than this release writes")
-    return tuple(_run(row) for row in rows)
+    return ValidatedRuns(_run(row) for row in rows)
 
 
 def _run(row: Sequence[str]) -> ValidatedRun:
@@ -102,6 +133,6 @@ def validated_text(runs: Iterable[ValidatedRun]) -> str:
     return text.getvalue()
 
 
-def without_source(runs: Sequence[ValidatedRun], source: str | None) -> tuple[ValidatedRun, ...]:
-    """The runs of all other sources: no source vouches for itself."""
-    return tuple(run for run in runs if run.source != source)
+def without_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:
+    """The runs of all other sources: no source vouches for itself; all runs without a `source`."""
+    return ValidatedRuns.of(runs if source is None else (run for run in runs if run.source != source))

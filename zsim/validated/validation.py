@@ -10,7 +10,13 @@ from zsim.dataclass import dataclass
 from zsim.validated.errors import UNLIKE, broader_cell, interval_like
 from zsim.validated.extrapolation import extrapolations, stretch_of
 from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs, without_source
+from zsim.validated.runs import (
+    ValidatedRun,
+    ValidatedRuns,
+    shipped_estimates,
+    validated_runs,
+    without_source,
+)
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
@@ -77,11 +83,10 @@ def validation_of(
     )
 
 
-def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) -> int:
+def _less_alike(features: Features, runs: ValidatedRuns, alike: int) -> int:
     """Number of runs in the broader cell behind the interval that are not like the job."""
     number = broader_cell(features, runs)
-    wanted = features.cells[number]
-    return max(0, sum(run.features.cells[number] == wanted for run in runs) - alike)
+    return max(0, len(runs.in_cell(number, features.cells[number])) - alike)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:

@@ -4,7 +4,8 @@ offloading."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import CallLimit
@@ -157,6 +158,35 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
             totals[cause] += seconds if cause != alone.shared else seconds + (extra - slowed)
         totals["interference"] += slowed
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
+
+
+class CriticalSeconds(Mapping[str, float]):
+    """Seconds of the critical path by cause, computed when they are first read: few readers of a report ask
+    for them."""
+
+    def __init__(self, compute: Callable[[], dict[str, float]]) -> None:
+        self._compute: Callable[[], dict[str, float]] | None = compute
+
+    @cached_property
+    def _seconds(self) -> dict[str, float]:
+        assert self._compute is not None
+        seconds, self._compute = self._compute(), None  # lets go of the trace
+        return seconds
+
+    def __getitem__(self, cause: str) -> float:
+        return self._seconds[cause]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seconds)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def __repr__(self) -> str:
+        return repr(self._seconds)
+
+    def __reduce__(self) -> tuple[type[dict[str, float]], tuple[dict[str, float]]]:
+        return dict, (self._seconds,)
 
 
 def _in_order(causes: Iterable[str]) -> list[str]:
