@@ -39,7 +39,7 @@ else:
 
 @dataclasses.dataclass(init=False, repr=False, eq=False)
 class _Sample:
-    """What the standard library marks a class and its annotations with."""
+    """A class of the standard library's, for the marks that it puts on a class and on annotations."""
 
     field: int
     variable: ClassVar[int]
