@@ -25,9 +25,14 @@ def newton_schulz_flops(rows: int, columns: int) -> float:
 def orthogonalisation_kernels(rows: int, columns: int) -> tuple[Kernel, ...]:
     """The five rounds on a whole matrix."""
     short, long = sorted((rows, columns))
+    return iteration_kernels(short, long) * STEPS
+
+
+def iteration_kernels(short: int, long: int) -> tuple[Kernel, Kernel, Kernel]:
+    """The three products of a round on X, `short x long`."""
     gram = product(short, short, long, 0)
     update = product(short, short, short, short * short)
-    return (gram, update, product(short, long, short, short * long)) * STEPS
+    return gram, update, product(short, long, short, short * long)
 
 
 def elementwise_kernels(numel: int, stored_dtype: str, gradient_dtype: str) -> tuple[Kernel, ...]:

@@ -53,6 +53,10 @@ def _megatron(stage: Stage, strategy: Megatron) -> Hooks:
         from zsim.plan.frameworks.megatron.nanotron import NanotronSchedule
 
         return NanotronSchedule(stage, strategy)
+    if strategy.muon is not None:
+        from zsim.plan.frameworks.megatron.muon_schedule import MuonSchedule
+
+        return MuonSchedule(stage, strategy)
     from zsim.plan.frameworks.megatron.schedule import MegatronSchedule
 
     return MegatronSchedule(stage, strategy)

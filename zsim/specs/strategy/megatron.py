@@ -24,6 +24,7 @@ from zsim.specs.strategy.megatron_experts import (
     pairing_overhead,
 )
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
+from zsim.specs.strategy.megatron_muon import MegatronMuon, check_no_muon, megatron_muon
 from zsim.specs.strategy.megatron_table import NEWEST_CORE, MegatronTable
 from zsim.specs.strategy.precision_aware import PrecisionAware, precision_aware
 from zsim.specs.strategy.training import Training
@@ -66,7 +67,8 @@ class Megatron:
     bytes of each workspace of cuBLAS that torch's allocator holds. `keeps_placeholders`: Transformer Engine
     keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13). `synchronizes`:
     timers wait for the device around every forward, backward and exchange of messages. `test_mode`: layers
-    compare the norms of their queries and keys with other ranks'.
+    compare the norms of their queries and keys with other ranks'. `muon`: Megatron's own Muon, whose states
+    the distributed optimizer has if its matrices are laid out for ranks.
     """
 
     distributed_optimizer: bool
@@ -105,6 +107,12 @@ class Megatron:
     keeps_placeholders: bool = False
     synchronizes: bool = False
     test_mode: bool = False
+    muon: MegatronMuon | None = None
+
+    @property
+    def shards_states(self) -> bool:
+        """Whether each data-parallel rank updates a part of the parameters."""
+        return self.distributed_optimizer or (self.muon is not None and self.muon.owners != "all")
 
 
 def megatron_strategy(
@@ -134,6 +142,10 @@ def megatron_strategy(
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
     is_nanotron = table.engine == "nanotron"
+    muon = megatron_muon(table, release, training) if training.optimizer == "muon" else None
+    if muon is None:
+        check_no_muon(table)
+    is_sharded = table.distributed_optimizer if muon is None else muon.owners == "laid out"
     overlaps = table.overlap_grad_reduce
     if is_nanotron:  # torch's DDP without ZeRO, with its buckets of 25 MiB
         overlaps, bucket = not table.distributed_optimizer, _DDP_BUCKET // DTYPE_BYTES[low]
@@ -144,7 +156,7 @@ def megatron_strategy(
         and (has_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"))
     )
     return Megatron(
-        table.distributed_optimizer,
+        is_sharded,
         overlaps,
         table.overlap_param_gather and not is_nanotron,
         param_dtype=low,
@@ -183,6 +195,7 @@ def megatron_strategy(
         and table.transformer_impl == "transformer_engine",
         synchronizes=is_megatron and table.timing_log_level == 2,
         test_mode=is_megatron and table.test_mode,
+        muon=muon,
     )
 
 
@@ -276,7 +289,8 @@ def _check_graphs(table: MegatronTable) -> None:
 
 
 def _check_combination(table: MegatronTable, world_size: int) -> None:
-    is_apart = table.distributed_optimizer and table.overlap_grad_reduce
+    gathers = table.distributed_optimizer or table.layer_wise_optimizer
+    is_apart = gathers and table.overlap_grad_reduce
     if table.overlap_param_gather and not is_apart:
         raise InputError(
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "

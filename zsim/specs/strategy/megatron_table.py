@@ -196,6 +196,27 @@ class MegatronTable(BaseModel):
         default=False,
         description="every layer compares the norms of its queries and keys with other ranks' in forward",
     )
+    layer_wise_optimizer: StrictBool = Field(
+        default=False,
+        description="Muon: whole tensors belong to ranks, which gather them after the update (dist_muon)",
+    )
+    muon_tp_mode: Literal["blockwise", "duplicated", "distributed"] = Field(
+        default="blockwise",
+        description="Muon: tensor-parallel ranks orthogonalise their parts, each the whole, or it together",
+    )
+    muon_split_qkv: StrictBool = Field(
+        default=True, description="Muon: fused queries, keys and values are three matrices"
+    )
+    muon_num_ns_steps: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(
+        default=5, description="Muon: rounds of Newton-Schulz"
+    )
+    muon_fp32_matmul_prec: Literal["medium", "high"] = Field(
+        default="medium", description="Muon: its products in bf16, or in tf32"
+    )
+    muon_nesterov: StrictBool = Field(default=False, description="Muon: Nesterov's momentum")
+    muon_scalar_optimizer: Literal["adam", "lion"] = Field(
+        default="adam", description="Muon: the optimizer of all that is no matrix"
+    )
     transformer_impl: Literal["transformer_engine", "local"] = Field(
         default="transformer_engine",
         description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",

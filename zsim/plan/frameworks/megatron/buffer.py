@@ -58,13 +58,14 @@ class Buffer:
 @dataclass(frozen=True)
 class BufferPart:
     """A buffer and the ranks that share it: `ranks` of `shard`; `replicate`: those of other instances of the
-    optimizer; `whole`: both."""
+    optimizer; `whole`: both. `is_experts`: of routed experts that other ranks have."""
 
     buffer: Buffer
     ranks: int
     shard: Group
     whole: Group
     replicate: Group | None = None
+    is_experts: bool = False
 
     def in_order(self) -> list[tuple[int, int]]:
         """The places of the parameters in the order of registration."""

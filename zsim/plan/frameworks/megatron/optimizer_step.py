@@ -35,23 +35,12 @@ def update_parameters(
     copies of 16-bit gradients live until the end of the update. Megatron scales the gradients only if their
     norm is above the limit (`clip_coeff < 1.0`), which stops early in a training: no scaling is issued.
     """
-    numel, is_low = sum(numels), strategy.param_dtype != "fp32"
-    states = strategy.states
+    numel, is_low, states = sum(numels), strategy.param_dtype != "fp32", strategy.states
     is_decoupled = states is not None and states.has_masters  # it reads gradients in their own type
-    copies = numel * 4 if strategy.grad_dtype != "fp32" and not is_decoupled else 0
-    builder.allocate("gradients", copies)
-    if copies:
-        builder.kernels("copy gradients to fp32", cast_kernels(numel, strategy.grad_dtype, "fp32"))
-    if training.precision == "fp16":
-        builder.kernels("unscale gradients", scale_kernels(numel, "fp32", len(numels)))
-        read_scalar(builder, "overflow", "fp32", groups)
+    copies = ready_gradients(builder, strategy, training, [numels], groups)
     if strategy.skips_update:
         builder.free("gradients", copies)
         return
-    if training.gradient_clipping > 0:
-        dtype = strategy.grad_dtype if is_decoupled else "fp32"
-        builder.kernels("gradient norm", norm_kernels(numel, dtype, len(numels)))
-        read_scalar(builder, "gradient norm", "fp32", groups)
     if states is not None and is_low:
         gradient_dtype = strategy.grad_dtype if is_decoupled else "fp32"
         update_low_precision(builder, states, strategy.param_dtype, gradient_dtype, numels)
@@ -74,3 +63,31 @@ def update_parameters(
         low_precision_copy=is_low and copies_back,
     )
     builder.free("gradients", copies)
+
+
+def ready_gradients(
+    builder: PlanBuilder,
+    strategy: Megatron,
+    training: Training,
+    lists: Sequence[Sequence[int]],
+    groups: Sequence[str],
+) -> int:
+    """fp32 copies of gradients, their scale and their norm, one for each of `lists` of tensors' elements
+    (optimizers in a chain that do not share a group); returns the bytes of the copies, which are to be freed.
+    """
+    numels = [numel for one in lists for numel in one]
+    numel, states = sum(numels), strategy.states
+    is_decoupled = states is not None and states.has_masters
+    copies = numel * 4 if strategy.grad_dtype != "fp32" and not is_decoupled else 0
+    builder.allocate("gradients", copies)
+    if copies:
+        builder.kernels("copy gradients to fp32", cast_kernels(numel, strategy.grad_dtype, "fp32"))
+    if training.precision == "fp16":
+        builder.kernels("unscale gradients", scale_kernels(numel, "fp32", len(numels)))
+        read_scalar(builder, "overflow", "fp32", groups)
+    if training.gradient_clipping > 0 and not strategy.skips_update:
+        dtype = strategy.grad_dtype if is_decoupled else "fp32"
+        for one in lists:
+            builder.kernels("gradient norm", norm_kernels(sum(one), dtype, len(one)))
+            read_scalar(builder, "gradient norm", "fp32", groups)
+    return copies

@@ -43,7 +43,7 @@ from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
 from zsim.plan.hooks import Hooks
-from zsim.plan.ops import Group, Memory
+from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import frozen_bytes, partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
@@ -73,19 +73,12 @@ class MegatronSchedule(Hooks):
                 self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
-        named = list(workload.model.named_parameters())
-        self._numels = {name: one.numel for name, one in named if one.trainable and not one.belongs_to}
+        self._named = {name: one for name, one in workload.model.named_parameters() if one.trainable}
+        self._numels = {name: one.numel for name, one in self._named.items() if not one.belongs_to}
         self._frozen_bytes = frozen_bytes(workload, strategy.param_dtype)
         self.fp8_weights = Fp8Weights(workload.model, self.training, is_primary=strategy.fp8_param_gather)
         is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
-        bucket_size = strategy.bucket_size if is_bucketed else None
-        sharded = strategy.distributed_optimizer and not strategy.is_nanotron
-        dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
-        self.parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
-        experts = {name: one.numel for name, one in named if one.trainable and one.belongs_to}
-        if experts:
-            part = self._experts_part(experts, bucket_size)
-            self.parts.append(part)
+        self.parts = self.lay_out_parts(strategy.bucket_size if is_bucketed else None)
         self.buckets = [bucket for part in self.parts for bucket in part.buffer.buckets]
         self._part_of = {bucket.number: part for part in self.parts for bucket in part.buffer.buckets}
         self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
@@ -99,6 +92,14 @@ class MegatronSchedule(Hooks):
         self._micro_batch, self._is_last, self._is_told = 0, True, False
         self._tied_bytes = 0
 
+    def lay_out_parts(self, bucket_size: int | None) -> list[BufferPart]:
+        """The buffers; see [Note: two buffers]."""
+        sharded = self.strategy.distributed_optimizer and not self.strategy.is_nanotron
+        dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
+        parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
+        experts = {name: one.numel for name, one in self._named.items() if one.belongs_to}
+        return [*parts, self._experts_part(experts, bucket_size)] if experts else parts
+
     def _experts_part(self, numels: dict[str, int], bucket_size: int | None) -> BufferPart:
         """The routed experts' own buffer, reduced over the ranks that hold the same ones."""
         stage, strategy = self.stage, self.strategy
@@ -111,7 +112,7 @@ class MegatronSchedule(Hooks):
             replicate = stage.expert_group("expert_replicate", self.replicas, ranks)
         sharded, first = strategy.distributed_optimizer, len(self.parts[0].buffer.buckets)
         buffer = lay_out(numels, bucket_size, ranks, is_sharded=sharded, first=first)
-        return BufferPart(buffer, ranks, shard, whole, replicate)
+        return BufferPart(buffer, ranks, shard, whole, replicate, is_experts=True)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -174,6 +175,7 @@ class MegatronSchedule(Hooks):
             self._gather(number)
             if number in self._gathers:
                 self.builder.stream_wait(COMPUTE, self._gathers[number])
+                self.receive(self.buckets[number])
             self._ready.add(number)
             if number > self._part_of[number].buffer.buckets[0].number:
                 self._gather(number - 1)
@@ -184,6 +186,9 @@ class MegatronSchedule(Hooks):
             return
         self.builder.wait_stream(NCCL, COMPUTE)
         self._gathers[number] = self.gather(self.buckets[number], NCCL)
+
+    def receive(self, bucket: Bucket) -> None:
+        """What compute does with a bucket that was gathered."""
 
     def _broadcast(self) -> None:
         """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
@@ -293,7 +298,7 @@ class MegatronSchedule(Hooks):
         """start_grad_sync of one bucket."""
         self._is_reduced.add(bucket.number)
         part = self._part_of[bucket.number]
-        if part.ranks * self.replicas == 1 and part is self.parts[0]:
+        if part.ranks * self.replicas == 1 and not part.is_experts:
             return
         if not self.strategy.is_contiguous:
             self._reduce_joined(bucket, stream)
@@ -311,19 +316,16 @@ class MegatronSchedule(Hooks):
         if not self._scatters:
             self._reduced.append(self._all_reduce(bucket, stream))
             return
-        dtype = strategy.grad_dtype
         if part.ranks > 1:
-            name = f"reduce_scatter bucket {bucket.number}"
-            event = builder.collective(
-                "reduce_scatter", size, dtype, part.shard.name, stream=stream, name=name
-            )
-            self._reduced.append(event)
+            self._sum("reduce_scatter", size, part.shard, stream, f"reduce_scatter bucket {bucket.number}")
         if part.replicate is not None:
-            name, shard = f"all_reduce shard of bucket {bucket.number}", size // part.ranks
-            event = builder.collective(
-                "all_reduce", shard, dtype, part.replicate.name, stream=stream, name=name
-            )
-            self._reduced.append(event)
+            shard, name = size // part.ranks, f"all_reduce shard of bucket {bucket.number}"
+            self._sum("all_reduce", shard, part.replicate, stream, name)
+
+    def _sum(self, kind: CollectiveKind, size: int, group: Group, stream: str, name: str) -> None:
+        dtype = self.strategy.grad_dtype
+        event = self.builder.collective(kind, size, dtype, group.name, stream=stream, name=name)
+        self._reduced.append(event)
 
     @property
     def _scatters(self) -> bool:
@@ -367,7 +369,7 @@ class MegatronSchedule(Hooks):
     def optimizer_step(self) -> None:
         strategy = self.strategy
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
-        update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
+        update_parameters(self.builder, strategy, self.training, numels, self.norm_groups)
         if strategy.fp8_param_gather:
             weights = [chunk.fp8_weights for chunk in self.chunks]
             quantize_masters(self.builder, self.training, weights, self.ranks, self.shard.name)
@@ -389,10 +391,10 @@ class MegatronSchedule(Hooks):
             self.builder.free("gradients", self.workload.model.trainable_numel * self.grad_bytes)
 
     @property
-    def _norm_groups(self) -> list[str]:
+    def norm_groups(self) -> list[str]:
         """The groups over which norm and overflow are reduced: all ranks where each owns a part of the
         gradients, else the ranks of one model."""
-        if not self.strategy.distributed_optimizer:
+        if not self.strategy.shards_states:
             own = [EXPERT_STAGES] if len(self.parts) > 1 else []
             return [*self.stage.norm_groups(), *own]
         return [WORLD] if WORLD in self.builder.groups else [self.whole.name]

@@ -10,8 +10,6 @@ Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -21,7 +19,7 @@ from zsim.specs.strategy.optimizers import OPTIMIZERS, Optimizer, optimizer_of
 from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table, StrategyTable
 
 _WHERE = "training.optimizer"
-_MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion")
+_MEGATRON = ("adamw", "adam", "sgd", "sgd_momentum", "adamw-bf16", "lion", "muon")
 
 
 def chosen_optimizer(
@@ -56,9 +54,12 @@ def chosen_optimizer(
 
 def _check_megatron(name: str, strategy: MegatronTable) -> None:
     """Megatron-Core 0.16.1 to 0.19.0 training/arguments.py (`--optimizer`) and
-    core/optimizer/distrib_optimizer.py, whose assertion names Lion from 0.19 on."""
-    if name == "muon":
-        _refuse_megatrons_muon(strategy)
+    core/optimizer/distrib_optimizer.py, whose assertion names Lion from 0.19 on; its Muon is checked in
+    zsim/specs/strategy/megatron_muon.py."""
+    if name == "muon" and strategy.engine != "megatron":
+        raise InputError(
+            f"{_WHERE}: 'muon' belongs to engine 'megatron', found '{strategy.engine}'; expected 'adamw'"
+        )
     if name not in _MEGATRON:
         raise InputError(f"{_WHERE}: Megatron has no '{name}'; expected one of {', '.join(_MEGATRON)}")
     if name == "adamw-bf16" and not strategy.distributed_optimizer:
@@ -75,25 +76,6 @@ def _check_megatron(name: str, strategy: MegatronTable) -> None:
             f"strategy.version '{strategy.version}', expected a newer one under Megatron's own data "
             "parallelism, or 'adamw'"
         )
-
-
-def _refuse_megatrons_muon(strategy: MegatronTable) -> NoReturn:
-    """Megatron-Core 0.16.1 to 0.19.0 core/optimizer/muon.py, emerging_optimizers.py."""
-    others = f"expected one of {', '.join(_MEGATRON)}"
-    version = strategy.version
-    if not is_newer(version, (0, 16)):
-        raise InputError(
-            f"{_WHERE}: Megatron-Core has 'muon' from 0.16 on; found strategy.version '{version}'; {others}"
-        )
-    if strategy.distributed_optimizer and not is_newer(version, (0, 19)):
-        raise InputError(
-            f"{_WHERE}: Megatron-Core {version} refuses 'muon' with the distributed optimizer ('muon with "
-            f"dist optimizer is not supported'); {others}"
-        )
-    raise NotSimulatedError(
-        f"{_WHERE}: Megatron's own 'muon' and 'dist_muon', whose ranks own whole matrices and gather them "
-        f"after the update, are not simulated; {others}, or 'muon' with strategy 'fsdp2' or 'ddp'"
-    )
 
 
 def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:

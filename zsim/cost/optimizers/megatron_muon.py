@@ -1,0 +1,161 @@
+"""The work of Megatron's Muon on one matrix, of which tensor-parallel ranks may each have a part.
+
+Megatron-Core 0.16.1 core/optimizer/muon.py (`TensorParallelMuon.orthogonalize`), 0.18.2
+core/optimizer/emerging_optimizers.py, on NVIDIA's Emerging-Optimizers 0.1.0 and 0.2.0
+(orthogonalized_optimizers/orthogonalized_optimizer.py `step`, muon_utils.py `newton_schulz_tp`,
+`newton_schulz`), in fp32 but for the products. Torch's operators one by one, in bytes per element:
+
+    weight decay 8; momentum `lerp_` 12; Nesterov's sum 12; the update's `add_` 12
+    each orthogonalised part: norm 4, division 8, cast to bf16 6 and back 6; times the scale 8, and again 8
+    fused queries, keys and values: copied apart 8, and joined 8
+
+# [Note: tensor-parallel modes]
+blockwise: the rank's part is orthogonalised as if it were the whole. duplicated: the whole is gathered in
+fp32, joined, and orthogonalised on every rank. distributed: X stays cut along its longer side, which is taken
+to be the one that is cut: the norm and every X X^T are summed over the ranks, so X X^T is as large as the
+side that is not cut, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.optimizers.muon import iteration_kernels
+from zsim.dataclass import dataclass
+from zsim.specs.strategy.megatron_muon import MuonWork, TensorMode
+
+FP32, BF16 = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class MuonMatrix:
+    """A matrix as a tensor-parallel rank has it, `rows x columns`. `parts`: rows that are orthogonalised by
+    themselves (queries, keys, values), () for all together. `cut`: the dimension that the ranks of its group
+    share, as Transformer Engine marks it, on one rank too; None: it is marked with none."""
+
+    rows: int
+    columns: int
+    parts: tuple[int, ...] = ()
+    cut: int | None = None
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        return self.parts or (self.rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixCall:
+    """Kernels, or a collective over the tensor-parallel ranks, of `bytes` in `dtype`; one of them."""
+
+    name: str
+    kernels: tuple[Kernel, ...] = ()
+    collective: Literal["", "all_gather", "all_reduce"] = ""
+    bytes: int = 0
+    dtype: str = "fp32"
+
+
+def muon_calls(matrix: MuonMatrix, work: MuonWork, ranks: int) -> Iterator[MatrixCall]:
+    """The calls of one matrix's update, in order; `ranks`: of its tensor-parallel group.
+
+    See [Note: tensor-parallel modes].
+    """
+    numel = matrix.numel
+    moved = 8 + 12 + (12 if work.nesterov else 0)
+    yield MatrixCall("momentum", (_pass(numel * moved, 3 if work.nesterov else 2),))
+    if matrix.parts:
+        yield MatrixCall("split", (_pass(numel * 8, len(matrix.parts)),))
+    mode: TensorMode = "blockwise" if matrix.cut is None else work.mode
+    for height in matrix.heights:
+        yield from _orthogonalised(height, matrix, mode, work, ranks)
+        yield MatrixCall("scale", (_pass(height * matrix.columns * 16, 2),))
+    if matrix.parts:
+        yield MatrixCall("join", (_pass(numel * 8, 1),))
+    yield MatrixCall("update", (_pass(numel * 12, 1),))
+
+
+def muon_flops(matrix: MuonMatrix, work: MuonWork, ranks: int) -> float:
+    """FLOPs of a matrix's products on a rank."""
+    return sum(kernel.flops for call in muon_calls(matrix, work, ranks) for kernel in call.kernels)
+
+
+def transient_bytes(matrix: MuonMatrix, work: MuonWork, ranks: int) -> int:
+    """Bytes of the temporary tensors while a matrix is orthogonalised, at most.
+
+    Of a part of n elements: the result and both scaled ones, 12 n; while the whole of N is gathered, its
+    parts and it, 8 N, and a normalised copy in fp32 and one in bf16. Beside them the copies of fused parts
+    and those that are done, and Nesterov's sum.
+    """
+    done, most = 0, 0
+    held = FP32 * matrix.numel * (bool(matrix.parts) + work.nesterov)
+    for height in matrix.heights:
+        numel = height * matrix.columns
+        most = max(most, held + done + 3 * FP32 * numel)
+        if work.mode == "duplicated" and matrix.cut is not None:
+            whole = ranks * numel
+            most = max(most, held + done + 2 * FP32 * whole + (FP32 + BF16) * whole)
+        done += FP32 * numel
+    joined = FP32 * matrix.numel * (2 if matrix.parts else 0)
+    return max(most, held + joined)
+
+
+def _orthogonalised(
+    height: int, matrix: MuonMatrix, mode: TensorMode, work: MuonWork, ranks: int
+) -> Iterator[MatrixCall]:
+    """`newton_schulz_tp` of `height` rows."""
+    numel = height * matrix.columns
+    if mode == "distributed":
+        yield MatrixCall("square", (_pass(numel * 12, 2),))
+        yield MatrixCall("norm", collective="all_reduce", bytes=FP32)
+        short, long = (matrix.columns, height) if matrix.cut == 0 else (height, matrix.columns)
+        yield MatrixCall("normalise", _casts(numel, work, numel * 8, 3))
+        gram, *rest = _in_type(iteration_kernels(short, long), work)
+        element = BF16 if work.dtype == "bf16" else FP32
+        size = element * short * short
+        for _ in range(work.steps):
+            yield MatrixCall("gram matrix", (gram,))
+            yield MatrixCall("gram matrix", collective="all_reduce", bytes=size, dtype=_stored(work))
+            yield MatrixCall("products", tuple(rest))
+        yield MatrixCall("back", _back(numel, work))
+        return
+    rows, columns = height, matrix.columns
+    if mode == "duplicated":
+        whole = ranks * numel
+        yield MatrixCall("part", collective="all_gather", bytes=FP32 * whole)
+        yield MatrixCall("join parts", (_pass(whole * 16, ranks + 1),))
+        rows, columns = (ranks * rows, columns) if matrix.cut == 0 else (rows, ranks * columns)
+        numel = whole
+    yield MatrixCall("normalise", _casts(numel, work, numel * 12, 3))
+    short, long = sorted((rows, columns))
+    yield MatrixCall("products", _in_type(iteration_kernels(short, long), work) * work.steps)
+    yield MatrixCall("back", _back(numel, work))
+
+
+def _in_type(kernels: tuple[Kernel, ...], work: MuonWork) -> tuple[Kernel, ...]:
+    """Products in the type of `fp32_matmul_prec`: tf32 reads and writes fp32."""
+    if work.dtype == "bf16":
+        return kernels
+    return tuple(replace(one, dtype=work.dtype, hbm_bytes=2 * one.hbm_bytes) for one in kernels)
+
+
+def _stored(work: MuonWork) -> str:
+    return "bf16" if work.dtype == "bf16" else "fp32"
+
+
+def _casts(numel: int, work: MuonWork, moved: int, launches: int) -> tuple[Kernel, ...]:
+    is_cast = work.dtype == "bf16"
+    return (_pass(moved + is_cast * numel * (FP32 + BF16), launches + is_cast),)
+
+
+def _back(numel: int, work: MuonWork) -> tuple[Kernel, ...]:
+    return (_pass(numel * (FP32 + BF16), 1),) if work.dtype == "bf16" else ()
+
+
+def _pass(moved: int, launches: int) -> Kernel:
+    return Kernel("optimizer", 0.0, float(moved), "fp32", (), launches)

@@ -1,0 +1,232 @@
+"""Which parameters Megatron's Muon treats as matrices, who owns them, and the update of one.
+
+Read from Megatron-Core 0.16.1 core/optimizer/muon.py and layer_wise_optimizer.py (`shard_params`), and 0.18.2
+core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`).
+
+Matrices are all parameters of two dimensions but the word embedding and the output layer: routers, gates of
+shared experts and learned positions too; every routed expert has its own. A column is cut along its rows, a
+row along its columns; Transformer Engine marks experts' products, whose communication is Megatron's, as cut
+along their rows, both of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import lcm, prod
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.optimizers.megatron_muon import MuonMatrix, muon_calls, muon_flops, transient_bytes
+from zsim.dataclass import dataclass
+from zsim.errors import NotSimulatedError
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.frameworks.megatron.buffer import Bucket, Buffer
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
+from zsim.specs.model.experts import GroupedLinear
+from zsim.specs.model.fusion import QKV
+from zsim.specs.model.spec import Activation, Attention, Embedding, Linear, Parameter
+from zsim.specs.strategy.megatron_muon import MegatronMuon, MuonWork
+from zsim.specs.strategy.mesh import EXPERT_TENSOR, TENSOR
+
+_START, _BUCKET_END = 64, 128  # elements
+_LEAST_FILLED = 0.9  # PADDING_FLOOR
+
+
+@dataclass(frozen=True, slots=True)
+class MuonTensor:
+    """A parameter as Megatron has it: `matrix` None for what is no matrix; `group`: the tensor-parallel ranks
+    of it; `is_experts`: other ranks than those of data parallelism have it."""
+
+    name: str
+    numel: int
+    matrix: MuonMatrix | None
+    group: str = TENSOR
+    is_experts: bool = False
+
+
+def muon_tensors(
+    stage: Stage, named: Mapping[str, Parameter], muon: MegatronMuon
+) -> dict[str, list[MuonTensor]]:
+    """The trained parameters `named` of a stage, in their order: each as one tensor, or one of every expert.
+
+    Raises NotSimulatedError where tensor-parallel ranks' parts of a matrix are not known.
+    """
+    model = stage.workload.model
+    vocabulary = model.vocab_size // stage.parallelism.tensor
+    matrices: dict[str, MuonMatrix] = {}
+    for segment in stage.workload.segments:
+        for call, is_row, reader in _in_place(segment):
+            for one in call.parameters:
+                if (matrix := _matrix(call, one, is_row, reader, vocabulary, muon)) is not None:
+                    matrices[call.parameter_name(one)] = matrix
+    if muon.work.mode != "blockwise" and stage.parallelism.tensor > 1:
+        _check_marks(stage)
+    return {name: list(_tensors(name, one, matrices.get(name))) for name, one in named.items()}
+
+
+def _tensors(name: str, parameter: Parameter, matrix: MuonMatrix | None) -> Iterator[MuonTensor]:
+    is_experts = bool(parameter.belongs_to)
+    is_stacked = len(parameter.shape) == 3 and matrix is not None
+    count = parameter.shape[0] if is_stacked else 1
+    for number in range(count):
+        own = f"{name}.{number}" if is_stacked else name
+        group = EXPERT_TENSOR if is_stacked else TENSOR
+        yield MuonTensor(own, prod(parameter.shape) // count, matrix, group, is_experts)
+
+
+def _in_place(segment: Segment) -> Iterator[tuple[ModuleCall, bool, Attention | None]]:
+    """Calls with whether their product is a row (behind attention or an activation), and the attention that
+    reads a product's output."""
+    is_row = False
+    for number, call in enumerate(segment.calls):
+        work = call.module.work
+        if isinstance(work, Attention | Activation):
+            is_row = True
+        following = (one.module.work for one in segment.calls[number + 1 :])
+        reader = next((one for one in following if isinstance(one, Attention | Activation | Linear)), None)
+        yield call, is_row, reader if isinstance(reader, Attention) else None
+        if isinstance(work, Linear | GroupedLinear):
+            is_row = False
+
+
+def _matrix(
+    call: ModuleCall,
+    parameter: Parameter,
+    is_row: bool,
+    reader: Attention | None,
+    vocabulary: int,
+    muon: MegatronMuon,
+) -> MuonMatrix | None:
+    work = call.module.work
+    if isinstance(work, GroupedLinear) and len(parameter.shape) == 3:
+        return MuonMatrix(parameter.shape[1], parameter.shape[2], cut=0)
+    if len(parameter.shape) != 2 or isinstance(work, GroupedLinear):
+        return None
+    if isinstance(work, Embedding):
+        return None if work.rows == vocabulary else MuonMatrix(*parameter.shape)
+    if not isinstance(work, Linear) or work.out_features == 1:
+        return MuonMatrix(*parameter.shape)
+    if call.segment == "after" and work.out_features == vocabulary:
+        return None
+    parts: tuple[int, ...] = ()
+    if muon.splits_qkv and reader is not None and call.name.rpartition(".")[2] == QKV:
+        keys = reader.num_kv_heads * reader.qk_head_dim
+        parts = (reader.num_heads * reader.qk_head_dim, keys, reader.num_kv_heads * reader.v_head_dim)
+        if sum(parts) != work.out_features:
+            raise NotSimulatedError(
+                f"strategy.muon_split_qkv: the {work.out_features} rows of {call.name} on a rank are not "
+                f"{' + '.join(map(str, parts))} of its heads; expected false, or fewer tensor-parallel ranks"
+            )
+    return MuonMatrix(work.out_features, work.in_features, parts, 1 if is_row else 0)
+
+
+def _check_marks(stage: Stage) -> None:
+    works = [call.module.work for segment in stage.workload.segments for call in segment.calls]
+    is_latent = any(isinstance(one, Attention) and one.is_latent for one in works)
+    if is_latent or stage.workload.model.trainable_numel < stage.workload.model.numel:
+        what = "multi-head latent attention" if is_latent else "adapters or frozen weights"
+        raise NotSimulatedError(
+            f"strategy.muon_tp_mode: which dimension is cut is not known of {what}; expected 'blockwise'"
+        )
+
+
+# -- owners ---------------------------------------------------------------------------------------------
+
+
+def owned_by_size(tensors: Sequence[MuonTensor], ranks: int) -> list[list[MuonTensor]]:
+    """The tensors that each rank owns: the smallest first, to the ranks up and down (`shard_params`);
+    matrices come before all else of their size."""
+    loop = [*range(ranks), *reversed(range(ranks))]
+    owned: list[list[MuonTensor]] = [[] for _ in range(ranks)]
+    for number, tensor in enumerate(sorted(tensors, key=lambda one: (one.numel, one.matrix is None))):
+        owned[loop[number % len(loop)]].append(tensor)
+    return owned
+
+
+def lay_out_whole(
+    tensors: Mapping[str, Sequence[MuonTensor]], bucket_size: int | None, ranks: int, first: int
+) -> tuple[Buffer, list[list[MuonTensor]]]:
+    """A buffer whose tensors are not cut between ranks, and those that each rank owns; `tensors`: by
+    parameter, whose experts are not spread over buckets here; `first`: the number of its first bucket.
+
+    In the order of backward, up to `bucket_size` elements, or 0.9 of what `ranks` of its largest would take;
+    each the largest first to the rank that has least; all ranks' parts are as long as the longest.
+    """
+    divisor = lcm(_START, lcm(ranks, _BUCKET_END) // ranks)
+    owned: list[list[MuonTensor]] = [[] for _ in range(ranks)]
+    places: dict[str, tuple[int, int]] = {}
+    buckets: list[Bucket] = []
+    names: list[str] = []
+    end = 0
+
+    def close() -> int:
+        shards: list[list[MuonTensor]] = [[] for _ in range(ranks)]
+        ends = [0] * ranks
+        chunk = [tensor for name in names for tensor in tensors[name]]
+        for tensor in sorted(chunk, key=lambda one: -one.numel):
+            rank = ends.index(min(ends))
+            shards[rank].append(tensor)
+            ends[rank] = _aligned(ends[rank], _START) + tensor.numel
+        size = _aligned(max(ends), divisor)
+        for rank, shard in enumerate(shards):
+            start = end + rank * size
+            for tensor in shard:
+                start = _aligned(start, _START)
+                places[tensor.name] = start, start + tensor.numel
+                start += tensor.numel
+            owned[rank] += shard
+        buckets.append(Bucket(first + len(buckets), end, end + ranks * size, tuple(names)))
+        names.clear()
+        return end + ranks * size
+
+    held = largest = 0
+    for name in reversed(list(tensors)):
+        names.append(name)
+        held += sum(tensor.numel for tensor in tensors[name])
+        largest = max(largest, *(tensor.numel for tensor in tensors[name]))
+        if bucket_size is not None and held >= max(bucket_size, int(ranks * largest * _LEAST_FILLED)):
+            end, held, largest = close(), 0, 0
+    if names:
+        end = close()
+    return Buffer(tuple(buckets), places), owned
+
+
+def most(owned: Sequence[Sequence[MuonTensor]], of: Callable[[MuonTensor], float]) -> Sequence[MuonTensor]:
+    """The tensors of the rank that has most of something."""
+    return max(owned, key=lambda tensors: sum(map(of, tensors)), default=())
+
+
+def flops(tensor: MuonTensor, work: MuonWork, builder: PlanBuilder) -> float:
+    """FLOPs of a matrix's products; of what is no matrix 0."""
+    return muon_flops(tensor.matrix, work, _ranks(builder, tensor.group)) if tensor.matrix else 0.0
+
+
+# -- update ---------------------------------------------------------------------------------------------
+
+
+def update_matrix(builder: PlanBuilder, tensor: MuonTensor, work: MuonWork) -> None:
+    """Issue the update of one matrix, in line: kernels up to every collective are one op."""
+    assert tensor.matrix is not None
+    ranks = _ranks(builder, tensor.group)
+    held = transient_bytes(tensor.matrix, work, ranks)
+    name, found = f"muon {tensor.name}", list[Kernel]()
+    builder.allocate("buffers", held, owner=name)
+    for call in muon_calls(tensor.matrix, work, ranks):
+        found += call.kernels
+        if call.collective and ranks > 1:
+            builder.kernels(name, found)
+            found = []
+            builder.collective(
+                call.collective, call.bytes, call.dtype, tensor.group, stream=COMPUTE,
+                name=f"{call.collective} {call.name} of {tensor.name}",
+            )  # fmt: skip
+    builder.kernels(name, found)
+    builder.free("buffers", held, owner=name)
+
+
+def _ranks(builder: PlanBuilder, group: str) -> int:
+    return builder.groups[group].size if group in builder.groups else 1
+
+
+def _aligned(position: int, multiple: int) -> int:
+    return -(-position // multiple) * multiple

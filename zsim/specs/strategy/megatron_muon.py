@@ -1,0 +1,120 @@
+"""Megatron-Core's own Muon: what each release takes, and who owns what.
+
+Read from NVIDIA/Megatron-LM, core/optimizer/muon.py and layer_wise_optimizer.py of 0.16.1 and 0.17.1,
+emerging_optimizers.py and layer_wise_optimizer.py of 0.18.2 and 0.19.0, training/arguments.py of each.
+
+# [Note: three ways]
+`muon`: every rank has all states. `dist_muon`, the layer-wise optimizer, of 0.16 and 0.17: whole tensors, of
+Adam's too, belong to data-parallel ranks, in turn by size; gradients are all-reduced, and the owners' weights
+gathered. From 0.18 on (`--optimizer muon --use-distributed-optimizer`) matrices are laid out in buckets so
+that none is cut between ranks, and all else is the distributed optimizer's: gradients are reduce-scattered,
+weights gathered, as without Muon.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from zsim.dataclass import dataclass
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.strategy.megatron_table import MegatronTable
+from zsim.specs.strategy.training import Training
+
+Owners = Literal["all", "in turn", "laid out"]
+TensorMode = Literal["blockwise", "duplicated", "distributed"]
+_FIRST, _OVERLAPS, _LAID_OUT = (0, 16), (0, 17), (0, 18)
+_QUINTIC = 5  # sets of coefficients; Emerging-Optimizers 0.1 takes multiples of them
+MUON_KEYS = (
+    "layer_wise_optimizer", "muon_tp_mode", "muon_split_qkv", "muon_num_ns_steps", "muon_fp32_matmul_prec",
+    "muon_nesterov", "muon_scalar_optimizer",
+)  # fmt: skip
+_WHERE = "training.optimizer: 'muon'"
+
+
+@dataclass(frozen=True, slots=True)
+class MuonWork:
+    """How a matrix is treated: in `steps` rounds, with products in `dtype`, "bf16" or "tf32"; `mode`: what
+    tensor-parallel ranks do with one that is cut."""
+
+    mode: TensorMode = "blockwise"
+    steps: int = 5
+    dtype: str = "bf16"
+    nesterov: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronMuon:
+    """`owners`: see [Note: three ways]. `splits_qkv`: fused queries, keys and values are three matrices.
+    `others`: the optimizer of what is no matrix, "adam" or "lion"."""
+
+    owners: Owners
+    work: MuonWork
+    splits_qkv: bool
+    others: str
+
+
+def megatron_muon(table: MegatronTable, release: tuple[int, int], training: Training) -> MegatronMuon:
+    """Muon as the table asks for it. Raises InputError for what the release refuses, NotSimulatedError for
+    what zsim lacks."""
+    _check(table, release)
+    if training.precision == "fp16":
+        raise InputError(f"{_WHERE}: Megatron-Core refuses it with fp16; expected training.precision 'bf16'")
+    is_layer_wise = table.layer_wise_optimizer or table.distributed_optimizer
+    owners: Owners = "laid out" if release >= _LAID_OUT else "in turn"
+    dtype = "bf16" if table.muon_fp32_matmul_prec == "medium" else "tf32"
+    work = MuonWork(table.muon_tp_mode, table.muon_num_ns_steps, dtype, table.muon_nesterov)
+    return MegatronMuon(
+        owners if is_layer_wise else "all", work, table.muon_split_qkv, table.muon_scalar_optimizer
+    )
+
+
+def check_no_muon(table: MegatronTable) -> None:
+    """Raises InputError for keys of Muon without it."""
+    for key in MUON_KEYS:
+        if getattr(table, key) != MegatronTable.model_fields[key].default:
+            raise InputError(f"strategy.{key}: belongs to training.optimizer 'muon', which is not asked for")
+
+
+def _check(table: MegatronTable, release: tuple[int, int]) -> None:
+    version = table.version
+    if release[0] != 0 or release < _FIRST:
+        raise InputError(
+            f"{_WHERE}: Megatron-Core has 'muon' from 0.16 on; found strategy.version '{version}'; expected "
+            "a newer one, or one of adamw, adam, sgd, sgd_momentum"
+        )
+    if table.distributed_optimizer and release < _LAID_OUT:
+        raise InputError(
+            f"{_WHERE}: Megatron-Core {version} refuses 'muon' with the distributed optimizer ('muon with "
+            "dist optimizer is not supported'); expected strategy.layer_wise_optimizer = true, its "
+            "dist_muon, or a release from 0.18 on"
+        )
+    is_plain = not (table.layer_wise_optimizer or table.distributed_optimizer)
+    refuses_overlap = release < _OVERLAPS or (release < _LAID_OUT and is_plain)
+    for key in ("overlap_grad_reduce", "overlap_param_gather"):
+        if getattr(table, key) and refuses_overlap:
+            others = "" if release < _OVERLAPS else ", strategy.layer_wise_optimizer = true"
+            raise InputError(
+                f"strategy.{key}: Megatron-Core {version} refuses it with 'muon'; expected false{others}, or "
+                "a newer strategy.version"
+            )
+    if table.fsdp_sharding is not None:
+        raise InputError(
+            f"{_WHERE}: Megatron refuses it with Megatron-FSDP; expected strategy.fsdp_sharding left out"
+        )
+    if table.muon_scalar_optimizer == "lion" and release < _OVERLAPS:
+        raise InputError(
+            f"strategy.muon_scalar_optimizer: found 'lion', which Megatron-Core has from 0.17 on; found "
+            f"strategy.version '{version}'"
+        )
+    if table.muon_num_ns_steps % _QUINTIC and release < _OVERLAPS:
+        raise InputError(
+            f"strategy.muon_num_ns_steps: found {table.muon_num_ns_steps}; Emerging-Optimizers 0.1, which "
+            f"Megatron-Core {version} runs, takes multiples of its {_QUINTIC} coefficients"
+        )
+    if table.optimizer_instances > 1:
+        raise InputError(
+            "strategy.optimizer_instances: the layer-wise optimizer has no instances; expected 1 with 'muon'"
+        )
+    if table.precision_aware_optimizer or table.fp8_param_gather:
+        key = "precision_aware_optimizer" if table.precision_aware_optimizer else "fp8_param_gather"
+        raise NotSimulatedError(f"strategy.{key}: not simulated beside 'muon'; expected false")
