@@ -117,6 +117,15 @@ CASES: dict[str, dict[str, Any]] = {
     "the core of attention": {"training": {"activation_checkpointing": "selective", "attention": "math"}},
     "a fused loss": {"training": {"cross_entropy": "fused", "expandable_segments": True}},
     "sgd": {"training": {"optimizer": "sgd"}},
+    "muon": {"training": {"optimizer": "muon"}},
+    "muon of owners": {
+        "training": {"optimizer": "muon"},
+        "strategy": {
+            "layer_wise_optimizer": True, "muon_tp_mode": "duplicated", "muon_num_ns_steps": 10,
+            "muon_fp32_matmul_prec": "high", "muon_nesterov": True, "muon_split_qkv": False,
+        },
+        "parallelism": {"tensor": 2},
+    },
     "another vocabulary": {"strategy": {"vocabulary_multiple": 64}, "parallelism": {"tensor": 2}},
 }  # fmt: skip
 

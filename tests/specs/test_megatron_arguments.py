@@ -16,6 +16,8 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.megatron.arguments import read_arguments
 from zsim.specs.formats.megatron.flags import FLAGS, LISTS, SWITCHES, VALUES
 from zsim.specs.formats.megatron.read import read_megatron
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.megatron_muon import MegatronMuon, MuonWork
 from zsim.specs.strategy.megatron_table import MegatronTable
 
 NETWORK = (
@@ -392,6 +394,25 @@ def test_test_mode_without_norms_of_queries_and_keys_is_noted() -> None:
     assert not is_noted("")
 
 
+def test_muon_is_read_with_its_release() -> None:
+    """dist_muon is the layer-wise optimizer; from 0.18 on the distributed optimizer is, and Nesterov's flag
+    has another name."""
+    own = read("--optimizer dist_muon --muon-tp-mode distributed --muon-use-nesterov --muon-momentum 0.9")
+    table = of_kind(own.strategy, MegatronTable)
+    assert (own.training.optimizer, table.layer_wise_optimizer) == ("muon", True)
+    assert (table.muon_tp_mode, table.muon_nesterov) == ("distributed", True)
+    assert of_kind(resolve(own).strategy, Megatron).shards_states
+    later = "--optimizer muon --use-distributed-optimizer --muon-nesterov --muon-scalar-optimizer lion"
+    job = resolve(read(later, strategy__version="0.18.2"))
+    assert of_kind(job.strategy, Megatron).muon == MegatronMuon(
+        "laid out", MuonWork(nesterov=True), True, "lion"
+    )
+    with pytest.raises(InputError, match="refuses 'muon' with the distributed optimizer"):
+        resolve(read(later))
+    with pytest.raises(InputError, match="found 'low', which torch does not know"):
+        read("--optimizer muon --muon-fp32-matmul-prec low")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -405,12 +426,10 @@ def test_test_mode_without_norms_of_queries_and_keys_is_noted() -> None:
         ),
         ("--use-torch-fsdp2", "torch's FSDP2 inside Megatron"),
         ("--fp8-format hybrid --no-fp8-wgrad", "weight gradients in bf16"),
-        (
-            "--optimizer muon --muon-use-syrk",
-            "'muon', .* since 0.16, .*; expected adam, sgd or lion or torch's",
-        ),
-        ("--optimizer adaptive_muon", "'adaptive_muon', .* since 0.18, .* or torch's"),
-        ("--optimizer soap", "'soap', .* since 0.18, .*; expected adam, sgd or lion$"),
+        ("--optimizer muon --muon-use-syrk", "products of which half is computed"),
+        ("--optimizer muon --muon-coefficient-type cubic5", "cubic5 leaves a product out"),
+        ("--optimizer adaptive_muon", "'adaptive_muon', .* since 0.18, .*expected adam, sgd, lion or muon"),
+        ("--optimizer soap", "'soap', .* since 0.18"),
         ("--ddp-num-buckets 4", "--ddp-bucket-size gives their size"),
         ("--cuda-graph-impl transformer_engine", "CUDA graphs of whole layers"),
         ("--cuda-graph-impl local --cuda-graph-scope moe", "CUDA graphs of whole layers"),

@@ -62,9 +62,14 @@ def test_a_pair_that_a_framework_refuses_is_one_sentence(
     ("strategy", "training", "sentence"),
     [
         (
-            {"kind": "megatron", "version": "0.16.1"},
+            {
+                "kind": "megatron",
+                "version": "0.18.2",
+                "distributed_optimizer": True,
+                "precision_aware_optimizer": True,
+            },
             {"optimizer": "muon"},
-            "own 'muon' and 'dist_muon', whose ranks own whole matrices",
+            "precision_aware_optimizer: not simulated beside 'muon'",
         ),
         ({"kind": "deepspeed", "stage": 0}, {"optimizer": "muon"}, "not simulated at stage 0"),
         ({"kind": "fsdp2", "cpu_offload": True}, {"optimizer": "adafactor"}, "strategy.cpu_offload"),

@@ -87,7 +87,7 @@ def _save(case: Case, out: Path) -> None:
         tensor_model_parallel_size=tensor, expert_model_parallel_size=expert,
         expert_tensor_parallel_size=expert_tensor,
     )  # fmt: skip
-    model = _model(case)
+    model = megatron_model(case)
     settings = _core("optimizer").OptimizerConfig(
         optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=True
     )
@@ -120,7 +120,9 @@ def no_gpu() -> TorchFunctionMode:
     return _OnCpu()
 
 
-def _model(case: Case) -> Any:
+def megatron_model(case: Case, *, is_distributed: bool = True) -> Any:
+    """Megatron's GPT in its DDP; `is_distributed`: as the distributed optimizer needs it, else with weights
+    initialised, which marks the dimension that tensor-parallel ranks share."""
     _, tensor, expert, expert_tensor, experts = case
     routed = {
         "num_moe_experts": experts, "moe_router_topk": 2, "moe_ffn_hidden_size": SHAPE["expert"],
@@ -131,7 +133,8 @@ def _model(case: Case) -> Any:
         num_query_groups=SHAPE["kv_heads"], ffn_hidden_size=SHAPE["dense"], add_bias_linear=False,
         gated_linear_unit=True, activation_func=nn.functional.silu, bf16=True, params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16, use_cpu_initialization=True, normalization="RMSNorm",
-        gradient_accumulation_fusion=False, masked_softmax_fusion=False, perform_initialization=False,
+        gradient_accumulation_fusion=False, masked_softmax_fusion=False,
+        perform_initialization=not is_distributed,
         tensor_model_parallel_size=tensor, expert_model_parallel_size=expert,
         expert_tensor_parallel_size=expert_tensor, **(routed if experts else {}),
     )  # fmt: skip
@@ -143,7 +146,9 @@ def _model(case: Case) -> Any:
         share_embeddings_and_output_weights=False, position_embedding_type="rope",
     ).bfloat16()  # fmt: skip
     parallel = _core("distributed")
-    how = parallel.DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    how = parallel.DistributedDataParallelConfig(
+        use_distributed_optimizer=is_distributed, grad_reduce_in_fp32=True
+    )
     return parallel.DistributedDataParallel(config, how, model)
 
 

@@ -506,3 +506,17 @@ def test_a_universal_checkpoint_is_converted_by_one_machine_before_it_is_loaded(
     slow = cost({"format": "universal"}, StorageTable(write_bandwidth="0.1 GB/s"), job=job)
     assert slow.load_seconds > 4 * size / 0.1e9
     assert found.blocking_seconds == own.blocking_seconds
+
+
+def test_files_of_an_optimizer_that_was_not_read_are_not_guessed() -> None:
+    job = resolve(
+        zsim.Experiment(
+            model="llama-3-8b",
+            cluster="dgx-h100",
+            gpus=8,
+            strategy={"kind": "megatron"},
+            training={"optimizer": "muon"},
+        )  # fmt: skip
+    )
+    with pytest.raises(NotSimulatedError, match="what is saved of 'muon' is not known, only of adamw"):
+        saved_files(job)

@@ -10,7 +10,7 @@ from zsim.goodput.checkpoints.full import full_file
 from zsim.goodput.checkpoints.megatron import megatron_files
 from zsim.goodput.checkpoints.reference import reference_files
 from zsim.goodput.checkpoints.saved import Saved
-from zsim.goodput.checkpoints.tensors import HeldStates, held_states
+from zsim.goodput.checkpoints.tensors import STATES, HeldStates, held_states
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
@@ -49,7 +49,13 @@ def saved_files(
     single_file_per_rank: bool = True,
     saves_16bit_model: bool = False,
 ) -> Saved:
-    """The files of a save of the job. Raises InputError for a format or options that the framework lacks."""
+    """The files of a save of the job. Raises InputError for a format or options that the framework lacks,
+    NotSimulatedError for files that are not known."""
+    if job.training.optimizer not in STATES and job.kind != "reference":
+        raise NotSimulatedError(
+            f"run.checkpoint: what is saved of '{job.training.optimizer}' is not known, only of "
+            f"{', '.join(STATES)}; expected run.checkpoint.bytes, blocking and load as measured"
+        )
     kind, held, strategy = format_of(job, format), held_states(job), job.strategy
     if threads > 1 and kind != "dcp":
         raise InputError(

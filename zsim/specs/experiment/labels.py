@@ -23,6 +23,8 @@ def strategy_label(job: Job) -> str:
     if isinstance(strategy, Megatron):
         if strategy.fsdp is not None:
             return f"Megatron-FSDP {strategy.fsdp.sharding}"
+        if strategy.muon is not None and strategy.shards_states:
+            return "Megatron, layer-wise Muon"
         return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
     if isinstance(strategy, Reference):
         return f"ZeRO stage {strategy.stage}, the reference engine"

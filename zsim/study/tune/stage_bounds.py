@@ -249,7 +249,7 @@ def _bytes_per_parameter(job: Job) -> float:
             moment = sum(DTYPE_BYTES[dtype] for dtype in own.moment_dtypes)
             states = (moment + (own.master_bytes if own.has_masters else master)) / ranks
         else:
-            states = (master + 4 * moments) / (ranks if strategy.distributed_optimizer else 1)
+            states = (master + 4 * moments) / (ranks if strategy.shards_states else 1)
         parameter = 1 if strategy.fp8_param_gather else DTYPE_BYTES[strategy.param_dtype]
         gradient = DTYPE_BYTES[strategy.grad_dtype]
         if strategy.fsdp is None:

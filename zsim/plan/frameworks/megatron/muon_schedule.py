@@ -75,15 +75,14 @@ class MuonSchedule(MegatronSchedule):
         dense = lay_out(rest, bucket_size, self.ranks, is_sharded=True)
         parts = [BufferPart(dense, self.ranks, self.shard, self.whole)]
         for is_experts in (False, True):
+            shard = stage.expert_group() if is_experts and stage.experts is not None else self.shard
             names = [name for name, one in self._named.items() if bool(one.belongs_to) == is_experts]
             by_name = {name: self._of[name] for name in names if self._of[name][0].matrix is not None}
-            if not by_name:
-                continue
-            shard = stage.expert_group() if is_experts else self.shard
-            first = parts[-1].buffer.buckets[-1].number + 1 if parts[-1].buffer.buckets else 0
+            first = sum(len(part.buffer.buckets) for part in parts)
             buffer, owned = lay_out_whole(by_name, bucket_size, shard.size, first)
             self._laid_out.append(owned)
-            parts.append(BufferPart(buffer, shard.size, shard, shard, is_experts=is_experts))
+            if by_name:
+                parts.append(BufferPart(buffer, shard.size, shard, shard, is_experts=is_experts))
         return parts
 
     @property

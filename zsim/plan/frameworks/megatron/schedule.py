@@ -98,9 +98,10 @@ class MegatronSchedule(Hooks):
         dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
         parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
         experts = {name: one.numel for name, one in self._named.items() if one.belongs_to}
-        return [*parts, self._experts_part(experts, bucket_size)] if experts else parts
+        first = len(dense.buckets)
+        return [*parts, self._experts_part(experts, bucket_size, first)] if experts else parts
 
-    def _experts_part(self, numels: dict[str, int], bucket_size: int | None) -> BufferPart:
+    def _experts_part(self, numels: dict[str, int], bucket_size: int | None, first: int) -> BufferPart:
         """The routed experts' own buffer, reduced over the ranks that hold the same ones."""
         stage, strategy = self.stage, self.strategy
         assert stage.experts is not None
@@ -110,8 +111,7 @@ class MegatronSchedule(Hooks):
         if self.replicas > 1:
             whole = stage.expert_group("expert_whole")
             replicate = stage.expert_group("expert_replicate", self.replicas, ranks)
-        sharded, first = strategy.distributed_optimizer, len(self.parts[0].buffer.buckets)
-        buffer = lay_out(numels, bucket_size, ranks, is_sharded=sharded, first=first)
+        buffer = lay_out(numels, bucket_size, ranks, is_sharded=strategy.distributed_optimizer, first=first)
         return BufferPart(buffer, ranks, shard, whole, replicate, is_experts=True)
 
     # -- sizes ------------------------------------------------------------------------------------------

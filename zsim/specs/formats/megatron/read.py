@@ -15,6 +15,7 @@ from zsim.specs.formats.megatron.degrees import read_degrees
 from zsim.specs.formats.megatron.effects import IDLE_WITHOUT_EXPERTS, LEFT_OUT, NOT_SIMULATED
 from zsim.specs.formats.megatron.expert_flags import read_experts
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_gradients, read_fsdp
+from zsim.specs.formats.megatron.muon_flags import MUONS, read_muon
 from zsim.specs.formats.training_file import TrainingFile
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.megatron_table import GraphModule
@@ -25,8 +26,7 @@ _RECIPES: dict[str, Fp8Recipe] = {
     "delayed": "delayed", "tensorwise": "current", "blockwise": "block", "mxfp8": "mxfp8",
 }  # fmt: skip
 _OPTIMIZERS = ("adam", "sgd", "lion")
-# core/optimizer/muon.py, emerging_optimizers.py since 0.18, by the release that `--optimizer` has them from.
-_OF_MATRICES = {"muon": "0.16", "dist_muon": "0.16", "soap": "0.18", "adaptive_muon": "0.18"}
+_EMERGING = ("soap", "adaptive_muon")  # core/optimizer/emerging_optimizers.py
 _INTERLEAVED = ("overlap_p2p", "align_param_gather")
 _CONNECTIONS, _ALLOCATOR = "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -77,14 +77,15 @@ def _read_batch(found: Arguments, file: TrainingFile) -> None:
         file.note("--rampup-batch-size: the batch after it is simulated")
     clipping = found.number("clip-grad", 1.0)
     (file.says if found.has("clip-grad") else file.assumes)["training.gradient_clipping"] = clipping
-    optimizer = found.text("optimizer", "adam", (*_OPTIMIZERS, *_OF_MATRICES)) or "adam"
-    if (since := _OF_MATRICES.get(optimizer)) is not None:
-        torchs = " or torch's (training.optimizer 'muon' with strategy 'fsdp2' or 'ddp')"
+    optimizer = found.text("optimizer", "adam", (*_OPTIMIZERS, *MUONS, *_EMERGING)) or "adam"
+    if optimizer in _EMERGING:
         raise NotSimulatedError(
-            f"{found.where}: --optimizer: found '{optimizer}', Megatron-Core's own since {since}, which "
-            f"treats whole matrices and is not simulated; expected {', '.join(_OPTIMIZERS[:-1])} or "
-            f"{_OPTIMIZERS[-1]}{torchs if 'muon' in optimizer else ''}"
+            f"{found.where}: --optimizer: found '{optimizer}', Megatron-Core's own since 0.18, which keeps "
+            f"second moments of matrices and is not simulated; expected {', '.join(_OPTIMIZERS)} or muon"
         )
+    if optimizer in MUONS:
+        read_muon(found, file)
+        return
     has_momentum = found.number("sgd-momentum", 0.9) > 0
     sgd = "sgd_momentum" if has_momentum else "sgd"
     file.says["training.optimizer"] = {"adam": "adamw", "sgd": sgd}.get(optimizer, optimizer)

@@ -9,6 +9,7 @@ from zsim.specs.experiment.kernel_choices import attention_of
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_flags, precision_aware_flags
+from zsim.specs.formats.megatron.muon_flags import muon_flags
 from zsim.specs.formats.megatron.written_network import network_flags, why_not_network
 from zsim.specs.library import Library
 from zsim.specs.model.expert_run import has_experts
@@ -104,6 +105,10 @@ def _training(job: Job) -> Iterator[str]:
     yield f"--clip-grad {training.gradient_clipping:g}"
     if training.optimizer == "lion":
         yield "--optimizer lion"
+    if training.optimizer == "muon":
+        table = job.experiment.strategy
+        assert isinstance(table, MegatronTable)
+        yield from muon_flags(table)
     if training.optimizer.startswith("sgd"):
         yield f"--optimizer sgd --sgd-momentum {0.9 if training.optimizer == 'sgd_momentum' else 0:g}"
     if training.precision != "fp32":

@@ -1,0 +1,72 @@
+"""Flags of Megatron's own Muon -> settings of an experiment, and back.
+
+Read in Megatron-Core 0.16.1 to 0.19.0 training/arguments.py. `--muon-use-nesterov` is `--muon-nesterov` from
+0.18 on. Coefficients, scales and momentum have no effect on a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.formats.megatron.arguments import Arguments, refuse
+from zsim.specs.formats.training_file import TrainingFile
+from zsim.specs.strategy.megatron import is_newer
+from zsim.specs.strategy.megatron_table import MegatronTable
+
+MUONS = ("muon", "dist_muon")
+_MODES = ("blockwise", "duplicated", "distributed")
+_WITHOUT_GRAM_SQUARE = "cubic5"  # of Emerging-Optimizers after 0.4
+
+
+def read_muon(found: Arguments, file: TrainingFile) -> None:
+    """Read them, where `--optimizer` is one of `MUONS`.
+
+    Raises InputError for what torch refuses, NotSimulatedError for what zsim lacks.
+    """
+    says = file.says
+    says["training.optimizer"] = "muon"
+    if found.text("optimizer") == "dist_muon":
+        says["strategy.layer_wise_optimizer"] = True
+    precision = found.text("muon-fp32-matmul-prec", "medium", ("low", "medium", "high"))
+    if precision == "low":
+        raise InputError(
+            f"{found.where}: --muon-fp32-matmul-prec: found 'low', which torch does not know; expected "
+            "medium or high"
+        )
+    if precision != "medium":
+        says["strategy.muon_fp32_matmul_prec"] = precision
+    mode = found.text("muon-tp-mode", "blockwise", _MODES)
+    if mode != "blockwise":
+        says["strategy.muon_tp_mode"] = mode
+    steps = found.integer("muon-num-ns-steps", 5)
+    if steps != 5:
+        says["strategy.muon_num_ns_steps"] = steps
+    others = found.text("muon-scalar-optimizer", "adam", ("adam", "lion"))
+    if others != "adam":
+        says["strategy.muon_scalar_optimizer"] = others
+    if found.has("muon-no-split-qkv"):
+        says["strategy.muon_split_qkv"] = False
+    if found.has("muon-use-nesterov", "muon-nesterov"):
+        says["strategy.muon_nesterov"] = True
+    if found.text("muon-coefficient-type", "quintic") == _WITHOUT_GRAM_SQUARE:
+        raise NotSimulatedError(
+            f"{found.where}: --muon-coefficient-type: {_WITHOUT_GRAM_SQUARE} leaves a product out, which is "
+            "not simulated; expected quintic"
+        )
+    refuse(found, "muon-use-syrk", "products of which half is computed")
+    refuse(found, "no-use-layer-wise-param-layout", "owners in turn from 0.18 on")
+
+
+def muon_flags(table: MegatronTable) -> Iterator[str]:
+    """The flags of a table's Muon; its distributed optimizer has its own."""
+    is_dist = table.layer_wise_optimizer
+    yield f"--optimizer {'dist_muon' if is_dist else 'muon'}"
+    for key in ("muon_tp_mode", "muon_num_ns_steps", "muon_fp32_matmul_prec", "muon_scalar_optimizer"):
+        value = getattr(table, key)
+        if value != MegatronTable.model_fields[key].default:
+            yield f"--{key.replace('_', '-')} {value}"
+    if not table.muon_split_qkv:
+        yield "--muon-no-split-qkv"
+    if table.muon_nesterov:
+        yield "--muon-nesterov" if is_newer(table.version, (0, 18)) else "--muon-use-nesterov"
