@@ -516,7 +516,7 @@ def test_files_of_an_optimizer_that_was_not_read_are_not_guessed() -> None:
             gpus=8,
             strategy={"kind": "megatron"},
             training={"optimizer": "muon"},
-        )  # fmt: skip
+        )
     )
     with pytest.raises(NotSimulatedError, match="what is saved of 'muon' is not known, only of adamw"):
         saved_files(job)
