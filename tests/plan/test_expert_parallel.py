@@ -142,6 +142,10 @@ def test_across_nodes_it_sends_a_token_once_to_every_node() -> None:
         ("all_to_all", "expert_rail", round(TOKENS * nodes) * HIDDEN * 2, "bf16"): 2 * LAYERS,
         ("all_to_all", "expert_node", round(TOKENS * ranks) * HIDDEN * 2, "bf16"): 2 * LAYERS,
     }
+    works = (op.work for program in plan.programs for op in program.ops)
+    assert {work.library for work in works if isinstance(work, Collective) and "expert_" in work.group} == {
+        "hybridep"
+    }
     assert plan.groups["expert_rail"].members[0].tolist() == [0, 8]
     assert plan.groups["expert_node"].members[0].tolist() == list(range(8))
 
@@ -150,6 +154,14 @@ def test_groups_of_experts_limit_the_nodes_that_a_token_reaches() -> None:
     """DeepSeek-V3: 8 of 256 experts, of 4 of 8 groups: with a group per node at most 4 nodes, nearly all."""
     assert parts_reached(256, 8, 8, 8, 4) == pytest.approx(4 * (1 - comb(96, 8) / comb(128, 8)))
     assert 3.5 < parts_reached(256, 8, 8, 8, 4) < 4 < parts_reached(256, 8, 8)
+
+
+def test_a_part_of_several_groups_is_reached_by_any_of_them() -> None:
+    """4 of 8 groups of one expert, all 4 of them: two parts of 4 groups are both reached but where all 4 are
+    in one, 2 of 70 ways; four parts of 2 groups are missed each in C(6, 4) = 15 of 70."""
+    assert parts_reached(8, 4, 2, 8, 4) == pytest.approx(2 - 2 / 70)
+    assert parts_reached(8, 4, 4, 8, 4) == pytest.approx(4 * (1 - 15 / 70))
+    assert parts_reached(256, 8, 1, 8, 4) == 1
 
 
 def test_rows_up_to_a_capacity_need_no_counts() -> None:

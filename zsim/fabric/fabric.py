@@ -15,7 +15,7 @@ import simpy
 from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
 from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
-from zsim.fabric.algorithms.methods import CallKind, Method, Shape, methods
+from zsim.fabric.algorithms.methods import CallKind, Method, Shape, call_kind, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
@@ -232,7 +232,7 @@ class Fabric:
         size = self._bus_bytes(work)
         own = self._communicators[work.group, communicator]
         found = []
-        for choice in own.choices[work.parts or kind]:
+        for choice in own.choices[self._call_kind(work)]:
             latency = 0.0
             if group.size > 1:
                 rounds = choice.method.rounds
@@ -280,6 +280,10 @@ class Fabric:
         is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
         return "all_reduce" if is_whole else work.kind
 
+    def _call_kind(self, work: Collective) -> CallKind:
+        kind = self._kind(work)
+        return kind if kind != work.kind else call_kind(work)
+
     def _bus_bytes(self, work: Collective) -> float:
         if work.parts is not None:
             return float(unequal_bus_bytes(work.parts))
@@ -288,9 +292,7 @@ class Fabric:
     def _shape(self, work: Collective, communicator: int) -> Shape:
         """The shape of the algorithm that the backend chooses on a communicator."""
         algorithm = self.transfer(work, communicator).algorithm
-        return self._communicators[work.group, communicator].shape_of(
-            work.parts or self._kind(work), algorithm
-        )
+        return self._communicators[work.group, communicator].shape_of(self._call_kind(work), algorithm)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
         """Start a transfer now; `on_end` is called when it is done. `busy`: number of its GPUs on which
@@ -392,7 +394,7 @@ def _kinds_by_group(
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
     found: dict[str, dict[CallKind, None]] = {name: {} for name in groups}
     for work in works:
-        found[work.group][work.parts or work.kind] = None
+        found[work.group][call_kind(work)] = None
         if work.kind == "reduce_scatter":
             found[work.group]["all_reduce"] = None
     return {name: tuple(kinds) for name, kinds in found.items()}

@@ -56,13 +56,14 @@ class Collective:
     `parts[i][j]`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to j;
     None where all are equal. In torch's `all_to_all_single` row i is i's `input_split_sizes`, column i its
     `output_split_sizes`. All have the whole table: a program's ranks may be at any place of a communicator.
-    """
+    `library`: of an all-to-all of equal parts, whose kernels they are; "": the cluster's backend's."""
 
     kind: CollectiveKind
     bytes: int
     dtype: str
     group: str
     parts: Parts | None = None
+    library: str = ""
 
     @classmethod
     def all_to_all(cls, parts: Parts, dtype: str, group: str) -> Collective:

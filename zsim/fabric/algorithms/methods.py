@@ -21,14 +21,20 @@ from zsim.cost.collectives.rounds import (
     tree_rounds,
 )
 from zsim.dataclass import dataclass
-from zsim.plan.ops import Parts
-from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
+from zsim.plan.ops import Collective, Parts
+from zsim.specs.cluster.collectives import LIBRARIES, CollectiveCosts, ProtocolCosts
 
 _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster files without numbers of trees
 
 
-# A kind of collective, or the table of an all-to-all of unequal parts: each has link usages of its own.
+# A kind of collective, the library whose all-to-all it is, or the table of one of unequal parts: each has
+# costs or link usages of its own.
 CallKind = str | Parts
+
+
+def call_kind(work: Collective) -> CallKind:
+    """What a collective's algorithms are known by."""
+    return work.parts or work.library or work.kind
 
 
 class UnequalShape(NamedTuple):
@@ -96,11 +102,13 @@ def _available(
         return [replace(method, shape=UnequalShape(str(method.shape), kind)) for method in equal]
     if kind in ("send", "recv"):
         return [Method("direct", "pair", Rounds(int(num_domains == 1), int(num_domains > 1)), basic)]
-    if kind == "all_to_all":
+    if kind == "all_to_all" or kind in LIBRARIES:
         rounds = all_to_all_rounds(num_ranks, num_domains)
         protocols = own.get("all_to_all", basic)
         if num_domains == 1:
             protocols = own.get("all_to_all_inside", protocols)
+            if kind in LIBRARIES:
+                protocols = own.get(LIBRARIES[kind], protocols)
         found = [Method("direct", "all_to_all", rounds, protocols)]
         if has_switch and 1 < num_domains < num_ranks:
             found.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))

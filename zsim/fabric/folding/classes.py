@@ -18,7 +18,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Hashes, Ints
 from zsim.dataclass import dataclass
-from zsim.fabric.algorithms.methods import CallKind, Shape, methods
+from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
 from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.algorithms.rings import domains_of
 from zsim.fabric.folding.alike import by_pattern
@@ -239,9 +239,7 @@ def _shapes(
     """The shapes of all algorithms that the groups of a kind may run."""
     costs = topology.cluster.collectives
     has_switch = topology.cluster.node_link.kind == "switch"
-    kinds: dict[CallKind, None] = dict.fromkeys(
-        work.parts or work.kind for work in works if work.group == group.name
-    )
+    kinds: dict[CallKind, None] = dict.fromkeys(call_kind(work) for work in works if work.group == group.name)
     if "reduce_scatter" in kinds and costs.reduce_scatter == "all_reduce":
         kinds["all_reduce"] = None
     found: dict[Shape, None] = {}

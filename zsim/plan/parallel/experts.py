@@ -243,24 +243,28 @@ class _Layer:
 
     def _to_ranks(self, name: str, reached: float) -> list[Module]:
         """A token to every rank that it reaches: across nodes once per node, then among a node's ranks."""
-        split, width = self.split, self.work.in_features
-        group = self._whole_group()
+        split, group = self.split, self._whole_group()
         if split.nodes == 1:
             return [
                 self._exchange(
-                    f"{name} tokens", _both(width, split.members, group), reached, split.token_ranks
+                    f"{name} tokens", self._by_library(split.members, group), reached, split.token_ranks
                 )
             ]
         choice, per_node = self.choice, split.members // split.nodes
         nodes = parts_reached(
             self.work.num_experts, self.work.top_k, split.nodes, choice.num_groups, choice.top_groups
         )
-        between = _both(width, split.nodes, EXPERT_RAIL)
+        between = self._by_library(split.nodes, EXPERT_RAIL)
         found = [self._exchange(f"{name} tokens between nodes", between, nodes, split.token_ranks)]
         if per_node > 1:
-            inside = _both(width, per_node, EXPERT_NODE)
+            inside = self._by_library(per_node, EXPERT_NODE)
             found.append(self._exchange(f"{name} tokens", inside, reached, split.token_ranks))
         return found
+
+    def _by_library(self, ranks: int, group: str) -> Exchange:
+        """Tokens by DeepEP's or HybridEP's kernels."""
+        assert self.split.dispatcher in MERGING
+        return replace(_both(self.work.in_features, ranks, group), library=self.split.dispatcher)
 
     def _added(self) -> list[Module]:
         """The sum with shared experts behind the last exchange."""

@@ -108,7 +108,8 @@ def _exchanged(
                 Collective.all_to_all(_parts(size, exchange.loads, sends_unevenly), dtype, exchange.group)
             ),
         )
-    return _with_copy(Collective(kind, size, dtype, exchange.group), exchange, shape)
+    whole = Collective(kind, size, dtype, exchange.group, library=exchange.library)
+    return _with_copy(whole, exchange, shape)
 
 
 def _with_copy(whole: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -51,8 +52,11 @@ class LinkLatencies(BaseModel):
     network: Seconds = Field(default=0.0, description="latency of the network between cards")
 
 
-AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all", "all_to_all_inside"]
-
+AlgorithmName = Literal[
+    "ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all", "all_to_all_inside", "deepep_inside",
+    "hybridep_inside",
+]  # fmt: skip
+LIBRARIES: Mapping[str, AlgorithmName] = {"deepep": "deepep_inside", "hybridep": "hybridep_inside"}
 
 _COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all", "all_to_all_inside"})
 
@@ -64,7 +68,8 @@ class CollectiveCosts(Table):
     `protocols`: the costs of the ring, and of every algorithm that `algorithms` does not name: "ring" (there:
     an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all", "all_to_all_inside"
-    (of a group in one NVLink domain, if it differs). NVLS and PAT exist only where their costs are given.
+    (of a group in one NVLink domain, if it differs), "deepep_inside" and "hybridep_inside" (the kernels of
+    these libraries there; left out: as the backend's). NVLS and PAT exist only where their costs are given.
     `backend` "other": a vendor's own library, with rounds of its own.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
     `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the

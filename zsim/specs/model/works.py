@@ -196,7 +196,8 @@ class Exchange:
     all-to-all, what each rank receives in forward (and sends in backward, or the other way round where
     `returns`) over the mean; () if all receive as much. `repeats`: an earlier product has gathered the same
     input, and compiled graphs do so once (torch's `fx_graph_cse`). `copies`: of several sequences, the full
-    tensor is copied between the order of ranks and that of sequences."""
+    tensor is copied between the order of ranks and that of sequences. `library`: whose kernels an all-to-all
+    is, "" for those of the cluster's backend."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -211,6 +212,7 @@ class Exchange:
     returns: bool = False
     repeats: bool = False
     copies: bool = False
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,15 @@ def parts_reached(
 ) -> float:
     """Expected number of `parts` equal parts of the experts that hold at least one of a token's `top_k`, all
     choices being as likely: p (1 - C(P - P/p, k) / C(P, k)) with P experts in p parts to choose from. Of
-    `num_groups` groups only `top_groups` are left, and of the parts as many as are in them."""
+    `num_groups` groups only `top_groups` are left, and of the parts as many as are in them; a part of several
+    groups, q of g, has j of the t chosen ones with C(q, j) C(g - q, t - j) / C(g, t)."""
     left = num_experts * top_groups // num_groups
-    among = max(1.0, parts * top_groups / num_groups)
-    each = round(left / among)
-    if each >= left:
-        return 1.0
-    return among * (1.0 - comb(left - each, top_k) / comb(left, top_k))
+    if parts > num_groups:
+        among = parts * top_groups / num_groups
+        return among * (1.0 - comb(left - round(left / among), top_k) / comb(left, top_k))
+    held, group = num_groups // parts, num_experts // num_groups
+    missed = 0.0
+    for chosen in range(min(held, top_groups) + 1):
+        ways = comb(held, chosen) * comb(num_groups - held, top_groups - chosen)
+        missed += ways / comb(num_groups, top_groups) * comb(left - chosen * group, top_k)
+    return parts * (1.0 - missed / comb(left, top_k))
