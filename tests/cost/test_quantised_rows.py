@@ -72,10 +72,45 @@ def test_rows_are_copied_before_the_first_and_behind_the_second_product() -> Non
             assert moved(call, other, is_forward=is_forward) == 2 * (ROWS + rows) * HIDDEN
 
 
-def test_experts_in_16_bits_and_one_by_one_pad_nothing() -> None:
-    for call in products(moe_grouped_gemm=False):
+def test_experts_in_16_bits_pad_nothing() -> None:
+    for call in products(recipe=None):
         flops = total_flops(kernels_of(call.work.forward).kernels)
         assert flops in (2.0 * ROWS * 2 * WIDTH * HIDDEN, 2.0 * ROWS * WIDTH * HIDDEN)
+
+
+def launched(call: ModuleCall, *, is_forward: bool) -> int:
+    issued = call.work.forward if is_forward else call.work.backward
+    return sum(one.launches for one in kernels_of(issued).kernels if one.kind == "elementwise")
+
+
+def test_experts_one_by_one_join_their_outputs_and_their_inputs_gradients() -> None:
+    """Megatron-Core 0.16.1's SequentialMLP in bf16 on a CPU, 8 experts: one `cat` of all rows forward, one
+    backward. Each reads and writes 2,048 rows of 512 in bf16."""
+    first, last = products(recipe=None, moe_grouped_gemm=False)
+    other_first, other_last = products(recipe=None)
+    joined = 2 * 2 * ROWS * HIDDEN
+    assert moved(first, other_first, is_forward=True) == moved(last, other_last, is_forward=False) == 0
+    assert moved(first, other_first, is_forward=False) == moved(last, other_last, is_forward=True) == joined
+
+
+def test_experts_one_by_one_pad_in_fp8_with_zeros_that_are_joined() -> None:
+    """The same on a CPU with fp8: of every expert whose rows are no multiple of 16 zeros and a `cat`, of rows
+    and of scores, before; backward a `slice_backward` of all rows for each, zeros and a copy. All with a
+    multiple missing by half: 60 rows of 8 experts, which 15 of 16 have to join."""
+    padded = ROWS + EXPERTS * 15 // 2
+    for recipe, is_fp8 in (("delayed", True), (None, False)):
+        for call in products(recipe, moe_grouped_gemm=False):
+            rows = padded if is_fp8 else ROWS
+            flops = total_flops(kernels_of(call.work.forward).kernels)
+            assert flops in (2.0 * rows * 2 * WIDTH * HIDDEN, 2.0 * rows * WIDTH * HIDDEN)
+    first, last = products(moe_grouped_gemm=False)
+    map_first, map_last = products(moe_grouped_gemm=False, moe_router_padding=True)
+    before, behind = 2 * (2 * 15 / 16 * ROWS + 3 * (padded - ROWS)) * HIDDEN, 2 * (padded + 2 * ROWS) * HIDDEN
+    assert moved(first, map_first, is_forward=True) == before
+    assert moved(last, map_last, is_forward=False) == behind
+    assert moved(first, map_first, is_forward=False) == moved(last, map_last, is_forward=True) == 0
+    assert launched(first, is_forward=True) - launched(map_first, is_forward=True) == 4 * EXPERTS
+    assert launched(last, is_forward=False) - launched(map_last, is_forward=False) == 2 * EXPERTS
 
 
 @pytest.mark.parametrize(

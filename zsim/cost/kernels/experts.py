@@ -248,7 +248,7 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     if grouped_in_fp8(work, options):
         given = () if module.shares_input else _casts(work, rows * k, options)
         casts = (*given, *fp8.weight_casts(work.num_experts * k * n, options, is_backward=False))
-    before, behind = padding_copies(work, shape, options)
+    before, behind = padding_copies(work, shape, options, is_backward=False)
     if _joins_rows(work):
         casts = (*casts, _moved(2 * rows * k * options.activation_bytes, options))
     products = (_product(work, rows, (n, k), options, "nt"),)
@@ -286,7 +286,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
         of_input = (*_scored_bias(work, rows, options).backward, *of_input)
     elif any(parameter.name == "bias" for parameter in module.parameters):
         of_weight = (*of_weight, _moved(2 * rows * n * options.activation_bytes, options, 2))
-    before, behind = padding_copies(work, shape, options)
+    before, behind = padding_copies(work, shape, options, is_backward=True)
     return (*behind, *of_input, *before), of_weight if module.trains_weight else ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import cat_launches
 from zsim.specs.model.experts import GroupedLinear
 
 Kernels = tuple[Kernel, ...]
@@ -25,16 +26,54 @@ def computed_rows(work: GroupedLinear, shape: BatchShape, options: WorkOptions) 
     return shape.tokens + work.num_experts * (multiple - 1) // 2
 
 
-def padding_copies(work: GroupedLinear, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
-    """The copies of rows before and behind a quantised product, the same in either direction: a kernel reads
-    the rows and writes them with their padding, or the other way round (`fused_multi_row_padding`); before,
-    another does so with their scores."""
+def padding_copies(
+    work: GroupedLinear, shape: BatchShape, options: WorkOptions, *, is_backward: bool
+) -> tuple[Kernels, Kernels]:
+    """The copies of rows before and behind an expert's products in one direction: of a first product those on
+    its input's side, of a last one on its output's.
+
+    Products together: a kernel reads the rows and writes them with their padding, or the other way round
+    (`fused_multi_row_padding`), the same in either direction; before, another does so with their scores.
+    One by one: see `_one_by_one`.
+    """
+    if work.kernel == "loop":
+        return _one_by_one(work, shape, options, is_backward=is_backward)
     padded = computed_rows(work, shape, options)
     if padded == shape.tokens or work.pads == "map":
         return (), ()
-    is_before = work.pads == "before"
-    width = work.in_features if is_before else work.out_features
-    moved = (shape.tokens + padded) * width * options.activation_bytes
-    launches = 2 if is_before else 1
-    copies = (Kernel("elementwise", 0.0, float(moved), options.kernel_dtype, (), launches),)
-    return (copies, ()) if is_before else ((), copies)
+    is_first = work.place == "first"
+    width = work.in_features if is_first else work.out_features
+    copies = (_copies((shape.tokens + padded) * width, 2 if is_first else 1, options),)
+    return (copies, ()) if is_first else ((), copies)
+
+
+def _one_by_one(
+    work: GroupedLinear, shape: BatchShape, options: WorkOptions, *, is_backward: bool
+) -> tuple[Kernels, Kernels]:
+    """`SequentialMLP` (Megatron-Core 0.16.1 core/transformer/moe/experts.py), in passes over R rows.
+
+    The outputs of several experts are joined (reads R, writes R), as are the gradients of their inputs. In
+    fp8, of an expert whose rows are no multiple (all but one in m, where the multiple is m): zeros for what
+    is missing, both joined, the scores likewise, before the first product; behind the last the rows without
+    them are a view, whose gradient is zeros for all rows and a copy into them (every expert's).
+    """
+    rows, count, is_first = shape.tokens, work.num_experts, work.place == "first"
+    width = work.in_features if is_first else work.out_features
+    found: Kernels = ()
+    padded = computed_rows(work, shape, options)
+    if work.pads == "copies" and padded > rows:
+        multiple = _MULTIPLES.get(options.fp8.recipe, 16)
+        share, missing = (multiple - 1) / multiple, padded - rows
+        if is_first and not is_backward:
+            found = (_copies((2 * share * rows + 3 * missing) * width, 4 * count, options),)
+        elif not is_first and is_backward:
+            found = (_copies((padded + 2 * rows) * width, 2 * count, options),)
+    if count > 1 and work.place and is_first == is_backward:
+        joined = _copies(2 * rows * width, cat_launches(count), options)
+        found = (*found, joined) if is_first else (joined, *found)
+    return (found, ()) if is_first else ((), found)
+
+
+def _copies(elements: float, launches: int, options: WorkOptions) -> Kernel:
+    moved = float(elements * options.activation_bytes)
+    return Kernel("elementwise", 0.0, moved, options.kernel_dtype, (), launches)

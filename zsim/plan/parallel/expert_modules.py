@@ -61,16 +61,15 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
 
 
 def padded_when_quantised(products: Sequence[Module], split: ExpertSplit) -> list[Module]:
-    """The products of which quantised ones pad every expert's rows, once before the first and, taking the
-    padding off again, behind the last."""
+    """Megatron's products, of which quantised ones pad every expert's rows, once before the first and, taking
+    the padding off again, behind the last."""
     found = list(products)
     grouped = [n for n, one in enumerate(found) if isinstance(one.work, GroupedLinear)]
-    for n in (grouped[0], grouped[-1]) if split.quantised_padding else ():
+    places: tuple[tuple[int, Literal["first", "last"]], ...] = ((grouped[0], "first"), (grouped[-1], "last"))
+    for n, place in places if split.quantised_padding else ():
         work = found[n].work
         assert isinstance(work, GroupedLinear)
-        copied: Literal["before", "behind"] = "before" if n == grouped[0] else "behind"
-        pads: Literal["map", "before", "behind"] = "map" if split.quantised_padding == "map" else copied
-        found[n] = replace(found[n], work=replace(work, pads=pads))
+        found[n] = replace(found[n], work=replace(work, pads=split.quantised_padding, place=place))
     return found
 
 

@@ -93,10 +93,9 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")
 
 
-def _quantised_padding(table: MegatronTable) -> Literal["", "map", "copies"]:
-    """Megatron-Core 0.16.1 core/transformer/moe/experts.py `TEGroupedMLP` copies what the map leaves."""
-    if not table.moe_grouped_gemm:
-        return ""
+def _quantised_padding(table: MegatronTable) -> Literal["map", "copies"]:
+    """Megatron-Core 0.16.1 core/transformer/moe/experts.py: `TEGroupedMLP` and `SequentialMLP` copy what the
+    map leaves."""
     return "map" if table.moe_router_padding else "copies"
 
 

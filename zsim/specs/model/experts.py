@@ -87,7 +87,8 @@ class GroupedLinear:
     multiplied by the row's score and added behind the product, expert by expert; 0: added as it is.
     `is_merged`: its weight is a sum with adapters', so that it gets a gradient though it is frozen itself.
     `is_adapter`: it reads the rows that the product beside it reads. `pads`: in fp8 every expert has rows up
-    to a multiple: in the routing map, or copied "before" the product and, of the last one, "behind"."""
+    to a multiple: in the routing map, or by copies. `place`: of the first of an expert's products, which
+    reads the layer's rows, and of the last, which makes them, under Megatron."""
 
     num_experts: int
     in_features: int
@@ -96,7 +97,8 @@ class GroupedLinear:
     scored_bias_bytes: int = 0
     is_merged: bool = False
     is_adapter: bool = False
-    pads: Literal["", "map", "before", "behind"] = ""
+    pads: Literal["", "map", "copies"] = ""
+    place: Literal["", "first", "last"] = ""
 
 
 @dataclass(frozen=True, slots=True)
