@@ -57,6 +57,24 @@ class PlanBuilder:
         self._moves: dict[tuple[float, int], Kernels] = {}
         self._collectives: dict[tuple[str, int, str, str], Collective] = {}
 
+    def state(self) -> tuple[object, ...]:
+        """All that later ops depend on, with ops counted from the next one."""
+        now = len(self.ops)
+        return (
+            self.phase,
+            self.micro_batch,
+            *([(name, op - now) for name, op in last.items()] for last in (self._last, self._last_of_group)),
+            [(stream, [op - now for op in waits]) for stream, waits in self._waits.items()],
+            [op - now for op in self._host_waits],
+        )
+
+    def skip(self, count: int) -> None:
+        """Count the ops that later ones depend on as `count` ops later."""
+        self._last = {stream: op + count for stream, op in self._last.items()}
+        self._last_of_group = {group: op + count for group, op in self._last_of_group.items()}
+        self._waits = {stream: [op + count for op in waits] for stream, waits in self._waits.items()}
+        self._host_waits = [op + count for op in self._host_waits]
+
     def begin(self, action: Action) -> None:
         """Count the ops from now on for `action`, up to the next one."""
         self.actions.append((len(self.ops), action))

@@ -4,11 +4,22 @@ which a pipeline's schedule may unshard, reshard and reduce instead."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
+
+
+class BeforeBlock(NamedTuple):
+    """Where hooks are before a block. `state`: all that the hooks of the block depend on, counted from the
+    next op and from the numbers here: of the block's first `parameter`, of the next `step` of a recorded
+    order of modules, and of the next `entry` of its queue of fetches."""
+
+    state: object
+    parameter: int
+    step: int
+    entry: int
 
 
 class Hooks:
@@ -69,6 +80,20 @@ class Hooks:
 
     def before_module(self, call: ModuleCall) -> None: ...
     def after_module(self, call: ModuleCall) -> None: ...
+
+    # -- blocks as copies, see zsim.plan.copies -------------------------------------------------------------
+
+    def place(self, segment: Segment) -> BeforeBlock | None:
+        """Where the hooks are before a block; None where blocks are not to be copied."""
+
+    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
+        """How many times what the hooks did from `before` until `now` will be the right thing again, one
+        block further each time."""
+        raise NotImplementedError
+
+    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int, num_ops: int) -> None:
+        """Go as far as `count` times from `before` until `now`, by `num_ops` ops in all."""
+        raise NotImplementedError
 
     # -- actions of a pipeline's schedule -----------------------------------------------------------------
 

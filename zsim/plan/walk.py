@@ -6,10 +6,11 @@ Activations are held per micro-batch: several micro-batches may be between their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
+from zsim.plan.copies import to_walk
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Kernels
 from zsim.plan.parts.amaxes import reduce_amaxes
@@ -80,15 +81,18 @@ class Walk:
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
-        for _ in self.forward_calls():
+        for _ in self._forward_through(to_walk(self.hooks, self.workload.segments)):
             pass
 
     def forward_calls(self) -> Iterator[ModuleCall]:
         """Issue the forward of the micro-batch; stops in front of each module with its call."""
+        return self._forward_through(self.workload.segments)
+
+    def _forward_through(self, segments: Iterable[Segment]) -> Iterator[ModuleCall]:
         hooks, builder = self.hooks, self.builder
         builder.phase, builder.micro_batch = "forward", self.micro_batch
         hooks.begin_forward(self.micro_batch)
-        for segment in self.workload.segments:
+        for segment in segments:
             hooks.before_forward(segment)
             builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
             for call in segment.calls:
@@ -128,14 +132,18 @@ class Walk:
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
         """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
-        for _ in self.backward_calls(self.backward_module, is_last=is_last, is_told=is_told):
+        segments = to_walk(self.hooks, self.workload.segments[::-1])
+        for _ in self._through(self.backward_module, segments, is_last=is_last, is_told=is_told):
             pass
+        if self.logs is not None:
+            self.logs.end_micro_batch(self.builder)
 
     def backward_inputs(self, *, is_told: bool) -> None:
         """Issue the backward as far as the stage's input needs it: a schedule's action I. The first stage has
         nothing to do (`backward_one_chunk` of torch 2.13 distributed/pipelining/stage.py)."""
         if not self.hooks.stage.is_first:
-            for _ in self._through(self.backward_input, is_last=False, is_told=is_told):
+            segments = self.workload.segments[::-1]
+            for _ in self._through(self.backward_input, segments, is_last=False, is_told=is_told):
                 pass
 
     def backward_weights(self, *, is_last: bool, is_told: bool) -> None:
@@ -158,19 +166,25 @@ class Walk:
         self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
     ) -> Iterator[ModuleCall]:
         """Issue the backward of the micro-batch, each module's by `backward_of`; stops in front of each."""
-        yield from self._through(backward_of, is_last=is_last, is_told=is_told)
+        segments = self.workload.segments[::-1]
+        yield from self._through(backward_of, segments, is_last=is_last, is_told=is_told)
         if self.logs is not None:
             self.logs.end_micro_batch(self.builder)
 
     def _through(
-        self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
+        self,
+        backward_of: Callable[[ModuleCall], None],
+        segments: Iterable[Segment],
+        *,
+        is_last: bool,
+        is_told: bool,
     ) -> Iterator[ModuleCall]:
-        """Recomputation and backward of all segments, module by module."""
+        """Recomputation and backward of `segments`, from the last to the first, module by module."""
         hooks, builder, workload, micro_batch = self.hooks, self.builder, self.workload, self.micro_batch
         builder.phase, builder.micro_batch = "backward", micro_batch
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         head = _head(workload) if hooks.stage.is_last else None
-        for segment in reversed(workload.segments):
+        for segment in segments:
             if not segment.has_backward:
                 continue
             hooks.before_backward(segment)

@@ -6,10 +6,14 @@ The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, with a compl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
 
 from zsim.dataclass import dataclass
-from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
+from zsim.plan.hooks import BeforeBlock
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
 
@@ -33,7 +37,9 @@ class Coordinator:
         self._numels = [parameter.numel for parameter in trace.parameters]
         self._is_persistent = [parameter.is_persistent for parameter in trace.parameters]
         self._is_available = list(self._is_persistent)
+        self._live: set[int] = set()  # those that are available and not persistent
         self._queue = [(number, step) for step, numbers in enumerate(trace.steps) for number in numbers]
+        self._first_entry = list(accumulate(map(len, trace.steps), initial=0))  # by step
         self.reset_step()
 
     def reset_step(self) -> None:
@@ -48,6 +54,7 @@ class Coordinator:
         missing = tuple([number for number in sorted(numbers) if not self._is_available[number]])
         for number in missing:
             self._is_available[number] = True
+            self._live.add(number)
             self._live_numel += self._numels[number]
         return Fetch(missing, self.group) if missing else None
 
@@ -99,25 +106,80 @@ class Coordinator:
         for place, number in enumerate(trace.steps[step - 1]):
             if self._is_persistent[number] or self._fetched_for[number] > step:
                 continue
-            if number in trace.external:
-                continue
-            again = trace.next_use[step - 1][place]
-            if (
-                again < len(trace.steps)
-                and trace.traversed[again] - trace.traversed[step] < self._reuse_distance
-            ):
-                continue
-            if self._is_available[number]:
-                self._is_available[number] = False
-                self._live_numel -= self._numels[number]
+            if self._is_available[number] and not self._is_kept(step - 1, place, number):
+                self._drop(number)
                 released.append(number)
         return released
+
+    def _is_kept(self, step: int, place: int, number: int) -> bool:
+        """Whether a parameter of a step, the one at `place` in it, is used again soon or by the model."""
+        trace = self.trace
+        again = trace.next_use[step][place]
+        is_soon = (
+            again < len(trace.steps)
+            and trace.traversed[again] - trace.traversed[step + 1] < self._reuse_distance
+        )
+        return is_soon or number in trace.external
+
+    def _drop(self, number: int) -> None:
+        self._is_available[number] = False
+        self._live.discard(number)
+        self._live_numel -= self._numels[number]
 
     def release_external(self) -> list[int]:
         """The parameters to free that the model itself has held since the start of its forward."""
         released = [number for number in self.trace.external if self._is_available[number]]
         released = [number for number in released if not self.trace.parameters[number].is_persistent]
         for number in released:
-            self._is_available[number] = False
-            self._live_numel -= self.trace.parameters[number].numel
+            self._drop(number)
         return released
+
+    # -- blocks as copies, see zsim.plan.hooks ------------------------------------------------------------
+
+    def place(self, first: int, others: object) -> BeforeBlock:
+        """The place before a block whose first parameter is `first`. Which steps parameters were fetched for
+        follows from the next entry of the queue. `others`: the state of others."""
+        ahead = self._position - self._first_entry[self._step]
+        live = sorted([number - first for number in self._live])
+        return BeforeBlock((ahead, self._live_numel, live, others), first, self._step, self._position)
+
+    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
+        """`Hooks.num_alike`: as far as the steps and the entries of the queue are those of a block before."""
+        period, shift = now.step - before.step, now.parameter - before.parameter
+        seen = max(now.step, self._queue[now.entry - 1][1] + 1) if now.entry else now.step
+        end, steps = now.step, self.trace.steps
+        while end < len(steps) and (
+            steps[end - period] == steps[end] == () or self._are_alike(end - period, end, shift)
+        ):
+            end += 1
+        return max(0, end - seen) // period
+
+    def _are_alike(self, one: int, other: int, shift: int) -> bool:
+        """Whether two steps do the same with parameters `shift` numbers apart."""
+        kinds, steps = self._kinds, self.trace.steps
+        if len(steps[one]) != len(steps[other]):
+            return False
+        for place, (first, second) in enumerate(zip(steps[one], steps[other], strict=True)):
+            if second != first + shift or kinds[first] != kinds[second]:
+                return False
+            if self._is_kept(one, place, first) != self._is_kept(other, place, second):
+                return False
+        return True
+
+    @cached_property
+    def _kinds(self) -> list[int]:
+        """By parameter a number that is the same for those that differ in their names alone."""
+        numbers: dict[ZeroParameter, int] = {}
+        return [numbers.setdefault(replace(one, name=""), len(numbers)) for one in self.trace.parameters]
+
+    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int) -> None:
+        """`Hooks.skip`."""
+        entry = now.entry + count * (now.entry - before.entry)
+        for number, used_at in self._queue[now.entry : entry]:
+            self._fetched_for[number] = used_at
+        self._position, self._step = entry, now.step + count * (now.step - before.step)
+        for number in self._live:
+            self._is_available[number] = False
+        self._live = {number + count * (now.parameter - before.parameter) for number in self._live}
+        for number in self._live:
+            self._is_available[number] = True

@@ -86,6 +86,16 @@ class Gatherer:
         is_whole = parameter.belongs_to and self.builder.groups[parameter.belongs_to].size == 1
         return 0 if is_whole else parameter.padded_numel * self.param_bytes
 
+    def in_flight(self, first: int) -> tuple[tuple[int, int], ...]:
+        """The first parameters of the parts in flight, counted from `first`, and their collectives from the
+        next op."""
+        now = len(self.builder.ops)
+        return tuple((number - first, event - now) for number, event in self._started.items())
+
+    def skip(self, parameters: int, num_ops: int) -> None:
+        """Count the parts in flight as those of other parameters, so many further, and later ops."""
+        self._started = {number + parameters: event + num_ops for number, event in self._started.items()}
+
     # -- for this class and its subclasses ----------------------------------------------------------------
 
     def parameters(self, part: Fetch) -> list[ZeroParameter]:

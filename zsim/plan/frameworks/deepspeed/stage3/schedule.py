@@ -11,6 +11,7 @@ allocator with `record_stream`, and the block is not reused before its use has e
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
@@ -29,6 +30,7 @@ from zsim.plan.frameworks.deepspeed.zeropp.gather import (
     SecondaryGatherer,
     SecondaryShards,
 )
+from zsim.plan.hooks import BeforeBlock
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.stage import Stage
@@ -57,6 +59,15 @@ class Zero3Schedule(Zero3Gradients):
         # by unit and micro-batch, bytes of released weights that autograd still holds
         self._held: dict[tuple[str, int], int] = {}
         self._checkpointed = {segment.name: segment.is_checkpointed for segment in stage.workload.segments}
+        # nothing but gathers and reductions of parameters that are on GPUs, whose state `place` knows
+        self._is_plain = (
+            type(self) is Zero3Schedule
+            and type(self.gatherer) is SecondaryGatherer
+            and self.world_size > 1
+            and self.store.is_on_gpu
+            and stage.parallelism.style != "autotp"
+            and (self.secondary, self.quantized, self.home, self.checkpoints) == (None, None, None, None)
+        )
 
     def _make_secondary(self) -> SecondaryShards | None:
         size = min(self.zero.zero_hpz_partition_size, self.stage.ranks)
@@ -239,6 +250,36 @@ class Zero3Schedule(Zero3Gradients):
             self.secondary.keep(released)
         self.builder.free("buffers", self._gathered_bytes(released))
         super().end_backward()
+
+    # -- blocks as copies -------------------------------------------------------------------------------
+
+    def place(self, segment: Segment) -> BeforeBlock | None:
+        names = (call.parameter_name(call.parameters[0]) for call in segment.calls if call.parameters)
+        if not self._is_plain or self._held or self._trailing or (name := next(names, None)) is None:
+            return None
+        first, now, bucket = self._numbers[name], len(self.builder.ops), self._bucket
+        in_flight = [
+            (number - first, [other - first for other in part.parameters], part.group)
+            for number, part in self._in_flight.items()
+        ]
+        events = [[event - now for event in events] for events in (self._fetch_events, self._reduce_events)]
+        own = replace(bucket, parameters=[number - first for number in bucket.parameters])
+        return self.coordinator.place(first, (in_flight, events, own, self.gatherer.in_flight(first)))
+
+    def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
+        return self.coordinator.num_alike(before, now)
+
+    def skip(self, before: BeforeBlock, now: BeforeBlock, count: int, num_ops: int) -> None:
+        further = count * (now.parameter - before.parameter)
+        self.coordinator.skip(before, now, count)
+        self.gatherer.skip(further, num_ops)
+        self._in_flight = {
+            number + further: Fetch(tuple([other + further for other in part.parameters]), part.group)
+            for number, part in self._in_flight.items()
+        }
+        self._fetch_events = [event + num_ops for event in self._fetch_events]
+        self._reduce_events = [event + num_ops for event in self._reduce_events]
+        self._bucket.parameters = [number + further for number in self._bucket.parameters]
 
     # -- step -------------------------------------------------------------------------------------------
 
