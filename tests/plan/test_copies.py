@@ -23,6 +23,22 @@ LLAMA = {
     "num_key_value_heads": 4,
     "vocab_size": 32000,
 }
+# every third block without a window
+GEMMA = LLAMA | {
+    "model_type": "gemma3_text",
+    "head_dim": 64,
+    "sliding_window": 128,
+    "sliding_window_pattern": 3,
+}
+# two dense blocks before those with experts
+MIXTURE = LLAMA | {
+    "model_type": "qwen2_moe",
+    "mlp_only_layers": [0, 1],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
 
 
@@ -53,7 +69,7 @@ def walked_plan_of(*asked: Any) -> Plan:
 
 @settings(max_examples=40)
 @given(
-    model=st.sampled_from([LLAMA, GPT2]),
+    model=st.sampled_from([LLAMA, GPT2, GEMMA, MIXTURE]),
     blocks=st.integers(2, 14),
     training=st.fixed_dictionaries(
         {
@@ -100,5 +116,7 @@ def test_a_deep_model_is_walked_at_its_ends_alone(monkeypatch: pytest.MonkeyPatc
         "stage3_prefetch_bucket_size": 1_000_000, "stage3_max_live_parameters": 10_000_000,
         "stage3_max_reuse_distance": 0, "reduce_bucket_size": 1,
     }  # fmt: skip
-    plan_of(LLAMA, 40, {"activation_checkpointing": "full"}, zero)
+    asked = LLAMA, 40, {"activation_checkpointing": "full"}, zero
+    (program,), (walked,) = plan_of(*asked).programs, walked_plan_of(*asked).programs
+    assert program == walked
     assert copied == [36, 36]  # forward, backward
