@@ -263,11 +263,14 @@ class ModelSpec:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
+        return iter(self._named_parameters)
+
+    @cached_property
+    def _named_parameters(self) -> Sequence[tuple[str, Parameter]]:
         if self.registration is None:
-            yield from self._by_module()
-            return
+            return tuple(self._by_module())
         by_name = dict(self._by_module())
-        yield from ((name, by_name[name]) for name in self.registration)
+        return tuple((name, by_name[name]) for name in self.registration)
 
     def _by_module(self) -> Iterator[tuple[str, Parameter]]:
         early = list(self.before)

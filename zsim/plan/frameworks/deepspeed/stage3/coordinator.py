@@ -6,12 +6,11 @@ The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, with a compl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 
 from zsim.dataclass import dataclass
-from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.hooks import BeforeBlock
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
@@ -169,8 +168,11 @@ class Coordinator:
     @cached_property
     def _kinds(self) -> list[int]:
         """By parameter a number that is the same for those that differ in their names alone."""
-        numbers: dict[ZeroParameter, int] = {}
-        return [numbers.setdefault(replace(one, name=""), len(numbers)) for one in self.trace.parameters]
+        numbers: dict[tuple[object, ...], int] = {}
+        return [
+            numbers.setdefault((p.shape, p.numel, p.is_persistent, p.is_trained, p.belongs_to), len(numbers))
+            for p in self.trace.parameters
+        ]
 
     def skip(self, before: BeforeBlock, now: BeforeBlock, count: int) -> None:
         """`Hooks.skip`."""
