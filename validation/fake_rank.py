@@ -10,17 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import shutil
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -30,11 +28,11 @@ from validation.oracle.case import Case
 from validation.oracle.run import fake_world
 from validation.oracle.sharding import DTYPES, make_mesh, shard_case
 from validation.provenance import provenance
-from validation.record import kineto
+from validation.timed_step import profile_step, release_memory, time_steps, turn, write_trace
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
 
-PLACES = ("nvme_folder", "kineto", "json")  # paths on this machine: not recorded
+PLACES = ("nvme_folder", "kineto", "json", "turn")  # paths on this machine: not recorded
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=8)
     add("--kineto", type=Path, help="also PyTorch's trace of one step, trimmed, to this .json.gz")
     add("--json", type=Path)
+    add("--turn", type=Path, help="a file whose lock is waited for before the device is used")
     return arguments
 
 
@@ -98,6 +97,10 @@ def make_step(options: argparse.Namespace) -> tuple[Callable[[Tensor], None], Ca
 
     def fsdp2_step(tokens: Tensor) -> None:
         model(tokens, tokens).loss.backward()
+        if options.world_size > 1:  # what a fake reduction left is no gradient
+            for parameter in model.parameters():
+                assert isinstance(parameter.grad, DTensor)
+                parameter.grad.to_local().zero_()
         adamw.step()
         adamw.zero_grad()
 
@@ -110,70 +113,53 @@ def fill(tensor: Tensor) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Two steps to warm up, then each step's seconds and the allocator's peaks."""
+    """Seconds and peaks of the steps, and the trace that is asked for."""
     torch.manual_seed(0)
-    with fake_world(options.world_size):
-        step, close = make_step(options)
-        shape = (options.micro_batch_size, options.sequence_length)
-        tokens = torch.randint(0, find_shape(options.model).vocab_size, shape, device=options.device)
-        seconds, host_seconds = [], []
-        for number in range(2 + options.steps):
-            if number == 2 and options.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
-            step(tokens)
-            issued = time.perf_counter() - start
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            if number >= 2:
-                host_seconds.append(issued)
-                seconds.append(time.perf_counter() - start)
-        if options.kineto:
-            trace_step(step, tokens, options)
-        close()
-    return {
-        "step_seconds": {"median": statistics.median(seconds), "all": [round(s, 6) for s in seconds]},
-        "host_issue_seconds": statistics.median(host_seconds),
-        "cuda_memory": cuda_memory(options.device),
-        "gpu_state": gpu_state() if options.device == "cuda" else {},
-    }
+    with turn(options.turn), fake_world(options.world_size):
+        result, profiler = run_steps(options)
+        release_memory(options.device)
+    if profiler is not None:
+        write_trace(profiler, options.kineto, provenance(shlex.join(asked_words(options))))
+    return result
 
 
-def trace_step(step: Any, tokens: Tensor, options: argparse.Namespace) -> None:
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if options.device == "cuda" else [])
-    with profile(activities=activities, record_shapes=True) as profiler:
+def run_steps(options: argparse.Namespace) -> tuple[dict[str, Any], torch.profiler.profile | None]:
+    """The times, and the profile of one more step where a trace is asked for."""
+    step, close = make_step(options)
+    shape = (options.micro_batch_size, options.sequence_length)
+    tokens = torch.randint(0, find_shape(options.model).vocab_size, shape, device=options.device)
+    with filled_gathers():
         step(tokens)
-    raw = options.kineto.with_suffix(".raw")
-    profiler.export_chrome_trace(str(raw))
-    kineto.write_trimmed(raw, options.kineto, provenance(" ".join(sys.argv)))
+    result = time_steps(lambda: step(tokens), options.device, options.steps)
+    profiler = profile_step(lambda: step(tokens), options.device) if options.kineto else None
+    close()
+    return result, profiler
 
 
-def cuda_memory(device: str) -> dict[str, int]:
-    """The caching allocator's statistics; empty on a CPU."""
-    if device == "cpu":
-        return {}
-    stats = torch.cuda.memory_stats()
-    return {
-        "peak_allocated": stats["allocated_bytes.all.peak"],
-        "peak_reserved": stats["reserved_bytes.all.peak"],
-        "inactive_split_peak": stats["inactive_split_bytes.all.peak"],
-        "alloc_retries": stats["num_alloc_retries"],
-    }
+@contextmanager
+def filled_gathers() -> Iterator[None]:
+    """A fake gather leaves what was in its buffer. While this lasts it leaves random weights, which stay in
+    the blocks that later gathers get: a GPU multiplies zeros faster, and would compute NaN from the rest."""
+    gather = dist.all_gather_into_tensor
+
+    def fill_and_gather(output: Tensor, part: Tensor, *rest: Any, **more: Any) -> Any:
+        own = part.clone()
+        fill(output)
+        part.copy_(own)
+        return gather(output, part, *rest, **more)
+
+    dist.all_gather_into_tensor = fill_and_gather  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.all_gather_into_tensor = gather
 
 
-STATE = "clocks.sm clocks.mem power.draw temperature.gpu clocks_throttle_reasons.active driver_version"
-
-
-def gpu_state() -> dict[str, str]:
-    """Clocks, power and throttling reasons, just after the last step; empty without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return {}
-    names = STATE.split()
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return dict(zip(names, (value.strip() for value in answer.split(",")), strict=False))
+def asked_words(options: argparse.Namespace) -> list[str]:
+    """The command without paths of this machine."""
+    asked = {name: value for name, value in vars(options).items() if name not in PLACES}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    return ["python", "-m", "validation.fake_rank", *words]
 
 
 def main(words: list[str]) -> int:
@@ -181,8 +167,7 @@ def main(words: list[str]) -> int:
     result = measure(options)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     asked = {name: str(value) for name, value in vars(options).items() if name not in PLACES}
-    command = shlex.join(f"--{name.replace('_', '-')}={value}" for name, value in asked.items())
-    header = provenance(f"python -m validation.fake_rank {command}", device=device)
+    header = provenance(shlex.join(asked_words(options)), device=device)
     told = oracle_experiment(asdict(case_of(options))).model_dump(exclude_unset=True, exclude={"cluster"})
     experiment = told if options.trainer == "fsdp2" else None
     text = json.dumps({"provenance": header, "asked": asked, "experiment": experiment, **result}, indent=1)

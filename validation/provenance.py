@@ -25,7 +25,7 @@ def provenance(command: str, **more: Any) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in ("torch", "deepspeed"):
+    for package in ("torch", "deepspeed", "transformers", "peft"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

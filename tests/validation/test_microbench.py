@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
-from validation import fake_rank  # noqa: E402
+from validation import fake_rank, library_step  # noqa: E402
 from validation.machine_load import foreign_fraction  # noqa: E402
 from validation.microbench import __main__ as microbench  # noqa: E402
 from validation.microbench import bench, kernels, ranks  # noqa: E402
@@ -171,6 +171,21 @@ def test_the_recorded_file_has_every_measurement_and_few_were_disturbed(path: Pa
 
 def test_a_machine_is_recorded() -> None:
     assert RECORDED
+
+
+@pytest.mark.parametrize("words", [[], ["--activation-checkpointing=full"]])
+def test_a_step_of_a_library_model_runs_here(words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install zsim[transformers]")
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ["--model", f"{tmp_path / 'config.json'}@2", "--sequence-length", "16"]
+    asked = library_step.parser().parse_args([*model, "--device=cpu", "--steps=1", *words])
+    assert library_step.make_config(asked.model).num_hidden_layers == 2
+    assert library_step.measure(asked)["step_seconds"]["median"] > 0
 
 
 @pytest.mark.parametrize("trainer", ["fsdp2", "engine"])

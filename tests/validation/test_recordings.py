@@ -61,7 +61,7 @@ def test_everything_is_made_again_by_commands_that_exist(
     assert record_everything(tmp_path) == 0
     assert {path.partition("/")[0] for path in checksums(TRACES)} == {
         "checkpoints", "cpu-2core-epyc", "cpu-2core-epyc-25-1", "cpu-2core-epyc-26-2",
-        "deepspeed", "gloo", "oracle", "shaped",
+        "deepspeed", "gloo", "h100-80gb-hbm3", "oracle", "shaped",
     }  # fmt: skip
     assert started == [
         "validation.oracle", "validation.record", "validation.deepspeed_calls",

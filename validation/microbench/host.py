@@ -23,7 +23,8 @@ def optimizers(device: str, quick: bool) -> Iterator[Benchmark]:
     """
     for place in dict.fromkeys((device, "cpu")):
         for threads in sorted({1, torch.get_num_threads()}) if place == "cpu" else (1,):
-            for numel in (10**6,) if quick else (10**4, 10**5, 10**6, 10**7):
+            largest = 10**8 if place == "cuda" else 10**7
+            for numel in (10**6,) if quick else (10**4, 10**5, 10**6, largest):
                 for kind in ("fused", "foreach", "loop"):
 
                     def prepare(place: str = place, numel: int = numel, kind: str = kind) -> Prepared:

@@ -24,7 +24,7 @@ def host_copies(device: str, quick: bool) -> Iterator[Benchmark]:
     concurrent with a copy."""
     if device == "cpu":
         return  # no device to copy to; the command reports it
-    for size in list(sizes(2**14, 2**30))[: 3 if quick else None]:
+    for size in list(sizes(2**14, 2**30, 16))[: 3 if quick else None]:
         for pinned in (True, False):
             for way in ("h2d", "d2h", "both"):
 
