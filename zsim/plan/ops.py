@@ -28,6 +28,7 @@ from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import Recorded
 from zsim.plan.unchanging import Unchanging
+from zsim.specs.model.works import ExchangeLibrary
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -56,14 +57,14 @@ class Collective:
     `parts[i][j]`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to j;
     None where all are equal. In torch's `all_to_all_single` row i is i's `input_split_sizes`, column i its
     `output_split_sizes`. All have the whole table: a program's ranks may be at any place of a communicator.
-    `library`: of an all-to-all of equal parts, whose kernels they are; "": the cluster's backend's."""
+    `library`: of an all-to-all of equal parts, whose kernels they are; None: the cluster's backend's."""
 
     kind: CollectiveKind
     bytes: int
     dtype: str
     group: str
     parts: Parts | None = None
-    library: str = ""
+    library: ExchangeLibrary | None = None
 
     @classmethod
     def all_to_all(cls, parts: Parts, dtype: str, group: str) -> Collective:

@@ -22,14 +22,15 @@ from zsim.cost.collectives.rounds import (
 )
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Collective, Parts
-from zsim.specs.cluster.collectives import LIBRARIES, CollectiveCosts, ProtocolCosts
+from zsim.specs.cluster.collectives import LIBRARIES, AlgorithmName, CollectiveCosts, ProtocolCosts
+from zsim.specs.model.works import ExchangeLibrary
 
 _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster files without numbers of trees
 
 
 # A kind of collective, the library whose all-to-all it is, or the table of one of unequal parts: each has
 # costs or link usages of its own.
-CallKind = str | Parts
+CallKind = str | ExchangeLibrary | Parts
 
 
 def call_kind(work: Collective) -> CallKind:
@@ -44,7 +45,13 @@ class UnequalShape(NamedTuple):
     parts: Parts
 
 
-Shape = str | UnequalShape
+class ForwardedShape(NamedTuple):
+    """The link usage of an all-to-all between nodes, inside which `times` as many bytes are passed on."""
+
+    times: float
+
+
+Shape = str | UnequalShape | ForwardedShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +104,18 @@ def _available(
 ) -> list[Method]:
     own = costs.algorithms
     basic = costs.protocols
+    if isinstance(kind, ExchangeLibrary):
+        return [_by_library(kind, num_ranks, num_domains, own, basic)]
     if not isinstance(kind, str):
         equal = _available("all_to_all", num_ranks, num_domains, costs, has_switch, most_local)
         return [replace(method, shape=UnequalShape(str(method.shape), kind)) for method in equal]
     if kind in ("send", "recv"):
         return [Method("direct", "pair", Rounds(int(num_domains == 1), int(num_domains > 1)), basic)]
-    if kind == "all_to_all" or kind in LIBRARIES:
+    if kind == "all_to_all":
         rounds = all_to_all_rounds(num_ranks, num_domains)
         protocols = own.get("all_to_all", basic)
         if num_domains == 1:
             protocols = own.get("all_to_all_inside", protocols)
-            if kind in LIBRARIES:
-                protocols = own.get(LIBRARIES[kind], protocols)
         found = [Method("direct", "all_to_all", rounds, protocols)]
         if has_switch and 1 < num_domains < num_ranks:
             found.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))
@@ -133,3 +140,21 @@ def _available(
     elif kind in ("all_gather", "reduce_scatter") and "pat" in own and 1 < num_domains == num_ranks:
         found.append(Method("pat", "pat", pat_rounds(num_ranks), own["pat"]))
     return found
+
+
+def _by_library(
+    kind: ExchangeLibrary,
+    num_ranks: int,
+    num_domains: int,
+    own: Mapping[AlgorithmName, Mapping[str, ProtocolCosts]],
+    basic: Mapping[str, ProtocolCosts],
+) -> Method:
+    """A library's exchange, at the backend's costs where it has none of its own."""
+    inside, pair, across = LIBRARIES[kind.name]
+    name = {1: inside, 2: pair}.get(num_domains, across)
+    protocols = own.get("all_to_all", basic)
+    if num_domains == 1:
+        protocols = own.get("all_to_all_inside", protocols)
+    shape = ForwardedShape(kind.forwards) if kind.forwards else "all_to_all"
+    rounds = all_to_all_rounds(num_ranks, num_domains)
+    return Method("direct", shape, rounds, own.get(name, protocols))

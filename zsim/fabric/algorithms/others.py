@@ -20,7 +20,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import unequal_bus_bytes
 from zsim.errors import NotSimulatedError
-from zsim.fabric.algorithms.methods import Shape, UnequalShape
+from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
     add_crossings,
     by_dead_cards,
@@ -148,6 +148,16 @@ def all_to_all_usage(
     return usage
 
 
+def forwarded_usage(topology: Topology, members: Ints, times: float) -> Floats:
+    """An all-to-all whose bytes every GPU passes on to others of its domain, `times` as many, in the same
+    kernels (DeepEP: csrc/kernels/internode.cu). Without a switch inside nodes they are left out."""
+    usage = all_to_all_usage(topology, members)
+    if topology.cluster.node_link.kind == "switch":
+        for name in ("nvlink_out", "nvlink_in"):
+            topology.add_links(usage, name, members.ravel(), times)
+    return usage
+
+
 def binomial_usage(topology: Topology, members: Ints) -> Floats:
     """gloo's broadcast: in every round, each rank that has the tensor sends the whole of it to one that has
     not. The root sends in every round, so the load of its links is that of all rounds."""
@@ -200,6 +210,8 @@ SHAPES: Mapping[str, Callable[[Topology, Ints], Floats]] = {
 
 def link_usage(shape: Shape, topology: Topology, members: Ints) -> Floats:
     """Bytes per link while every rank of every group (a row of slots) sends one bus byte."""
+    if isinstance(shape, ForwardedShape):
+        return forwarded_usage(topology, members, shape.times)
     if isinstance(shape, UnequalShape):
         by_rail = shape.name == "all_to_all_by_rail"
         return all_to_all_usage(topology, members, by_rail=by_rail, parts=shape.parts)

@@ -8,8 +8,8 @@ the counts are gathered and read by the host; N k rows and their scores go to th
 gathered among the t, sorted by expert, and go back the same way (Megatron-Core 0.16.1
 core/transformer/moe/token_dispatcher.py). Where an expert has a capacity, that many rows of each sender go.
 deepep, hybridep: a token goes once to every rank that has an expert of its (t ranks for each), across nodes
-once to every node; rows are made there, and summed up there before they go back (`MoEFlexTokenDispatcher`;
-deepseek-ai/DeepEP 1.2.1 csrc/kernels/layout.cu, internode.cu). The host waits for the counts.
+once to every node, whose GPUs pass it on meanwhile; rows are made, and summed up, there
+(`MoEFlexTokenDispatcher`; deepseek-ai/DeepEP 1.2.1 csrc/kernels/layout.cu, internode.cu). The host waits.
 torchtitan (0.2.2 distributed/expert_parallel.py `ExpertParallel`): an all-to-all of counts, which the host
 reads, then one of rows, which are padded and sorted in one gather; scores stay at home. Tensor-parallel ranks
 that all have the layer's tokens each send a part of them, or, where they share the experts' products, all.
@@ -48,6 +48,7 @@ from zsim.specs.model.spec import (
     Module,
     Parameter,
 )
+from zsim.specs.model.works import ExchangeLibrary
 from zsim.specs.strategy.experts import MERGING, ExpertSplit, parts_reached
 from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
@@ -242,29 +243,26 @@ class _Layer:
         ]
 
     def _to_ranks(self, name: str, reached: float) -> list[Module]:
-        """A token to every rank that it reaches: across nodes once per node, then among a node's ranks."""
+        """A token to every rank that it reaches: across nodes once per node, and on among a node's ranks."""
         split, group = self.split, self._whole_group()
         if split.nodes == 1:
-            return [
-                self._exchange(
-                    f"{name} tokens", self._by_library(split.members, group), reached, split.token_ranks
-                )
-            ]
+            whole = self._by_library(split.members, group)
+            return [self._exchange(f"{name} tokens", whole, reached, split.token_ranks)]
         choice, per_node = self.choice, split.members // split.nodes
         nodes = parts_reached(
             self.work.num_experts, self.work.top_k, split.nodes, choice.num_groups, choice.top_groups
         )
-        between = self._by_library(split.nodes, EXPERT_RAIL)
+        forwards = reached * (1 - 1 / per_node) / (nodes * (1 - 1 / split.nodes))
+        between = self._by_library(split.nodes, EXPERT_RAIL, forwards)
         found = [self._exchange(f"{name} tokens between nodes", between, nodes, split.token_ranks)]
         if per_node > 1:
-            inside = self._by_library(per_node, EXPERT_NODE)
+            inside = replace(self._by_library(per_node, EXPERT_NODE), is_beneath=True)
             found.append(self._exchange(f"{name} tokens", inside, reached, split.token_ranks))
         return found
 
-    def _by_library(self, ranks: int, group: str) -> Exchange:
-        """Tokens by DeepEP's or HybridEP's kernels."""
-        assert self.split.dispatcher in MERGING
-        return replace(_both(self.work.in_features, ranks, group), library=self.split.dispatcher)
+    def _by_library(self, ranks: int, group: str, forwards: float = 0.0) -> Exchange:
+        work = _both(self.work.in_features, ranks, group)
+        return replace(work, library=ExchangeLibrary(self.split.dispatcher, forwards))
 
     def _added(self) -> list[Module]:
         """The sum with shared experts behind the last exchange."""

@@ -89,7 +89,7 @@ def _exchanged(
     *,
     is_forward: bool,
 ) -> tuple[WorkPart, ...]:
-    if kind is None or (exchange.repeats and is_forward and options.compile):
+    if kind is None or exchange.is_beneath or (exchange.repeats and is_forward and options.compile):
         return ()
     if kind == "all_gather" and exchange.follows_precision:
         numel, is_gradient = shape.tokens * exchange.width, exchange.forward != "all_gather"

@@ -54,9 +54,12 @@ class LinkLatencies(BaseModel):
 
 AlgorithmName = Literal[
     "ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all", "all_to_all_inside", "deepep_inside",
-    "hybridep_inside",
+    "deepep_pair", "deepep_across", "hybridep_inside", "hybridep_pair", "hybridep_across",
 ]  # fmt: skip
-LIBRARIES: Mapping[str, AlgorithmName] = {"deepep": "deepep_inside", "hybridep": "hybridep_inside"}
+LIBRARIES: Mapping[str, tuple[AlgorithmName, AlgorithmName, AlgorithmName]] = {
+    "deepep": ("deepep_inside", "deepep_pair", "deepep_across"),
+    "hybridep": ("hybridep_inside", "hybridep_pair", "hybridep_across"),
+}
 
 _COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all", "all_to_all_inside"})
 
@@ -69,7 +72,9 @@ class CollectiveCosts(Table):
     an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all", "all_to_all_inside"
     (of a group in one NVLink domain, if it differs), "deepep_inside" and "hybridep_inside" (the kernels of
-    these libraries there; left out: as the backend's). NVLS and PAT exist only where their costs are given.
+    these libraries there; left out: as the backend's), "deepep_pair" and "hybridep_pair" (theirs between two
+    domains), "deepep_across" and "hybridep_across" (between more). NVLS and PAT exist only where their costs
+    are given.
     `backend` "other": a vendor's own library, with rounds of its own.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
     `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import Experts, GroupedLinear, MergedWeights, Rearrange, Router
@@ -186,6 +186,14 @@ class Loss:
     holds_logits: Literal["no", "as they are", "in fp32"] = "no"
 
 
+class ExchangeLibrary(NamedTuple):
+    """Whose kernels an all-to-all is, "deepep" or "hybridep". `forwards`: of one between nodes, bytes that a
+    GPU passes on inside its node, meanwhile, for each that it gets from another."""
+
+    name: str
+    forwards: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
@@ -197,7 +205,8 @@ class Exchange:
     `returns`) over the mean; () if all receive as much. `repeats`: an earlier product has gathered the same
     input, and compiled graphs do so once (torch's `fx_graph_cse`). `copies`: of several sequences, the full
     tensor is copied between the order of ranks and that of sequences. `library`: whose kernels an all-to-all
-    is, "" for those of the cluster's backend."""
+    is, None for those of the cluster's backend; `is_beneath`: the kernels of the exchange between nodes pass
+    these bytes on (`ExchangeLibrary.forwards`), without a call of their own."""
 
     forward: ExchangeKind | None
     backward: ExchangeKind | None
@@ -212,7 +221,8 @@ class Exchange:
     returns: bool = False
     repeats: bool = False
     copies: bool = False
-    library: str = ""
+    library: ExchangeLibrary | None = None
+    is_beneath: bool = False
 
 
 @dataclass(frozen=True, slots=True)
