@@ -8,18 +8,14 @@ import simpy
 
 
 class Alarm(simpy.Event):
-    """An event that calls back at every time for which it is scheduled: simpy empties the `callbacks` of an
-    event that it has processed, but not of this one."""
+    """An event that calls back at every time for which it is scheduled, as long as each call sets it again:
+    simpy empties the `callbacks` of an event that it has processed."""
 
     def __init__(self, env: simpy.Environment, call: Callable[[simpy.Event], None]) -> None:
-        self._calls = [call]
         super().__init__(env)
         self._ok, self._value = True, None
+        self._calls: list[Callable[[simpy.Event], None]] = [call]
+        self.set_again()
 
-    @property
-    def callbacks(self) -> list[Callable[[simpy.Event], None]]:
-        return self._calls
-
-    @callbacks.setter
-    def callbacks(self, _emptied: object) -> None:
-        pass
+    def set_again(self) -> None:
+        self.callbacks = self._calls

@@ -207,6 +207,7 @@ class Executor:
             entries.append((what, number))
 
     def _fire(self, _event: simpy.Event) -> None:
+        self._alarm.set_again()
         now = self.env.now
         entries = self._agenda.pop(now)
         self.num_events += len(entries)

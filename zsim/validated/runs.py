@@ -101,19 +101,25 @@ def read_validated(text: str) -> ValidatedRuns:
     rows = csv.reader(io.StringIO(text))
     if tuple(next(rows)) != COLUMNS:
         raise ValueError("a table of validated runs has other columns than this release writes")
-    return ValidatedRuns(_run(row) for row in rows)
+    known: dict[tuple[str, ...], Features] = {}
+    return ValidatedRuns(_run(row, known) for row in rows)
 
 
-def _run(row: Sequence[str]) -> ValidatedRun:
+def _run(row: Sequence[str], known: dict[tuple[str, ...], Features]) -> ValidatedRun:
+    """The run of a row; those of equal features share them, and so the names of their cells."""
     row_id, source, role, tier, *rest = row
-    framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, *settings, error = rest
+    asked, settings, error = tuple(rest[: len(_FEATURES)]), rest[len(_FEATURES) : -1], rest[-1]
+    if asked not in known:
+        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters = asked
+        numbers = int(nodes), int(gpus)
+        known[asked] = Features(framework, strategy, gpu, *numbers, fabric, binding, int(parameters))
     model, length, micro_batch, steps, training, network = settings
     return ValidatedRun(
         row_id,
         source,
         role,
         tier,
-        Features(framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, int(parameters)),
+        known[asked],
         Settings(model, int(length), int(micro_batch), float(steps), training, float(network)),
         float(error),
     )
