@@ -169,6 +169,23 @@ def test_tensor_parallelism_around_autoep_is_refused_by_release(
         job_of({"version": version}, {"tensor": 2}, zero={"stage": stage}, block={})
 
 
+@pytest.mark.parametrize(
+    ("changes", "keys", "sentence"),
+    [
+        ({"expert": 1}, {}, "and autoep_size 1, which DeepSpeed 0.19.8 refuses"),
+        ({}, {"zero": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "and ZeRO's offload"),
+        ({"dispatcher": "deepep"}, {}, "and DeepEP, which DeepSpeed 0.19.8 refuses"),
+    ],
+)
+def test_what_cannot_be_folded_is_refused_as_by_deepspeed(
+    changes: dict[str, Any], keys: dict[str, Any], sentence: str
+) -> None:
+    block = {"autoep_size": changes.get("expert", 4), "comm_backend": changes.get("dispatcher", "comm")}
+    block |= {"comm_max_tokens_per_rank": 4096} if "dispatcher" in changes else {}
+    with pytest.raises(InputError, match=sentence):
+        job_of({"version": "0.19.8"}, {"tensor": 2}, **{"zero": {"stage": 2}, **keys}, block=block)
+
+
 def test_releases_with_mics_refuse_it_beside_autoep() -> None:
     """It left DeepSpeed with 0.19.7."""
     with pytest.raises(InputError, match="mics_shard_size: found 8 with AutoEP"):

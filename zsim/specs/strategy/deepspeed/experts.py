@@ -186,7 +186,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
             "which DeepSpeed refuses; expected 1"
         )
     if parallelism.tensor > 1 and split.library == "autoep":
-        _check_folding(config, parallelism.tensor)
+        _check_folding(config, split, parallelism.tensor)
     for key in ("tensor", "context", "pipeline"):
         if getattr(parallelism, key) > 1:
             raise NotSimulatedError(
@@ -197,10 +197,20 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
 
 
-def _check_folding(config: DeepSpeedConfig, tensor: int) -> None:
+def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, tensor: int) -> None:
     """Raises InputError where a release refuses AutoTP beside AutoEP (`_validate` of 0.19.2
-    module_inject/auto_ep_config.py; at stage 3 runtime/engine.py of 0.19.3 to 0.19.5), else
-    NotSimulatedError."""
+    module_inject/auto_ep_config.py; at stage 3 runtime/engine.py of 0.19.3 to 0.19.5; of 0.19.3 to 0.19.8
+    `validate_folding_global` of module_inject/auto_ep_folding.py, and DeepEP in auto_ep_layer.py), else
+    NotSimulatedError.
+
+    # [Note: what folding does]
+    Every tensor-parallel rank routes all tokens and keeps each `tensor`-th row of every expert
+    (moe/ep_tp_dispatch.py `partition_assignments`); experts' ranks follow each other across tensor-parallel
+    ones. Outputs, token numbers, slots and weights are padded to the fullest rank's rows and all-gathered,
+    backward all-reduces every rank's part for itself and keeps its own. The layer's input gradient is
+    averaged over the tensor-parallel ranks, as is, in fp32 and parameter by parameter, the gradient of all
+    that these hold whole.
+    """
     release, where = config.release, f"parallelism.tensor: found {tensor} with AutoEP"
     if release.number < _AUTOEP_WITH_AUTOTP_SINCE:
         raise InputError(
@@ -212,6 +222,18 @@ def _check_folding(config: DeepSpeedConfig, tensor: int) -> None:
             f"{where} at stage 3, which DeepSpeed {release} refuses ('AutoEP with ZeRO Stage 3 does not "
             "support AutoTP yet'); expected 1"
         )
+    if split.ranks == 1:
+        raise InputError(
+            f"{where} and autoep_size 1, which DeepSpeed {release} refuses ('AutoEP+AutoTP folding requires "
+            "expert_parallel.autoep_size > 1'); expected parallelism.expert above 1, or tensor 1"
+        )
+    if config.zero.offload_optimizer is not None or config.zero.offload_param is not None:
+        raise InputError(
+            f"{where} and ZeRO's offload, which DeepSpeed {release} refuses ('not validated yet'); expected "
+            "tensor 1, or nothing offloaded"
+        )
+    if split.dispatcher == "deepep":
+        raise InputError(f"{where} and DeepEP, which DeepSpeed {release} refuses; expected 'all-to-all'")
     raise NotSimulatedError(
         f"{where}: DeepSpeed {release} folds experts' ranks into those of AutoTP, dispatches a part of the "
         "tokens from each and sums up routers' and experts' gradients by rules of their own, which zsim does "
