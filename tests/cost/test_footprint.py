@@ -265,3 +265,18 @@ def test_an_rms_norm_in_python_shares_no_input() -> None:
     norm = Module("norm", Norm(64), (Parameter("weight", (64,)),), shares_input=True)
     assert saved_bytes(norm, SHAPE, WorkOptions()) == TOKENS * 64 * 6
     assert saved_bytes(norm, SHAPE, WorkOptions(compile=True)) == 0
+
+
+def test_flash_attention_2_makes_gradients_of_keys_and_values_for_every_query_head() -> None:
+    """32 query heads of 128 share 8 of keys: dk and dv of 32 heads each in bf16; with as many
+    heads of keys nothing is added."""
+    grouped = Module("core", Attention(32, 8, 128, 128))
+    alike = Module("core", Attention(32, 32, 128, 128))
+    plain, second = WorkOptions(), WorkOptions(expands_groups=True)
+    extra = backward_extra_bytes(grouped, SHAPE, second) - backward_extra_bytes(grouped, SHAPE, plain)
+    assert extra == 2 * SHAPE.tokens * 32 * 128 * 2
+    assert backward_extra_bytes(alike, SHAPE, second) == backward_extra_bytes(alike, SHAPE, plain)
+    written_out = WorkOptions(attention="math", expands_groups=True)
+    assert backward_extra_bytes(grouped, SHAPE, written_out) == backward_extra_bytes(
+        grouped, SHAPE, WorkOptions(attention="math")
+    )

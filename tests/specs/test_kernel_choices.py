@@ -140,3 +140,27 @@ def test_megatrons_script_asks_for_the_attention_that_was_simulated(
         )
     )
     assert f"--attention-backend {expected}\n" in megatron_script(job)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "attention", "expected"),
+    [
+        ("dgx-a100-80gb", {"kind": "fsdp2"}, None, True),
+        ("dgx-a100-80gb", {"kind": "megatron"}, None, True),
+        ("dgx-a100-80gb", {"kind": "megatron"}, "flash1", False),
+        ("dgx-h100", {"kind": "fsdp2"}, None, False),
+        ("dgx-h100", {"kind": "fsdp2"}, "flash2", True),
+        ("dgx-h100", {"kind": "megatron", "engine": "nanotron"}, None, True),
+        ("dgx-h100", {"kind": "megatron"}, None, False),
+        ("hgx-b200", {"kind": "megatron"}, None, False),
+        ("hgx-b200", {"kind": "megatron"}, "flash2", True),
+        ("mi300x-x8", {"kind": "fsdp2"}, None, False),
+    ],
+)
+def test_grouped_heads_are_expanded_where_flash_attention_2_runs(
+    cluster: str, strategy: dict[str, Any], attention: str | None, expected: bool
+) -> None:
+    """Before Hopper, where it is asked for, and in engines that call it themselves."""
+    training = {} if attention is None else {"attention": attention}
+    job = resolve(Experiment(model="gpt2", cluster=cluster, nodes=1, strategy=strategy, training=training))
+    assert job.training.expands_groups is expected

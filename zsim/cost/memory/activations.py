@@ -246,9 +246,10 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
 
     The gradient of the residual stream and the gradients of parameters are not included. FlashAttention-2
     sums the gradient of queries up in fp32, in deterministic mode in several buffers
-    (`zsim.cost.rates.deterministic`). Liger's kernels write gradients in place: a norm the gradient of its
-    input over that of its output, a gated activation the gradients of gate and up over gate and up
-    (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
+    (`zsim.cost.rates.deterministic`); gradients of grouped keys and values: see `expands_groups`.
+    Liger's kernels write gradients in place: a norm the gradient of its input over that of its output, a
+    gated activation the gradients of gate and up over gate and up (linkedin/Liger-Kernel 0.8,
+    `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if not module.has_backward:
@@ -273,7 +274,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
             of_bias = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
             heads = shape.sequences * work.num_heads
             sums = buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
-            return tokens * (elements * e + sums * query_elements(work) * 4) + of_bias
+            expanded = 2 * query_elements(work) * e if expands_groups(work, options) else 0
+            return tokens * (elements * e + sums * query_elements(work) * 4 + expanded) + of_bias
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
@@ -290,6 +292,13 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Traced):
         return sum(passing_by_traced(work, shape, options))
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
+
+
+def expands_groups(work: Attention, options: WorkOptions) -> bool:
+    """Whether backward makes dk and dv for every query head, in the activations' type, and sums them up over
+    the groups: FlashAttention-2 2.3 to 2.8.3 (csrc/flash_attn/flash_api.cpp `mha_bwd`, `mha_varlen_bwd`,
+    `dk_expanded`), as does torch's copy of it (ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    return options.expands_groups and work.num_kv_heads < work.num_heads
 
 
 def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:

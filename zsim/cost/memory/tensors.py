@@ -18,7 +18,12 @@ from zsim.cost.kernels.attention import (
 )
 from zsim.cost.kernels.losses import log_probabilities
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.memory.activations import (
+    backward_extra_bytes,
+    expands_groups,
+    forward_extra_bytes,
+    saved_bytes,
+)
 from zsim.cost.memory.context import backward_tensors, forward_tensors, kept_tensors
 from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import kept_per_score, score_bytes
@@ -115,7 +120,8 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         if unpads(work, options):
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)
-        return (q, k, k, q, k), (out, q, q), (out, q, k, k)
+        expanded = (q, q) if expands_groups(work, options) else ()
+        return (q, k, k, q, k), (out, q, q), (out, q, k, k, *expanded)
     if isinstance(work, ExpertWork):
         kept = kept_by_experts(module, shape, options)
         return kept, made_by_experts(work, shape, options), passing_by_experts(work, shape, options)

@@ -17,7 +17,7 @@ from zsim.specs.strategy.parallelism_table import ParallelismTable
 from zsim.specs.strategy.tables import Fsdp2Table, StrategyTable
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
-_HOPPER, _BLACKWELL = 9.0, 10.0  # compute capability
+_AMPERE, _HOPPER, _BLACKWELL = 8.0, 9.0, 10.0  # compute capability
 _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
@@ -40,6 +40,19 @@ def attention_of(
     if strategy.deterministic_mode and is_second and (is_older or (has_cudnn and _drops_scores(model))):
         return "flash2-deterministic"
     return "cudnn" if is_open and has_cudnn else table.attention
+
+
+def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: Gpu) -> bool:
+    """Whether fused attention is FlashAttention-2's CUDA kernel: asked for by name, in engines that call it
+    (nanotron, InternEvo), and from Ampere on but on Hopper and Blackwell's data-centre GPUs, where torch's
+    SDPA (2.13 ATen/native/transformers/cuda/sdp_utils.cpp `check_prefer_cudnn_attention`) and Transformer
+    Engine prefer cuDNN's."""
+    if gpu.vendor != "nvidia" or _is_before(gpu, _AMPERE) or gpu.compute_capability is None:
+        return False
+    calls_it = isinstance(strategy, MegatronTable) and strategy.engine != "megatron"
+    if choice in ("flash2", "flash2-deterministic") or (calls_it and choice in (None, "flash")):
+        return True
+    return choice in (None, "flash") and int(gpu.compute_capability) not in (_HOPPER, _BLACKWELL)
 
 
 def _drops_scores(model: ModelSpec) -> bool:

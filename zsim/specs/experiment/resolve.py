@@ -30,6 +30,7 @@ from zsim.specs.experiment.kernel_choices import (
     check_stored_types,
     cross_entropy_of,
     layer_kernels_of,
+    runs_flash_2,
     with_attention,
     with_one_connection,
     with_release,
@@ -119,7 +120,8 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    cluster = with_attention(cluster, attention_of(experiment.training, experiment.strategy, cluster, model))
+    choice = attention_of(experiment.training, experiment.strategy, cluster, model)
+    cluster = with_attention(cluster, choice)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     notes = [*experiment.notes, *captured_notes(model)]
@@ -167,7 +169,11 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     asked = with_interval(asked, deepspeed, parallelism)
     optimizer = chosen_optimizer(asked, table, deepspeed)
     training = _training(asked, model, cluster, deepspeed, notes, optimizer.name)
-    training = replace(training, layer_kernels=layer_kernels_of(asked, table, parallelism))
+    training = replace(
+        training,
+        layer_kernels=layer_kernels_of(asked, table, parallelism),
+        expands_groups=any(runs_flash_2(choice, table, gpu) for gpu in cluster.gpus),
+    )
     offloads = getattr(table, "cpu_offload", False)
     of_experts = resolve_experts(model, table, asked_degrees)
     model = trained_model(

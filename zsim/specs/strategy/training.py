@@ -60,7 +60,8 @@ class Training:
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
     "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
     `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
-    splits the keys of a head; 0 in another mode.
+    splits the keys of a head; 0 in another mode. `expands_groups`: attention is FlashAttention-2's CUDA
+    kernel, whose backward makes gradients of keys and values for every query head before it sums them up.
     """
 
     sequence_length: int
@@ -91,6 +92,7 @@ class Training:
     lengths: DrawnLengths | None = None
     layer_kernels: LayerKernels = "torch"
     deterministic_sms: int = 0
+    expands_groups: bool = False
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
