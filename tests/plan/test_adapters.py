@@ -163,3 +163,34 @@ def test_a_frozen_product_has_one_product_in_backward() -> None:
         call = next(one for one in workload.segments[2].calls if one.name.endswith("down_proj"))
         kernels = call.work.backward.kernels  # type: ignore[union-attr]
         assert sum(kernel.kind == "gemm" for kernel in kernels) == count
+
+
+HEAD = 1000 * 256
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "more"),
+    [
+        # weights in fp32, frozen ones in bf16: the head's 2 bytes become a trained copy's 4 beside the 2
+        ({"kind": "ddp"}, 2, 4 * HEAD),
+        ({"kind": "deepspeed", "stage": 2}, 2, 2 * HEAD),
+        ({"kind": "deepspeed", "stage": 3}, 2, 2 * HEAD // 2),
+        ({"kind": "fsdp2"}, 2, 4 * HEAD // 2),
+        ({"kind": "fsdp2", "replicate": 2}, 4, 4 * HEAD // 2),
+        ({"kind": "fsdp2", "cpu_offload": True}, 2, 4 * HEAD // 2),
+    ],
+)
+def test_peft_keeps_the_original_beside_what_is_trained_whole(
+    strategy: dict[str, Any], gpus: int, more: int
+) -> None:
+    """`get_peft_model` of PEFT 0.21.2 on this model in bf16: with modules_to_save = ["lm_head"] it has
+    `lm_head.original_module.weight`, frozen, and `lm_head.modules_to_save.default.weight`, 256,000 elements
+    each."""
+    lora = {"rank": 8, "targets": "all-linear"}
+    plain = make_plan(job(strategy, gpus, lora=lora))
+    saved = make_plan(job(strategy, gpus, lora={**lora, "modules_to_save": ["lm_head"]}))
+    sizes = [
+        sum(one.bytes for one in plan.programs[0].resident if one.category == "parameters")
+        for plan in (plain, saved)
+    ]
+    assert sizes[1] - sizes[0] == more

@@ -17,6 +17,8 @@ from zsim.plan.parallel.experts import with_experts
 from zsim.plan.parallel.stages import cut_into_stages, tied_numel, with_head_first
 from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.parts.amaxes import amax_group
+from zsim.plan.parts.originals import NOTE as ORIGINALS_NOTE
+from zsim.plan.parts.originals import originals
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.pipeline.deepspeed_messages import DeepSpeedMessenger
 from zsim.plan.pipeline.lowering import ranks_of, steps_of
@@ -32,7 +34,7 @@ from zsim.specs.model.fusion import with_fused_projections
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.experts import MERGING
-from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.mesh import CONTEXT, DATA, EXPERT_DATA, PIPELINE
 from zsim.specs.strategy.parallelism import Parallelism
@@ -207,10 +209,14 @@ def plan_stages(
         )
         resident = [memory for owner in owners.values() for memory in owner.resident()]
         resident += messenger.resident() if messenger is not None else []
+        models = [stage.workload.model for stage in stages.values()]
+        copied = originals(models, strategy, workloads[0].training, data.size)
+        resident += copied
+        if copied and isinstance(strategy, Fsdp1 | Fsdp2):
+            notes.append(ORIGINALS_NOTE)
         if isinstance(strategy, Megatron):
             resident += [Memory("buffers", size) for size in strategy.workspaces]
             if strategy.keeps_placeholders:
-                models = [stage.workload.model for stage in stages.values()]
                 resident += placeholders(models, strategy.param_dtype)
         name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
         startup = sum(owner.startup_bytes for owner in owners.values())

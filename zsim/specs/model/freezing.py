@@ -31,7 +31,8 @@ from zsim.specs.model.spec import (
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """`patterns`: of full parameter names; `all_but_adapters`: every parameter but those of adapters, and
-    those that `keeps` matches (PEFT's `modules_to_save`). `stored`: the type that frozen weights are kept in
+    those that `keeps` matches (PEFT's `modules_to_save`, of which `copies`: the frozen originals stay beside
+    what is trained). `stored`: the type that frozen weights are kept in
     ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
     bitsandbytes replaces every product but the head). `inputs_require_gradients`: transformers'
     `enable_input_require_grads`."""
@@ -39,6 +40,7 @@ class Frozen:
     patterns: tuple[str, ...] = ()
     all_but_adapters: bool = False
     keeps: tuple[str, ...] = ()
+    copies: bool = False
     stored: str = ""
     products_stored: str = ""
     inputs_require_gradients: bool = False
@@ -124,7 +126,8 @@ def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
 
 def _freeze(parameter: Parameter, name: str, frozen: Frozen) -> Parameter:
     if not frozen.is_frozen(name):
-        return parameter
+        is_copy = frozen.copies and ".lora_" not in name
+        return replace(parameter, original=frozen.stored or "as stored") if is_copy else parameter
     return replace(parameter, trainable=False, stored=parameter.stored or frozen.stored)
 
 

@@ -70,7 +70,8 @@ class Parameter:
     of ranks that have it, where they are others than those of data parallelism ("expert_data"): its gradient
     is reduced over them. `stored`: the type it is kept in, if that is not the framework's: "fp32", "bf16",
     "nf4" or "nf4-single" (4 bits, with scales that are quantised again or not).
-    `in_fp8`: a product reads it quantised."""
+    `in_fp8`: a product reads it quantised. `original`: the type of a frozen original that PEFT keeps beside
+    it and nothing reads, "as stored" for its own; "": there is none."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,6 +80,7 @@ class Parameter:
     belongs_to: str = ""
     stored: str = ""
     in_fp8: bool = False
+    original: str = ""
 
     @property
     def numel(self) -> int:

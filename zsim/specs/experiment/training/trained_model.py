@@ -83,6 +83,7 @@ def trained_model(
         table.frozen,
         all_but_adapters=True,
         keeps=lora.modules_to_save,
+        copies=kind != "megatron",
         stored=_base_type(table, kind, low),
         products_stored=_product_type(lora),
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),

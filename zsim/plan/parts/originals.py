@@ -1,0 +1,58 @@
+"""The frozen originals that PEFT keeps beside trained copies of `modules_to_save`.
+
+`ModulesToSaveWrapper` (PEFT 0.21.2 utils/other.py) deep-copies a module, trains the copy and freezes the
+original, which stays a submodule that is never called. DDP, and ZeRO before stage 3, have it whole; ZeRO-3
+shards it and never fetches it; FSDP shards it with the unit that it is in. That FSDP gathers it with that
+unit is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.ops import Memory
+from zsim.specs.model.spec import ModelSpec, Parameter
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
+from zsim.specs.strategy.training import Training
+
+NOTE = "PEFT's frozen originals of modules_to_save are in memory, but not in what FSDP gathers"
+
+
+def originals(models: Iterable[ModelSpec], strategy: Any, training: Training, ranks: int) -> list[Memory]:
+    """Memory of a rank's stages, of `ranks` data-parallel ranks; [] where nothing is copied."""
+    trained = [model for model in models if model.trainable_numel < model.numel]
+    parameters = [one for model in trained for _, one in model.named_parameters() if one.original]
+    if not parameters:
+        return []
+    shards = _shards(strategy, ranks)
+    own = strategy.param_dtype if isinstance(strategy, DeepSpeedConfig) else training.stored_dtype
+    size = sum(_numel(one, shards) * DTYPE_BYTES[_type(one, own)] for one in parameters)
+    is_offloaded = getattr(strategy, "cpu_offload", False)
+    if isinstance(strategy, DeepSpeedConfig):
+        is_offloaded = strategy.zero.offload_param is not None
+    return [Memory("parameters", size, "host" if is_offloaded else "gpu")]
+
+
+def _type(parameter: Parameter, own: str) -> str:
+    return parameter.stored or own if parameter.original == "as stored" else parameter.original
+
+
+def _numel(parameter: Parameter, shards: int) -> int:
+    """Elements of the first rank: of rows, as FSDP2 cuts; the others' shards differ by less than a row."""
+    rows = parameter.shape[0]
+    return -(-rows // shards) * prod(parameter.shape[1:])
+
+
+def _shards(strategy: Any, ranks: int) -> int:
+    """The ranks over which a frozen parameter is cut."""
+    if isinstance(strategy, DeepSpeedConfig):
+        if strategy.stage < 3:
+            return 1
+        return strategy.zero.mics_shard_size if strategy.zero.is_mics else ranks
+    if isinstance(strategy, Fsdp1) and strategy.sharding_strategy == "NO_SHARD":
+        return 1
+    return ranks // strategy.replicate if isinstance(strategy, Fsdp1 | Fsdp2) else 1
