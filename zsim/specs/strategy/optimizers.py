@@ -63,7 +63,7 @@ _ALL = (
     Optimizer(
         "muon",
         "torch",
-        "torch 2.13, AdamW for all but matrices; DeepSpeed 0.19.8 its own",
+        "torch 2.13, AdamW for all but matrices; DeepSpeed 0.19.8 and Megatron-Core 0.16 their own",
         needs_shapes=True,
         in_deepspeed=True,
     ),
