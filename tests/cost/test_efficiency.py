@@ -142,7 +142,7 @@ def test_batched_products_have_a_rate_and_a_half_of_their_own() -> None:
     """F = 0.8 x 0.5 and K = 64: 0.4 x 64 / 128. One product of the same curve: 0.8 x 64 / (64 + 448)."""
     curve = gemm(k_half=448, batched={"ratio": 0.5, "k_half": 64})
     rates = [
-        gemm_fraction(1280, 2560, 64, 1, "bf16", curve, 100, is_batched=is_batched)
+        gemm_fraction(1280, 2560, 64, 1, "bf16", curve, 100, together=curve.batched if is_batched else None)
         for is_batched in (True, False)
     ]
     assert rates == pytest.approx([0.2, 0.1])

@@ -374,6 +374,7 @@ def _product(
         shape,
         launches,
         layout="nt" if is_fp8 else layout,
+        is_grouped=work.kernel == "grouped",
         side_by_side=streams,
     )
 

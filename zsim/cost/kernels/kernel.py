@@ -30,10 +30,10 @@ class Kernel:
     them, one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x
     k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy
     W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal products in one call, as of
-    attention that is written out. `is_causal`: in fused attention the last query sees all
-    keys, each one before it one less; else all queries see all keys. `window`: of those it sees so many at
-    most, the last or, without a causal mask, the nearest (0: all). `side_by_side`: launches that run at once,
-    on streams of their own.
+    attention that is written out; `is_grouped`: products of experts in one kernel. `is_causal`: in fused
+    attention the last query sees all keys, each one before it one less; else all queries see all keys.
+    `window`: of those it sees so many at most, the last or, without a causal mask, the nearest (0: all).
+    `side_by_side`: launches that run at once, on streams of their own.
     """
 
     kind: KernelKind
@@ -48,6 +48,7 @@ class Kernel:
     layout: Layout = "nt"
     is_causal: bool = True
     is_batched: bool = False
+    is_grouped: bool = False
     window: int = 0
     side_by_side: int = 1
 

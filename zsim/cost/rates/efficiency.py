@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from zsim.cost.kernels.kernel import Layout
-from zsim.specs.cluster.gpu import AttentionBlocks, AttentionCurve, GemmEfficiency
+from zsim.specs.cluster.gpu import AttentionBlocks, AttentionCurve, GemmEfficiency, ProductsInOneCall
 
 _MAX_SPLITS = 32
 _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16, "fp4": 32}
@@ -24,7 +24,7 @@ def gemm_fraction(
     sm_count: int,
     layout: Layout = "nt",
     *,
-    is_batched: bool = False,
+    together: ProductsInOneCall | None = None,
 ) -> float:
     """Fraction of peak that `batch` products of m x k by k x n reach.
 
@@ -39,7 +39,8 @@ def gemm_fraction(
     is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it. Where the
     rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
     `four_byte_fraction` (heads of 108), or where they are none of 4 by `unaligned_fraction` (an odd
-    vocabulary, 50257). With `is_batched` F is multiplied by `batched.ratio`, and K is `batched.k_half`.
+    vocabulary, 50257). Of products in one call (`together`) F is multiplied by its `ratio`, and K is its
+    `k_half`.
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -47,9 +48,9 @@ def gemm_fraction(
     best = 0.0
     k_half = gemm.k_half
     largest = gemm.by_dtype.get(dtype, gemm.by_dtype.get(dtype.partition("-")[0], gemm.max_fraction))
-    if is_batched and gemm.batched is not None:
-        k_half = gemm.batched.k_half
-        largest *= gemm.batched.ratio
+    if together is not None:
+        k_half = together.k_half
+        largest *= together.ratio
     tile_m, tile_n, kept = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         tiles = batch * ceil(m / tile_m) * ceil(n / tile_n)

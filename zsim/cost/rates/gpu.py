@@ -45,8 +45,9 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
     if kernel.kind == "gemm":
         m, n, k = kernel.shape
         batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.turns)))
+        together = gpu.gemm.batched if kernel.is_batched else gpu.gemm.grouped if kernel.is_grouped else None
         fraction = gemm_fraction(
-            m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, is_batched=kernel.is_batched
+            m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, together=together
         )
     elif kernel.kind in ("attention_forward", "attention_backward"):
         fraction = _attention_fraction(kernel, gpu)

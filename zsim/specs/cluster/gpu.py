@@ -47,8 +47,9 @@ class DeviceMemory(Table):
     bandwidth: PositiveRate = Field(description="by the data sheet")
 
 
-class BatchedProducts(BaseModel):
-    """Many equal products in one call (torch.bmm, baddbmm): those of attention that is written out."""
+class ProductsInOneCall(BaseModel):
+    """Many products in one call: equal ones (torch.bmm, baddbmm) of attention that is written out, or those
+    of experts in one kernel (torch's grouped_mm)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -83,8 +84,11 @@ class GemmEfficiency(Table):
         description="of the rate, left where rows begin on multiples of 4 bytes, not of 16; left out: "
         "`unaligned_fraction`",
     )
-    batched: BatchedProducts | None = Field(
+    batched: ProductsInOneCall | None = Field(
         default=None, description="many equal products in one call; left out: as one product"
+    )
+    grouped: ProductsInOneCall | None = Field(
+        default=None, description="products of experts in one kernel; left out: as one product"
     )
     by_dtype: dict[str, Fraction] = Field(
         default_factory=dict, description="`max_fraction` of single types; left out: `max_fraction` of all"
