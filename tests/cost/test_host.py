@@ -56,8 +56,22 @@ def test_every_event_that_plans_name_has_a_cost_a_source_and_a_grade() -> None:
 def test_an_op_costs_its_event_times_the_factor_plus_its_launches() -> None:
     """fsdp2_unshard at 1.5 times the reference CPU and 4 launches of 5 us, which are not scaled."""
     costs = load_host_costs()
-    expected = 1.5 * costs.seconds["fsdp2_unshard"] + 20e-6
+    expected = 1.5 * costs.on_gpu["fsdp2_unshard"] + 20e-6
+    assert costs.on_gpu["fsdp2_unshard"] > costs.seconds["fsdp2_unshard"]
     assert host_seconds("fsdp2_unshard", 1, 4, host(1.5), costs) == pytest.approx(expected)
+
+
+def test_what_torch_takes_for_every_kernel_is_paid_by_launch_and_scaled() -> None:
+    costs = load_host_costs()
+    expected = 1.5 * (costs.seconds["eager_call"] + 4 * costs.per_launch["eager_call"]) + 20e-6
+    assert host_seconds("eager_call", 1, 4, host(1.5), costs) == pytest.approx(expected)
+
+
+def test_a_rank_on_a_cpu_pays_its_events_as_they_were_timed_on_cpus() -> None:
+    """Its kernels' own seconds hold their dispatch: a launch costs nothing."""
+    costs, free = load_host_costs(), host(1.5).model_copy(update={"seconds_per_launch": 0.0})
+    for event in ("fsdp2_unshard", "eager_call"):
+        assert host_seconds(event, 1, 4, free, costs) == pytest.approx(1.5 * costs.seconds[event])
 
 
 def test_an_event_that_happens_often_is_paid_as_often() -> None:

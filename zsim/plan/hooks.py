@@ -33,6 +33,9 @@ class Hooks:
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
     """Collectives issued with `async_op=True`: without streams (CPUs) only these overlap computation."""
 
+    is_eager: ClassVar[bool] = True
+    """Whether the host takes its time for every operator of a module; else for every block."""
+
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.builder = stage.builder

@@ -19,7 +19,6 @@ from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
-_AUTOGRAD = "autograd_node"
 RESIDUAL = "gradient of the residual stream"
 BESIDE = "shared experts"
 CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
@@ -38,6 +37,18 @@ class Walk:
         self.logs = self.workload.logs
         split = hooks.stage.parallelism
         self.has_dtensors = split.style == "torch" and split.tensor > 1
+        self.compiles = self.workload.training.compile
+
+    def _call(self, call: ModuleCall) -> str:
+        return "eager_call" if self._is_eager(call) else "module_call"
+
+    def _node(self, call: ModuleCall) -> str:
+        return "eager_node" if self._is_eager(call) else "autograd_node"
+
+    def _is_eager(self, call: ModuleCall) -> bool:
+        """Whether torch's dispatcher runs a module's operators one by one, under a framework whose host's
+        time is not counted by the block."""
+        return self.hooks.is_eager and not (self.compiles and call.segment not in ("before", "after"))
 
     def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str | None) -> None:
         """Issue a module's work in one direction: one op, or its parts."""
@@ -74,7 +85,7 @@ class Walk:
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
         """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
         that are compiled have no DTensors left when they run."""
-        is_compiled = self.workload.training.compile and call.segment not in ("before", "after")
+        is_compiled = self.compiles and call.segment not in ("before", "after")
         event = _dtensor_event(call.module)
         if event and not is_compiled:
             self.builder.host(f"{call.name} in DTensors", event + suffix, module=call.name)
@@ -122,7 +133,7 @@ class Walk:
         if self.has_dtensors:
             self._wrap(call)
         before = self._turn_to(call.module, "begins", "joins")
-        self._issue(name, work.forward, name, work.forward_launches, "module_call")
+        self._issue(name, work.forward, name, work.forward_launches, self._call(call))
         self.stream = before
         if extra:
             builder.activations(-extra, name, micro_batch)
@@ -240,7 +251,8 @@ class Walk:
         if self.has_dtensors:
             self._wrap(call, "_backward")
         before = self._turn_to(call.module, "ends", "forks")
-        self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
+        launches = work.backward_launches
+        self._issue(f"{call.name} backward", work.backward, call.name, launches, self._node(call))
         self.stream = before
         self.hooks.gradient_ready(call)
         self.builder.activations(
@@ -273,7 +285,7 @@ class Walk:
         if self.has_dtensors:
             self._wrap(call, "_backward")
         issued = work.input_gradient
-        self._issue(f"{name} backward input", issued, name, launches_of(issued), _AUTOGRAD)
+        self._issue(f"{name} backward input", issued, name, launches_of(issued), self._node(call))
         freed = work.backward_extra_bytes + work.recomputed_bytes
         builder.activations(-(freed - _kept_for_weight(call)), name, micro_batch)
         if not work.weight_gradient:
@@ -285,7 +297,7 @@ class Walk:
         work, name = call.work, call.name
         if work.weight_gradient:
             issued = work.weight_gradient
-            self._issue(f"{name} backward weight", issued, name, launches_of(issued), _AUTOGRAD)
+            self._issue(f"{name} backward weight", issued, name, launches_of(issued), self._node(call))
         self.hooks.gradient_ready(call)
         if work.weight_gradient:
             freed = work.saved_bytes + _kept_for_weight(call)

@@ -22,9 +22,13 @@ _PRESET = PRESETS / "frameworks.toml"
 
 
 class HostCost(Table):
-    """Seconds of one framework event on the reference CPU."""
+    """Seconds of one framework event on the reference CPU. `seconds_on_gpu`: where kernels are launched on a
+    GPU, whose streams, events and allocations take the host more (left out: no more). `seconds_per_launch`:
+    of every such kernel, beyond the launch."""
 
     seconds: Seconds
+    seconds_on_gpu: Seconds | None = None
+    seconds_per_launch: Seconds = 0.0
 
 
 class _FrameworkFile(BaseModel):
@@ -38,9 +42,12 @@ class _FrameworkFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds by event name, with their sources and evidence."""
+    """Seconds by event name on a CPU's ranks and on a GPU's, and there of every launch, with their sources
+    and evidence."""
 
     seconds: Mapping[str, float]
+    on_gpu: Mapping[str, float]
+    per_launch: Mapping[str, float]
     sources: Mapping[str, str]
     evidence: Mapping[str, Evidence]
 
@@ -54,6 +61,11 @@ def load_host_costs(path: Path | None = None) -> HostCosts:
     file = validated({"schema": data.get("schema"), "events": events}, path.name, _FrameworkFile)
     return HostCosts(
         seconds={name: cost.seconds for name, cost in file.events.items()},
+        on_gpu={
+            name: cost.seconds if cost.seconds_on_gpu is None else cost.seconds_on_gpu
+            for name, cost in file.events.items()
+        },
+        per_launch={name: cost.seconds_per_launch for name, cost in file.events.items()},
         sources={name: cost.source for name, cost in file.events.items()},
         evidence={name: cost.evidence for name, cost in file.events.items()},
     )
@@ -70,12 +82,17 @@ def host_seconds(
 ) -> float:
     """Seconds the host thread needs to issue one op.
 
-        t = f e o + L c
+        t = f (e o + L d) + L c
 
     o: seconds of the framework event `overhead` on the reference CPU (0 for None); e: number of events;
-    f: `overhead_factor` of this host; L: kernels launched; c: `seconds_per_launch` of this host.
+    f: `overhead_factor` of this host; L: kernels launched; d: what the event takes for each of them, 0 on a
+    CPU's ranks (c = 0), whose kernels' seconds hold it; c: `seconds_per_launch` of this host.
     """
-    event = 0.0 if overhead is None else events * costs.seconds[overhead]
+    if overhead is None:
+        return launches * host.seconds_per_launch
+    if not host.seconds_per_launch:
+        return host.overhead_factor * events * costs.seconds[overhead]
+    event = events * costs.on_gpu[overhead] + launches * costs.per_launch[overhead]
     return host.overhead_factor * event + launches * host.seconds_per_launch
 
 

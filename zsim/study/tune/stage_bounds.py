@@ -199,10 +199,13 @@ class StageBounds:
         def seconds(overhead: str | None, events: int, launches: int) -> float:
             return host_seconds(overhead, events, launches, job.cluster.host, costs)
 
+        is_compiled = job.training.compile and segment.kind == "block"
+        is_eager = not isinstance(strategy, Megatron) and not is_compiled
+        module, node = ("eager_call", "eager_node") if is_eager else ("module_call", "autograd_node")
         forwards = (*segment.calls, *segment.recomputed)
-        found = sum(seconds("module_call", 1, call.work.forward_launches) for call in forwards)
+        found = sum(seconds(module, 1, call.work.forward_launches) for call in forwards)
         for call in segment.calls:
-            found += seconds("autograd_node", 1, call.work.backward_launches)
+            found += seconds(node, 1, call.work.backward_launches)
             found += seconds(None, 0, call.work.recompute_launches)
         if isinstance(strategy, Megatron) and strategy.block_overhead is not None and segment.kind == "block":
             found += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)

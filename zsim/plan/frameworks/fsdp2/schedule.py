@@ -135,8 +135,15 @@ class Fsdp2Schedule(Hooks):
             builder.stream_wait(COMPUTE, state.all_gather)
         # chunks of another dimension than the first are joined by a copy more
         passes = 2 if unit.shard_dimension else 1
-        kernels = moves(passes * size, passes * size)
-        copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", kernels, module=unit.name)
+        kernels, overhead = moves(passes * size, passes * size), None
+        if state.all_gather < 0:  # one rank: a cast and a copy of every parameter
+            casts = unit.cast_bytes(self.strategy.param_dtype)
+            copies = moves(size, size, launches=len(self._parts(unit, 1)))
+            cast = moves(sum(casts) * 4 // self.param_bytes, sum(casts), launches=len(casts))
+            kernels, overhead = (*cast, *copies) if casts else copies, "fsdp2_unshard"
+        copy_out = builder.kernels(
+            f"all_gather_copy_out {unit.name}", kernels, overhead=overhead, module=unit.name
+        )
         if in_forward and state.all_gather >= 0:
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:

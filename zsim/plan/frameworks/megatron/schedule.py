@@ -59,6 +59,8 @@ NCCL = "data parallel"
 class MegatronSchedule(Hooks):
     """DistributedDataParallel's hooks; see the module's notes."""
 
+    is_eager = False
+
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)
         workload = stage.workload

@@ -50,6 +50,8 @@ FORWARD, BACKWARD = 1, -1
 class MegatronFsdpSchedule(Hooks):
     """MegatronFSDP's hooks; see the module's notes."""
 
+    is_eager = False
+
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)
         assert strategy.fsdp is not None
