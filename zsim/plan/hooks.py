@@ -108,3 +108,9 @@ class Hooks:
 
     def reduce_gradients(self) -> None:
         """Reduce the gradients accumulated by all backwards, where the last backward has not reduced them."""
+
+
+class BlockTimedHooks(Hooks):
+    """Hooks of a framework whose layers' host time was fitted by block (Megatron's), not by operator."""
+
+    is_eager = False

@@ -133,14 +133,9 @@ class Fsdp2Schedule(Hooks):
         builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
-        # chunks of another dimension than the first are joined by a copy more
-        passes = 2 if unit.shard_dimension else 1
-        kernels, overhead = moves(passes * size, passes * size), None
-        if state.all_gather < 0:  # one rank: a cast and a copy of every parameter
-            casts = unit.cast_bytes(self.strategy.param_dtype)
-            copies = moves(size, size, launches=len(self._parts(unit, 1)))
-            cast = moves(sum(casts) * 4 // self.param_bytes, sum(casts), launches=len(casts))
-            kernels, overhead = (*cast, *copies) if casts else copies, "fsdp2_unshard"
+        is_alone = state.all_gather < 0
+        kernels = unit.own_copies(self.strategy.param_dtype, size) if is_alone else unit.copies_out(size)
+        overhead = "fsdp2_unshard" if is_alone else None
         copy_out = builder.kernels(
             f"all_gather_copy_out {unit.name}", kernels, overhead=overhead, module=unit.name
         )

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 
+from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.memory.adapters import is_packed, stored_bytes
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError, did_you_mean
+from zsim.plan.builder import moves
 from zsim.plan.ops import Group
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Segment
@@ -126,6 +128,20 @@ class ParamGroup:
             for one, numel in shards
             if not is_packed(one) and (one.stored or self.stored) != dtype
         )
+
+    def copies_out(self, size: int) -> tuple[Kernel, ...]:
+        """The gathered tensor of `size` bytes taken apart; chunks of another dimension than the first are
+        joined by a copy more."""
+        passes = 2 if self.shard_dimension else 1
+        return moves(passes * size, passes * size)
+
+    def own_copies(self, dtype: str, size: int) -> tuple[Kernel, ...]:
+        """What one rank alone does instead of gathering: a cast of every parameter that is kept in another
+        type than `dtype`, and a copy of each (`wait_for_unshard`, world size 1)."""
+        casts = self.cast_bytes(dtype)
+        copies = moves(size, size, launches=len(self.parameters))
+        read = sum(casts) * 4 // DTYPE_BYTES[dtype]
+        return (*moves(read, sum(casts), launches=len(casts)), *copies) if casts else copies
 
     @cached_property
     def stored_shard_bytes(self) -> int:

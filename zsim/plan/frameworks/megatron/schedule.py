@@ -42,7 +42,7 @@ from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, en
 from zsim.plan.frameworks.megatron.low_precision_states import state_sizes
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.frameworks.megatron.realtime_tests import run_realtime_tests
-from zsim.plan.hooks import Hooks
+from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import frozen_bytes, partition_states
@@ -56,10 +56,8 @@ from zsim.specs.strategy.megatron import Megatron
 NCCL = "data parallel"
 
 
-class MegatronSchedule(Hooks):
+class MegatronSchedule(BlockTimedHooks):
     """DistributedDataParallel's hooks; see the module's notes."""
-
-    is_eager = False
 
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)

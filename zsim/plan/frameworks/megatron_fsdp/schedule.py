@@ -31,7 +31,7 @@ from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.frameworks.megatron_fsdp.gathers import LEAST_UNIT, ParameterGathers
 from zsim.plan.frameworks.megatron_fsdp.groups import ParameterGroup, Ranks, parameter_groups
 from zsim.plan.frameworks.megatron_fsdp.reductions import GradientReductions
-from zsim.plan.hooks import Hooks
+from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
@@ -47,10 +47,8 @@ TIED = "tied head's gradient"
 FORWARD, BACKWARD = 1, -1
 
 
-class MegatronFsdpSchedule(Hooks):
+class MegatronFsdpSchedule(BlockTimedHooks):
     """MegatronFSDP's hooks; see the module's notes."""
-
-    is_eager = False
 
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)
