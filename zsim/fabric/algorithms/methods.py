@@ -34,7 +34,7 @@ CallKind = str | ExchangeLibrary | Parts
 
 
 def call_kind(work: Collective) -> CallKind:
-    """What a collective's algorithms are known by."""
+    """The key of a collective's algorithms."""
     return work.parts or work.library or work.kind
 
 

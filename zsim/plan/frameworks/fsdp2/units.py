@@ -136,7 +136,7 @@ class ParamGroup:
         return moves(passes * size, passes * size)
 
     def own_copies(self, dtype: str, size: int) -> tuple[Kernel, ...]:
-        """What one rank alone does instead of gathering: a cast of every parameter that is kept in another
+        """Kernels of one rank alone, which gathers nothing: a cast of every parameter that is kept in another
         type than `dtype`, and a copy of each (`wait_for_unshard`, world size 1)."""
         casts = self.cast_bytes(dtype)
         copies = moves(size, size, launches=len(self.parameters))

@@ -188,7 +188,7 @@ class MegatronSchedule(BlockTimedHooks):
         self._gathers[number] = self.gather(self.buckets[number], NCCL)
 
     def receive(self, bucket: Bucket) -> None:
-        """What compute does with a bucket that was gathered."""
+        """The use of a gathered bucket by computation."""
 
     def _broadcast(self) -> None:
         """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
