@@ -228,13 +228,44 @@ def test_attention_on_h100_comes_near_the_published_curves(
     variant: str | None, length: int, head_dim: int, measured: float
 ) -> None:
     """FlashAttention-3 (arXiv 2407.08608), figure 5, causal forward on H100, 16,384 tokens and 2,048 wide in
-    all heads; within 8 %."""
+    all heads; within 10 %, of FlashAttention-2 as timed on another H100."""
     board = load_gpu("h100-sxm-80gb")
     board = with_attention_variant(board, variant) if variant else board
     flops = 1e13
     heads = 16384 // length * 2048 // head_dim
     kernel = Kernel("attention_forward", flops, 0, "bf16", (heads, length, length, head_dim))
-    assert flops / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.08)
+    assert flops / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "shape", "forward_ms", "backward_ms"),
+    [
+        (None, (1024, 512, 128), 0.3537, 1.148),
+        (None, (128, 4096, 128), 1.742, 4.856),
+        (None, (32, 16384, 64), 3.714, 9.765),
+        (None, (8, 8192, 128), 0.5891, 1.373),
+        ("cudnn", (1024, 512, 128), 0.1918, 0.9607),
+        ("cudnn", (128, 4096, 128), 1.058, 2.820),
+        ("cudnn", (32, 16384, 64), 2.366, 6.370),
+        ("cudnn", (8, 8192, 128), 0.2780, 0.7672),
+        ("cudnn", (128, 4096, 256), 1.853, 7.616),
+    ],
+)
+def test_attention_on_h100_comes_near_the_microbenchmarks(
+    variant: str | None, shape: tuple[int, int, int], forward_ms: float, backward_ms: float
+) -> None:
+    """traces/h100-80gb-hbm3/microbench.json, causal; backward less the three additions into .grad at 2.97
+    TB/s; within 9 %."""
+    board = load_gpu("h100-sxm-80gb")
+    board = with_attention_variant(board, variant) if variant else board
+    heads, length, width = shape
+    flops = 2.0 * heads * length**2 * width
+    both = (
+        Kernel("attention_forward", flops, 0, "bf16", (heads, length, length, width)),
+        Kernel("attention_backward", 2.5 * flops, 0, "bf16", (heads, length, length, width), 3),
+    )
+    seconds = [kernel_seconds(kernel, board) for kernel in both]
+    assert seconds == pytest.approx([forward_ms / 1e3, backward_ms / 1e3], rel=0.09)
 
 
 @pytest.mark.parametrize(

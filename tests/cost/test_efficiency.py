@@ -289,6 +289,19 @@ def test_attention_of_few_heads_is_as_much_slower_as_was_timed(
         assert rate * scale == pytest.approx(measured[heads], rel=0.15), heads
 
 
+def test_backward_may_reach_half_of_its_rate_at_a_length_of_its_own() -> None:
+    """F s/(s + H) at 1,024 tokens: H = 1,024 forward and 3,072 backward, or as forward where it is not said."""
+    said = {**_ORIGIN, "forward_fraction": 0.8, "backward_fraction": 0.8, "sequence_half": 1024}
+    own = AttentionEfficiency.model_validate({**said, "backward_sequence_half": 3072})
+    shared = AttentionEfficiency.model_validate(said)
+    reached = [
+        attention_fraction(1024, 128, curve, is_backward=is_backward)
+        for curve in (own, shared)
+        for is_backward in (False, True)
+    ]
+    assert reached == pytest.approx([0.4, 0.2, 0.4, 0.4])
+
+
 def test_blocks_of_scores_are_as_efficient_as_the_causal_sequence_of_as_many_keys_a_query() -> None:
     """All of 512 queries see 512 keys: as a causal sequence of 1024 tokens, whose queries see 512 in the
     mean; the last 512 queries of 1024 keys see 768."""

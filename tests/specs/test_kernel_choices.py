@@ -8,6 +8,8 @@ import pytest
 
 from zsim import Experiment
 from zsim.errors import InputError
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.megatron.write import megatron_script
@@ -18,7 +20,8 @@ def job_of(cluster: str = "dgx-h100", **training: Any) -> Job:
 
 
 def test_a_generation_of_flash_attention_replaces_the_gpus_curve() -> None:
-    """The H100's file has FlashAttention-2's curve, and those of 1 and 3 beside it."""
+    """The H100's file has FlashAttention-2's curve, and those of 1 and 3 beside it. GPT-2's dropout keeps
+    torch from cuDNN's."""
     default, second, third = (job_of(attention=name) for name in (None, "flash2", "flash3"))
     assert default.cluster == second.cluster
     curves = default.cluster.gpu.attention, third.cluster.gpu.attention
@@ -61,6 +64,37 @@ def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
     )
     assert megatron.attention.backward_fraction == torch.attention.variants["cudnn"].backward_fraction
     assert torch.attention.backward_fraction != megatron.attention.backward_fraction
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "strategy", "training", "variant"),
+    [
+        ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {}, "cudnn"),
+        ("hgx-h200", "llama-3-8b", {"kind": "deepspeed", "stage": 3}, {}, "cudnn"),
+        ("dgx-h100", "deepseek-v2-lite", {"kind": "fsdp2"}, {}, "cudnn"),  # 192, values 128
+        ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"attention": "flash"}, None),
+        ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"attention": "flash2"}, None),
+        ("dgx-h100", "gpt2", {"kind": "fsdp2"}, {}, None),  # dropout of 0.1
+        ("dgx-h100", "gemma2-9b", {"kind": "fsdp2"}, {}, None),  # 256 wide, softcap
+        ("dgx-h100", "mistral-7b", {"kind": "fsdp2"}, {}, None),  # window
+        ("dgx-a100-80gb", "llama-3-8b", {"kind": "fsdp2"}, {}, None),
+        ("hgx-b200", "llama-3-8b", {"kind": "fsdp2"}, {}, None),
+        ("dgx-h100", "gpt2", {"kind": "megatron"}, {}, "cudnn"),
+        ("dgx-h100", "gpt2", {"kind": "megatron", "deterministic_mode": True}, {}, "cudnn"),
+        ("dgx-h100", "gpt2", {"kind": "megatron"}, {"attention": "flash2"}, None),
+        ("dgx-h100", "gpt2", {"kind": "megatron", "transformer_impl": "local"}, {}, None),
+        ("dgx-h100", "llama-3-8b", {"kind": "megatron", "engine": "nanotron"}, {}, None),
+        ("mi300x-x8", "gpt2", {"kind": "megatron"}, {}, None),
+    ],
+)
+def test_cudnns_attention_runs_where_the_program_takes_it(
+    cluster: str, model: str, strategy: dict[str, Any], training: dict[str, Any], variant: str | None
+) -> None:
+    """Torch 2.11's sdp_utils.cpp and Transformer Engine's `get_attention_backend`; None: the GPU's own."""
+    experiment = Experiment(model=model, cluster=cluster, nodes=1, strategy=strategy, training=training)
+    chosen = resolve(experiment).cluster.gpu
+    own = load_cluster(cluster).gpu
+    assert chosen.attention == (with_attention_variant(own, variant) if variant else own).attention
 
 
 def test_blackwell_runs_flash_attention_2_about_as_fast_as_hopper() -> None:
@@ -123,7 +157,8 @@ def test_layers_have_the_kernels_of_their_megatron() -> None:
     [
         ("hgx-b200", None, "fused"),
         ("hgx-b200", "flash4", "flash"),
-        ("dgx-h100", None, "flash"),
+        ("dgx-h100", None, "fused"),
+        ("dgx-h100", "flash2", "flash"),
         ("dgx-h100", "math", "unfused"),
     ],
 )

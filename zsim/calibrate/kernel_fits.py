@@ -188,6 +188,10 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
         _fraction("attention.backward_fraction", gpu.attention.backward_fraction),
         FitParameter("attention.sequence_half", max(gpu.attention.sequence_half, 8.0), 1.0, 4096.0),
     ]
+    of_backward = gpu.attention.backward_sequence_half
+    if of_backward is not None:
+        name = "attention.backward_sequence_half"
+        parameters.append(FitParameter(name, max(of_backward, 8.0), 1.0, 4096.0))
     return _fit(gpu, "fused attention", parameters, timed, "flops", lambda row: row.flops)
 
 

@@ -99,18 +99,20 @@ def attention_fraction(keys: float, head_dim: int, attention: AttentionCurve, *,
         f = F * s / (s + H) * d / (d + D)
 
     F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: twice
-    the keys that a query sees in the mean; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the
-    width at which the softmax (whose work per score does not depend on d) takes as long as the matrix
-    products (whose work does).
+    the keys that a query sees in the mean; H: `sequence_half`, in backward `backward_sequence_half`; d: width
+    of a head; D: `head_dim_half`, the width at which the softmax (whose work per score does not depend on d)
+    takes as long as the matrix products (whose work does).
+
+    H is backward's own because its row sums and the cast of its fp32 dq go over each token once, however
+    long the sequence.
 
     s is the tokens of a causal sequence, 2 k - q of q queries that end with the last of k keys, 2 k without a
     mask, nearly 2 w with a window w: a block of queries begins and ends once, and passes over the keys that
     it sees in between (Dao 2023, "FlashAttention-2", section 3.1).
     """
     fraction = attention.fraction(head_dim, is_backward=is_backward)
-    return (
-        fraction * keys / (keys + attention.sequence_half) * head_dim / (head_dim + attention.head_dim_half)
-    )
+    half = attention.half_length(is_backward=is_backward)
+    return fraction * keys / (keys + half) * head_dim / (head_dim + attention.head_dim_half)
 
 
 def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, blocks: AttentionBlocks) -> float:

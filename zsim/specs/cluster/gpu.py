@@ -128,6 +128,9 @@ class AttentionCurve(BaseModel):
     forward_fraction: Fraction = Field(description="of the peak, forward, on long sequences of wide heads")
     backward_fraction: Fraction = Field(description="of the peak, backward, on long sequences of wide heads")
     sequence_half: float = Field(ge=0, description="sequence length at which half of the fraction is reached")
+    backward_sequence_half: float | None = Field(
+        default=None, ge=0, description="the same of backward; left out: as forward"
+    )
     head_dim_half: float = Field(
         default=0.0, ge=0, description="head width at which half of the fraction is reached"
     )
@@ -141,6 +144,11 @@ class AttentionCurve(BaseModel):
         default=None, description="of forward; left out: few heads run at the rate of many"
     )
     backward_blocks: AttentionBlocks | None = Field(default=None, description="of backward, likewise")
+
+    def half_length(self, *, is_backward: bool) -> float:
+        """`sequence_half`, or backward's own."""
+        own = self.backward_sequence_half if is_backward else None
+        return self.sequence_half if own is None else own
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
         """The fraction of the narrowest kernel that takes heads of width `head_dim`."""

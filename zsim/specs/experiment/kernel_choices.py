@@ -22,22 +22,38 @@ _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 
 
 def attention_of(
-    table: TrainingTable, strategy: StrategyTable, cluster: Cluster, model: ModelSpec
+    table: TrainingTable,
+    strategy: StrategyTable,
+    cluster: Cluster,
+    model: ModelSpec,
+    parallelism: Parallelism,
 ) -> AttentionChoice | None:
-    """The generation of fused attention: as chosen, or what Transformer Engine has under Megatron (2.9 to
-    2.18, pytorch/attention/dot_product_attention/utils.py `get_attention_backend`, common/fused_attn/
-    fused_attn.cpp `nvte_get_fused_attn_backend`): on Blackwell cuDNN's; in deterministic mode
-    FlashAttention-2's deterministic backward before Hopper, and on Blackwell where scores are dropped out,
-    which cuDNN's deterministic backward there does not do. That backward is taken to be as fast as its other,
-    and to be there (cuDNN 9.18.1)."""
-    is_engine = isinstance(strategy, MegatronTable) and strategy.transformer_impl == "transformer_engine"
-    if not isinstance(strategy, MegatronTable) or not is_engine:
-        return table.attention
+    """The generation of fused attention: as chosen, or what the program takes of itself: Transformer Engine
+    under Megatron, else torch's scaled_dot_product_attention, on Hopper."""
+    if isinstance(strategy, MegatronTable):
+        is_engine = strategy.engine == "megatron" and strategy.transformer_impl == "transformer_engine"
+        return _of_transformer_engine(table, strategy, cluster, model) if is_engine else table.attention
+    is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and table.lengths is None
+    if table.attention is None and is_torch and _has_cudnn(cluster) and _is_hopper(cluster):
+        return "cudnn" if _torch_takes_cudnn(model) else None
+    return table.attention
+
+
+def _of_transformer_engine(
+    table: TrainingTable, strategy: MegatronTable, cluster: Cluster, model: ModelSpec
+) -> AttentionChoice | None:
+    """Transformer Engine 1.2 to 2.18 (pytorch/attention.py, then pytorch/attention/dot_product_attention/
+    utils.py `get_attention_backend`; common/fused_attn/fused_attn.cpp `nvte_get_fused_attn_backend`): cuDNN's
+    on Hopper, from 2.0 on Blackwell too, before FlashAttention-3 even where that is installed; in
+    deterministic mode FlashAttention-2's deterministic backward before Hopper, and on Blackwell where scores
+    are dropped out, which cuDNN's deterministic backward there does not do. That backward is taken to be as
+    fast as its other, and to be there (cuDNN 9.18.1)."""
     is_open = table.attention in (None, "flash")
     is_second = is_open or table.attention == "flash2"
-    has_cudnn = all("cudnn" in gpu.attention.variants for gpu in cluster.gpus)
+    has_cudnn = _has_cudnn(cluster)
     is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
-    if strategy.deterministic_mode and is_second and (is_older or (has_cudnn and _drops_scores(model))):
+    is_refused = has_cudnn and not _is_hopper(cluster) and _drops_scores(model)
+    if strategy.deterministic_mode and is_second and (is_older or is_refused):
         return "flash2-deterministic"
     return "cudnn" if is_open and has_cudnn else table.attention
 
@@ -53,6 +69,37 @@ def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: G
     if choice in ("flash2", "flash2-deterministic") or (calls_it and choice in (None, "flash")):
         return True
     return choice in (None, "flash") and int(gpu.compute_capability) not in (_HOPPER, _BLACKWELL)
+
+
+def _has_cudnn(cluster: Cluster) -> bool:
+    return all(gpu.vendor == "nvidia" and "cudnn" in gpu.attention.variants for gpu in cluster.gpus)
+
+
+def _is_hopper(cluster: Cluster) -> bool:
+    return all(gpu.compute_capability == _HOPPER for gpu in cluster.gpus)
+
+
+def _torch_takes_cudnn(model: ModelSpec) -> bool:
+    """Whether torch's scaled_dot_product_attention gives all of the model's attention to cuDNN: from torch
+    2.11, whose wheel brings cuDNN 9.19 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+    `check_prefer_cudnn_attention`: after 9.15.0, on compute capability 9 and 10; 2.10 has the same code and
+    cuDNN 9.10), not with dropout other than sixteenths (`check_cudnn_dropout`, from 2.12), and up to 128 wide
+    or 192 with values of 128, by eights (`check_cudnn_tensor_shapes`). A window is a mask there, which no
+    kernel skips; a softcap and sinks it does not have: these keep the GPU's own curve."""
+    works = [
+        module.work
+        for block in model.distinct_blocks
+        for module in block.modules
+        if isinstance(module.work, Attention)
+    ]
+    return bool(works) and all(_is_cudnns(work) for work in works)
+
+
+def _is_cudnns(work: Attention) -> bool:
+    widths = work.qk_head_dim, work.v_head_dim
+    fits = widths == (192, 128) or (max(widths) <= 128 and not any(width % 8 for width in widths))
+    is_plain = work.window is None and work.bias == "none" and not work.softcaps and not work.has_sinks
+    return fits and is_plain and not work.unpads and (work.dropout * 16).is_integer()
 
 
 def _drops_scores(model: ModelSpec) -> bool:

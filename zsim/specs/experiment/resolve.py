@@ -120,8 +120,6 @@ def resolve(experiment: Experiment, library: Library | None = None) -> Job:
 
 def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
     model = library.model(experiment.model)
-    choice = attention_of(experiment.training, experiment.strategy, cluster, model)
-    cluster = with_attention(cluster, choice)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     notes = [*experiment.notes, *captured_notes(model)]
@@ -133,6 +131,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
     parallelism = with_release(parallelism, table, asked_degrees)
+    choice = attention_of(experiment.training, table, cluster, model, parallelism)
+    cluster = with_attention(cluster, choice)
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable) and table.mtp_layers:
         model, parallelism = with_predictions(model, table, parallelism)

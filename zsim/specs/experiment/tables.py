@@ -77,9 +77,11 @@ _Model = Annotated[
 class TrainingTable(TableOfFile):
     """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
     GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
-    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name;
-    under Megatron "cudnn" on Blackwell, and in deterministic mode "flash2-deterministic" before Hopper, and
-    on Blackwell where scores are dropped out);
+    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name), but
+    "cudnn" under Megatron on Hopper and Blackwell, and on Hopper under torch where its
+    scaled_dot_product_attention takes cuDNN's (torch 2.11 and later; causal or none, no packed documents,
+    heads up to 128 wide or 192 with values of 128, dropout in sixteenths); under Megatron in deterministic
+    mode "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out;
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
     "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,

@@ -144,7 +144,7 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
     assumptions += apply_rules(run, data)
     data["cluster"] = finished_cluster(run, data["cluster"])
     data["strategy"] = finished_strategy(data["strategy"])
-    if data["training"]["attention"] not in (None, "math", *preset.gpu.attention.variants):
+    if data["training"]["attention"] not in (None, "math", "flash2", *preset.gpu.attention.variants):
         data["training"]["attention"] = None
     return RowExperiment(Experiment(origin=run.where, **data), tuple(assumptions))
 

@@ -92,7 +92,8 @@ def _attention_backend(job: Job) -> str:
     """Transformer Engine's backend; "flash" keeps it from cuDNN's kernels."""
     if job.training.attention != "flash":
         return "unfused"
-    chosen = attention_of(job.experiment.training, job.experiment.strategy, job.cluster, job.model)
+    asked = job.experiment
+    chosen = attention_of(asked.training, asked.strategy, job.cluster, job.model, job.parallelism)
     return "fused" if chosen == "cudnn" else "flash"
 
 
