@@ -290,7 +290,7 @@ def test_attention_of_few_heads_is_as_much_slower_as_was_timed(
 
 
 def test_backward_may_reach_half_of_its_rate_at_a_length_of_its_own() -> None:
-    """F s/(s + H) at 1,024 tokens: H = 1,024 forward and 3,072 backward, or as forward if that is not said."""
+    """F s/(s + H) at 1,024 tokens: H = 1,024 forward and 3,072 backward, or as forward if not said."""
     said = {**_ORIGIN, "forward_fraction": 0.8, "backward_fraction": 0.8, "sequence_half": 1024}
     own = AttentionEfficiency.model_validate({**said, "backward_sequence_half": 3072})
     shared = AttentionEfficiency.model_validate(said)
