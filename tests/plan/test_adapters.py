@@ -156,6 +156,18 @@ def test_nothing_before_the_first_trained_parameter_runs_backward() -> None:
             assert not any("layers.0." in name or "embed" in name for name in names), strategy
 
 
+def test_a_product_in_fp8_that_has_no_backward_keeps_nothing() -> None:
+    """Under PEFT the first block's first projections, whose input needs no gradient."""
+    found = job({"kind": "fsdp2"}, lora={"rank": 8, "targets": "all-linear"}, precision="fp8")
+    make_plan(found)  # which frees what it allocates
+    segments = make_workload(found.model, found.training).segments
+    kept = [
+        {call.module.name: call.work.saved_bytes for call in segment.calls}["self_attn.q_proj.base_layer"]
+        for segment in segments[1:3]
+    ]
+    assert kept[0] == 0 < kept[1]
+
+
 def test_a_frozen_product_has_one_product_in_backward() -> None:
     """down_proj of 512 x 256 frozen: the gradient of its input alone; trained: two products."""
     for frozen, count in (((), 2), (("model.layers.*.mlp.down_proj",), 1)):

@@ -9,9 +9,13 @@ import pytest
 from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Kernels
 from zsim.plan.stage import Stage
 from zsim.plan.walk import RESIDUAL
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload, make_workload
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
 
 
@@ -201,3 +205,27 @@ def test_op_phases_name_where_the_work_belongs(toys: Any) -> None:
     backward = [op.name for op in ops if op.phase == "backward" and op.work]
     assert (forward[0], forward[-1]) == ("model.emb", "loss")
     assert (backward[0], backward[-1]) == ("loss backward", "model.emb backward")
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism"),
+    [
+        ({"attention": "flash"}, {"context": 2}),
+        ({"activation_checkpointing": "selective"}, {}),
+    ],
+)
+def test_every_launch_of_a_layer_in_eager_mode_pays_its_dispatch(
+    training: dict[str, Any], parallelism: dict[str, Any]
+) -> None:
+    """Those behind a layer's collectives and those that are recomputed by themselves, too; the layer's own
+    time is paid once in a direction."""
+    layers = {"sequence_length": 512, "compile": False, **training}
+    job = resolve(
+        Experiment(model="llama-3.2-1b", cluster="dgx-h100", gpus=8, training=layers, parallelism=parallelism)
+    )
+    ops = [op for op in make_plan(job).programs[0].ops if op.module.startswith("model.layers.3.")]
+    launched = [op for op in ops if isinstance(op.work, Kernels) and op.launches]
+    assert {op.overhead for op in launched} == {"eager_call", "eager_node"}
+    assert any(op.events == 0 for op in launched)
+    of_one = [op for op in launched if op.module.endswith("self_attn.q_proj") and op.phase == "forward"]
+    assert sum(op.events for op in of_one) == 1

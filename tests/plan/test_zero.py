@@ -212,6 +212,15 @@ def test_a_granularity_threshold_fetches_blocks_whole() -> None:
     assert fetches(stage3_module_granularity_threshold=0) == 2 * (16 * 7 + 2)
 
 
+def test_a_leaf_module_is_released_behind_its_last_backward_though_it_begins_frozen() -> None:
+    """The first block of GPT-2 XL, whose first norm has no backward: what a step gathers it frees
+    (`make_plan` checks that)."""
+    zero = {"stage": 3, "leaf_module": {"names": ["transformer.h.0"]}}
+    frozen = ["transformer.wte", "transformer.wpe", "transformer.h.0.ln_1"]
+    plan = plan_of(zero, frozen=frozen)
+    assert sum(op.name == "release transformer.h.0" for op in plan.ops) == 2
+
+
 def test_leaf_modules_named_by_their_end_are_fetched_whole() -> None:
     """`mlp` is three weights and one fetch then: 4 + 1 per block."""
     assert fetches(leaf_module={"name_suffixes": ["mlp"]}) == 2 * (16 * 5 + 2)

@@ -50,13 +50,17 @@ class Walk:
         time is not counted by the block."""
         return self.hooks.is_eager and not (self.compiles and call.segment not in ("before", "after"))
 
-    def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str | None) -> None:
-        """Issue a module's work in one direction: one op, or its parts."""
+    def _issue(
+        self, name: str, issued: Issued, module: str, launches: int, overhead: str, events: int = 1
+    ) -> None:
+        """Issue a module's work in one direction: one op, or its parts. The host takes its time for the
+        module (`overhead`) `events` times, and for every launch."""
         builder = self.builder
         if isinstance(issued, Kernels):
-            builder.add(name, self.stream, issued, launches=launches, overhead=overhead, module=module)
+            builder.add(
+                name, self.stream, issued, launches=launches, overhead=overhead, module=module, events=events
+            )
             return
-        event = overhead
         for part in issued:
             stream = self.stream if part.stream == COMPUTE else part.stream
             if part.follows:
@@ -64,8 +68,16 @@ class Walk:
             label = f"{name} {part.name}" if part.name else name
             if isinstance(part.work, Kernels):
                 number = count(part.work.kernels)
-                builder.add(label, stream, part.work, launches=number, overhead=event, module=module)
-                event = None
+                builder.add(
+                    label,
+                    stream,
+                    part.work,
+                    launches=number,
+                    overhead=overhead,
+                    module=module,
+                    events=events,
+                )
+                events = 0
             elif part.work is not None:
                 builder.communicate(label, stream, part.work, module)
 
@@ -270,7 +282,7 @@ class Walk:
         builder.phase = "recompute"
         builder.activations(work.recomputed_bytes, name, self.micro_batch)
         launches = work.recompute_launches
-        self._issue(f"{name} recompute", work.recompute, name, launches, None)
+        self._issue(f"{name} recompute", work.recompute, name, launches, self._call(call), events=0)
         builder.phase = "backward"
 
     def backward_input(self, call: ModuleCall) -> None:

@@ -65,7 +65,7 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     if isinstance(module.work, Traced):
         return sum(kept_by_traced(module.work, shape, options))
     weight = 0
-    if isinstance(module.work, Linear) and is_quantized(module, options):
+    if isinstance(module.work, Linear) and module.has_backward and is_quantized(module, options):
         weight = kept_weight_bytes(module.work, options)
         if not module.shares_input:
             parts = module.work.beneath.input_shards if module.work.beneath else 1

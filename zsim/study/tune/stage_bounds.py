@@ -196,7 +196,7 @@ class StageBounds:
         but for Megatron's around a block."""
         strategy, costs = job.strategy, shipped_host_costs()
 
-        def seconds(overhead: str | None, events: int, launches: int) -> float:
+        def seconds(overhead: str, events: int, launches: int) -> float:
             return host_seconds(overhead, events, launches, job.cluster.host, costs)
 
         is_compiled = job.training.compile and segment.kind == "block"
@@ -206,7 +206,7 @@ class StageBounds:
         found = sum(seconds(module, 1, call.work.forward_launches) for call in forwards)
         for call in segment.calls:
             found += seconds(node, 1, call.work.backward_launches)
-            found += seconds(None, 0, call.work.recompute_launches)
+            found += seconds(module, 0, call.work.recompute_launches)
         if isinstance(strategy, Megatron) and strategy.block_overhead is not None and segment.kind == "block":
             found += seconds(strategy.block_overhead, 3 if segment.is_checkpointed else 2, 0)
         return found

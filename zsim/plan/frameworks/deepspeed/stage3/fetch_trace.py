@@ -18,7 +18,12 @@ from itertools import accumulate
 from zsim.cost.memory.adapters import flat_numel
 from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, unit_names
-from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
+from zsim.plan.frameworks.deepspeed.stage3.module_order import (
+    ROOT,
+    HookedModules,
+    hooked_modules,
+    without_backward,
+)
 from zsim.plan.workload.workload import Workload
 from zsim.specs.model.experts import GroupedLinear, Router
 from zsim.specs.model.spec import Embedding, Linear
@@ -52,9 +57,9 @@ class FetchTrace:
     steps before i; `next_use[i][k]`: the next step after i that uses the k-th parameter of step i
     (`len(steps)`: none).
 
-    A unit is a module with parameters, or a leaf module; `first` and `last` map a module call to the unit
-    that begins or ends with it in forward order. `hooked`: all hooked modules; `external`: the parameters of
-    the model itself, see [Note: external parameters].
+    A unit is a module with parameters, or a leaf module; `first` maps the module call that begins a unit, of
+    those with a backward, to the unit, `last` the one that ends it in forward order. `hooked`: all hooked
+    modules; `external`: the parameters of the model itself, see [Note: external parameters].
     """
 
     parameters: tuple[ZeroParameter, ...]
@@ -89,7 +94,8 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks
         merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
         by_unit[unit_of[name]] = tuple(sorted(set(merged)))
     last = {unit: name for name, unit in unit_of.items()}
-    first = {unit: name for name, unit in reversed(unit_of.items())}
+    idle = without_backward(workload)
+    first = {unit: name for name, unit in reversed(unit_of.items()) if name not in idle}
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
     hooked = hooked_modules(workload, unit_of)
     steps = tuple(by_unit.get(module, ()) for module in hooked.order(workload))

@@ -125,7 +125,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     names = [name for called in by_segment.values() for name in called]
     chains = _chains(names, never, units)
     rotary = _rotary(workload)
-    idle = {rotary, *_without_backward(workload)}
+    idle = {rotary, *without_backward(workload)}
     backward = [name for name in reversed(names) if name not in idle]
     trailing = {}
     for segment, called in by_segment.items():
@@ -139,7 +139,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     )
 
 
-def _without_backward(workload: Workload) -> set[str]:
+def without_backward(workload: Workload) -> set[str]:
     """Calls that autograd does not come back to: nothing before them, and nothing in them, is trained."""
     calls = (call for segment in workload.segments for call in segment.calls)
     return {call.name for call in calls if call.parameters and not call.module.has_backward}
