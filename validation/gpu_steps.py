@@ -42,7 +42,8 @@ cores. Own products: with `gpu = "h100-sxm-80gb-cuda13"`, products as the microb
 GPU. `hf`: transformers' modules, `llama`: this repository's Llama; under FSDP2 unless named otherwise.
 `model@8`: its first 8 blocks. `t`: tokens of a sequence, `b`: sequences; `ac-full`: every block recomputed.
 Of a world of 64 or 256 ranks this is rank 0 on a process group whose collectives copy its own shard: the
-kernels, copies and memory of such a job and not its network, so the prediction's exposed communication is taken off.
+kernels, copies and memory of such a job and not its network, so the prediction's exposed communication is
+taken off.
 
 | run | measured, ms | predicted, ms | error | own products | reserved, GiB | error |
 |---|---|---|---|---|---|---|
