@@ -168,6 +168,20 @@ def test_a_product_in_fp8_that_has_no_backward_keeps_nothing() -> None:
     assert kept[0] == 0 < kept[1]
 
 
+def test_attention_that_has_no_backward_is_not_run_again() -> None:
+    found = job(
+        {"kind": "fsdp2"}, attention="flash", activation_checkpointing="selective",
+        frozen=["model.embed_tokens", "model.layers.0"],
+    )  # fmt: skip
+    make_plan(found)  # which frees what it allocates
+    first, second = make_workload(found.model, found.training).segments[1:3]
+    (core,), (again,) = (
+        [call.work for call in one.calls if call.name.endswith("core")] for one in (first, second)
+    )
+    assert (core.recompute, core.saved_bytes) == (None, 0)
+    assert again.recompute is not None
+
+
 def test_a_frozen_product_has_one_product_in_backward() -> None:
     """down_proj of 512 x 256 frozen: the gradient of its input alone; trained: two products."""
     for frozen, count in (((), 2), (("model.layers.*.mlp.down_proj",), 1)):

@@ -212,6 +212,14 @@ def test_from_0_18_on_matrices_and_all_else_have_buffers_of_their_own() -> None:
     assert len(norms) == 2
 
 
+def test_from_0_18_on_experts_matrices_are_laid_out_for_the_ranks_that_have_them() -> None:
+    """Four ranks, two of each expert. Of dense matrices the fullest rank has one of 128 x 64; a rank's two
+    experts of two layers, 12,288 elements each, are shared by two; a quarter of 65,856 rounded up is cut."""
+    strategy = {"version": "0.18.2", "distributed_optimizer": True}
+    plan = zsim.make_plan(experiment(4, strategy, model=MIXTURE, expert=2))
+    assert states(plan) == 8 * (8192 + 24576) + 12 * (65920 // 4)
+
+
 def test_0_17_gathers_buckets_from_their_owners_during_forward() -> None:
     strategy = {
         "version": "0.17.1", "layer_wise_optimizer": True, "overlap_grad_reduce": True,

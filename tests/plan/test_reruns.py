@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels.modules import total_flops
+from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
@@ -281,3 +282,23 @@ def test_experts_one_after_the_other_take_the_host_each(
         if op.overhead is not None and "expert" in op.overhead:
             found[op.overhead] += op.events
     assert found == expected
+
+
+def test_what_frozen_modules_do_not_keep_is_refused_by_name() -> None:
+    with pytest.raises(NotSimulatedError, match="recompute_modules"):
+        make_plan(
+            resolve(
+                Experiment(
+                    model="deepseek-v2-lite",
+                    cluster="dgx-h100",
+                    gpus=8,
+                    training={
+                        "sequence_length": 64,
+                        "activation_checkpointing": "selective",
+                        "recompute_modules": ["layernorm"],
+                        "frozen": ["model.embed_tokens", "model.layers.0"],
+                    },
+                    strategy={"kind": "megatron"},
+                )
+            )
+        )

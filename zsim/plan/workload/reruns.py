@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, Rerun, Works
@@ -73,9 +74,20 @@ def _reader(modules: Sequence[Module], run: range) -> int:
     return next(n for n in run if isinstance(modules[n].work, _READERS) and not modules[n].shares_input)
 
 
+def _kept(work: ModuleWork) -> tuple[int, ...]:
+    """The tensors that a module keeps, the first of which is dropped. Raises NotSimulatedError if it keeps
+    none, as a frozen product does."""
+    if not work.tensors.saved:
+        raise NotSimulatedError(
+            "training.recompute_modules: what runs again before a frozen module, which keeps no input, is "
+            "not simulated; expected core_attn alone, or activation_checkpointing 'full'"
+        )
+    return work.tensors.saved
+
+
 def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
     """The work of a module whose first kept tensor, `maker`'s output, is made again before its backward."""
-    dropped, *kept = reader.tensors.saved
+    dropped, *kept = _kept(reader)
     return replace(
         reader,
         tensors=replace(reader.tensors, saved=tuple(kept)),
@@ -111,7 +123,7 @@ def _project_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
     for number in made:
         if isinstance(modules[number].work, Linear):
             works[number] = replace(works[number], tensors=replace(works[number].tensors, saved=()))
-    *inputs, statistics = works[core].tensors.saved
+    *inputs, statistics = _kept(works[core])
     work = works[core]
     rotary = kernels_of(work.forward).kernels[:-1]
     works[core] = replace(
@@ -144,7 +156,7 @@ def _checkpoint(
     if has_norm:
         return Rerun(norm, run.stop, has_norm=True)
     reader = _reader(modules, run)
-    held, *kept = works[reader].tensors.saved
+    held, *kept = _kept(works[reader])
     works[reader] = replace(works[reader], tensors=replace(works[reader].tensors, saved=tuple(kept)))
     works[norm] = replace(works[norm], kept_outputs=(held,))
     return Rerun(run.start, run.stop)

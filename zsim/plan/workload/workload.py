@@ -289,8 +289,7 @@ class _Deriver:
         if key not in self._blocks:
             selects = policy == "selective"
             alone = tuple(
-                self._work(module, is_selective=selects and isinstance(module.work, Attention))
-                for module in block.modules
+                self._work(module, is_selective=selects and _is_run_again(module)) for module in block.modules
             )
             works = on_residual_stream(block.modules, alone, self._shape, self._options)
             if policy in ("full", "selective-op"):
@@ -315,3 +314,8 @@ def _calls(name: str, prefix: str, modules: Sequence[Module], works: Works) -> t
         ModuleCall(joined(prefix, module.name), name, module, one, prefix)
         for module, one in zip(modules, works, strict=True)
     )
+
+
+def _is_run_again(module: Module) -> bool:
+    """Whether "selective" runs it again in backward: the core of attention, where it has a backward."""
+    return isinstance(module.work, Attention) and module.has_backward

@@ -112,11 +112,20 @@ class MuonSchedule(MegatronSchedule):
 
     # -- memory -----------------------------------------------------------------------------------------
 
+    def _fullest(self) -> list[MuonTensor]:
+        """The chunk's tensors of the ranks with most states; see [Note: two ranks]."""
+        own = set(self.tensors)
+        return [one for kind in self.owned for one in most(kind, self._state_bytes) if one in own]
+
+    @property
+    def own_numels(self) -> list[int]:
+        """Elements of each tensor that those ranks update."""
+        return [one.numel for one in self._fullest()] + self._pieces()
+
     def resident(self) -> list[Memory]:
         """Masters of 16-bit parameters; a momentum of matrices, moments of all else."""
         found = [one for one in super().resident() if one.category != "optimizer_states"]
-        own = set(self.tensors)
-        fullest = [one for kind in self.owned for one in most(kind, self._state_bytes) if one in own]
+        fullest = self._fullest()
         rest = [one.numel for one in fullest if one.matrix is None] + self._pieces()
         matrices = [one.numel for one in fullest if one.matrix is not None]
         master = _FP32 if self.strategy.param_dtype != "fp32" else 0
