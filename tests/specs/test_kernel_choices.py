@@ -66,6 +66,9 @@ def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
     assert torch.attention.backward_fraction != megatron.attention.backward_fraction
 
 
+_ONE_CAUSAL = {"documents": [512], "attention_by_document": False}
+
+
 @pytest.mark.parametrize(
     ("cluster", "model", "strategy", "training", "variant"),
     [
@@ -74,6 +77,8 @@ def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
         ("dgx-h100", "deepseek-v2-lite", {"kind": "fsdp2"}, {}, "cudnn"),  # 192, values 128
         ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"attention": "flash"}, None),
         ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"attention": "flash2"}, None),
+        ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"lengths": {"documents": [512]}}, None),  # a mask
+        ("dgx-h100", "llama-3-8b", {"kind": "fsdp2"}, {"lengths": _ONE_CAUSAL}, "cudnn"),
         ("dgx-h100", "gpt2", {"kind": "fsdp2"}, {}, None),  # dropout of 0.1
         ("dgx-h100", "gemma2-9b", {"kind": "fsdp2"}, {}, None),  # 256 wide, softcap
         ("dgx-h100", "mistral-7b", {"kind": "fsdp2"}, {}, None),  # window

@@ -33,7 +33,9 @@ def attention_of(
     if isinstance(strategy, MegatronTable):
         is_engine = strategy.engine == "megatron" and strategy.transformer_impl == "transformer_engine"
         return _of_transformer_engine(table, strategy, cluster, model) if is_engine else table.attention
-    is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and table.lengths is None
+    lengths = table.lengths  # documents apart are a mask; padded ones are too
+    is_plain = lengths is None or (lengths.batching == "packed" and lengths.attention_by_document is False)
+    is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and is_plain
     if table.attention is None and is_torch and _has_cudnn(cluster) and _is_hopper(cluster):
         return "cudnn" if _torch_takes_cudnn(model) else None
     return table.attention

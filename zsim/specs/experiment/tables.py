@@ -79,7 +79,7 @@ class TrainingTable(TableOfFile):
     GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
     (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name), but
     "cudnn" under Megatron on Hopper and Blackwell, and on Hopper under torch where its
-    scaled_dot_product_attention takes cuDNN's (torch 2.11 and later; causal or none, no packed documents,
+    scaled_dot_product_attention takes cuDNN's (torch 2.11 and later; causal or none, no documents apart,
     heads up to 128 wide or 192 with values of 128, dropout in sixteenths); under Megatron in deterministic
     mode "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out;
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
