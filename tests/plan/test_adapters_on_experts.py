@@ -305,3 +305,21 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         job(lora, strategy or None, **more)
+
+
+def test_zero_1_reduces_merged_experts_adapters_at_the_boundary() -> None:
+    """A second micro-batch's sums are freed (`make_plan` checks that), and reduced with all else."""
+    config = {
+        "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    strategy = {"kind": "deepspeed", "version": "0.19.8", "config": config}
+    found = job({"target_parameters": STACKED}, strategy)
+    ops = make_plan(found).programs[0].ops
+    reduced = sum(
+        op.work.bytes
+        for op in ops
+        if isinstance(op.work, Collective) and op.work.kind in ("reduce", "reduce_scatter", "all_reduce")
+        and op.work.bytes > 8
+    )  # fmt: skip
+    assert reduced == 2 * found.model.trainable_numel

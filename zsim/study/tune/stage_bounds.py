@@ -199,7 +199,7 @@ class StageBounds:
         def seconds(overhead: str, events: int, launches: int) -> float:
             return host_seconds(overhead, events, launches, job.cluster.host, costs)
 
-        is_compiled = job.training.compile and segment.kind == "block"
+        is_compiled = job.training.compile and segment.kind not in ("before", "after")
         is_eager = not isinstance(strategy, Megatron) and not is_compiled
         module, node = ("eager_call", "eager_node") if is_eager else ("module_call", "autograd_node")
         forwards = (*segment.calls, *segment.recomputed)

@@ -188,24 +188,25 @@ class Zero12Schedule(DeepSpeedEngine):
                 self.builder.allocate(self._gradient_category, size)
                 self._add_gradient(call.parameter_name(parameter), size)
             else:
-                self._keep_gradient(call.name, parameter, size)
+                self._keep_gradient(call, parameter, size)
 
-    def _keep_gradient(self, name: str, parameter: Parameter, size: int) -> None:
+    def _keep_gradient(self, call: ModuleCall, parameter: Parameter, size: int) -> None:
         """Stage 1 accumulates the gradients of micro-batches in `.grad`."""
+        name = call.parameter_name(parameter)
         if self._micro_batch == 0:
             self.builder.allocate("gradients", size)
         else:
             self.builder.allocate("buffers", size)
             self.builder.kernels(
-                f"accumulate {name}",
+                f"accumulate {call.name}",
                 accumulate_kernels(parameter.numel, self.config.param_dtype, self.config.param_dtype),
-                module=name,
+                module=call.name,
             )
             self.builder.free("buffers", size)
         if self._reduces_in_backward:
-            self._add_gradient(f"{name}.{parameter.name}", size)
+            self._add_gradient(name, size)
         elif self._is_boundary or self._is_told:
-            self._kept.add(f"{name}.{parameter.name}")
+            self._kept.add(name)
 
     def _add_gradient(self, name: str, size: int) -> None:
         """Copy a gradient into the bucket, which is reduced first if it would overflow."""
