@@ -57,3 +57,20 @@ def test_bounds_never_exceed_the_step_and_the_peak(*, is_wide: bool) -> None:
         assert bound.gpu_bytes <= step.peak_bytes, case
         shares.append(bound.seconds / step.seconds)
     assert max(shares) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("strategy", "degrees", "training"),
+    [
+        ({"kind": "deepspeed", "config": {"zero_optimization": {"stage": 1}}}, {"context": 4}, {}),
+        ({"kind": "megatron"}, {"context": 4, "context_method": "all-to-all"}, {}),
+        ({"kind": "fsdp2"}, {"context": 4}, {"activation_checkpointing": "selective"}),
+        ({"kind": "fsdp2"}, {"tensor": 4}, {"compile": True}),
+    ],
+)
+def test_bounds_of_layers_that_are_shared_by_exchanges_and_gathers(
+    strategy: dict[str, Any], degrees: dict[str, Any], training: dict[str, Any]
+) -> None:
+    """Whose all-to-alls DeepSpeed's Ulysses and Megatron run in line, and whose launches all pay."""
+    job = resolve(with_degrees(tiny(strategy, **training), **degrees))
+    assert 0 < Bounds(has_degrees=True).of(job).seconds <= simulate_step(job).seconds
