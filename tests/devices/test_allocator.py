@@ -107,7 +107,8 @@ def step(memory: str, tmp_path: Any) -> zsim.Result:
     (folder / "gpu.toml").write_text(
         f'extends = "h100-sxm-80gb"\nname = "small"\n[memory]\n{source}capacity = "{memory}"\n'
     )
-    (folder / "cluster.toml").write_text('extends = "dgx-h100"\nname = "small"\ngpu = "gpu.toml"\n')
+    host = f"[host]\n{source}overhead_factor = 0.1\n"  # one that no step waits for
+    (folder / "cluster.toml").write_text(f'extends = "dgx-h100"\nname = "small"\ngpu = "gpu.toml"\n{host}')
     return zsim.simulate(
         zsim.Experiment(
             model="llama-2-7b",

@@ -172,7 +172,9 @@ def test_a_packed_job_sends_less_through_the_spine_than_a_spread_one() -> None:
         "source": "made up for a test", "evidence": "assumed", "kind": "fat-tree", "nodes_per_leaf": 4,
         "oversubscription": 8.0,
     }  # fmt: skip
-    job = {"cluster": {"extends": "dgx-h100", "network": network}, "nodes": 4, "model": "llama-3.2-1b"}
+    host = {"source": "made up: no step waits for it", "evidence": "assumed", "overhead_factor": 0.1}
+    cluster = {"extends": "dgx-h100", "network": network, "host": host}
+    job = {"cluster": cluster, "nodes": 4, "model": "llama-3.2-1b"}
     packed = simulate({**job, "placement": {"fabric_nodes": 8}})
     spread = simulate({**job, "placement": {"fabric_nodes": 8, "policy": "spread"}})
     assert packed.traffic["leaf_up"].total_bytes == 0

@@ -146,7 +146,7 @@ def test_one_queue_costs_sharded_data_parallelism_its_overlap_and_the_report_say
     assert not any("CUDA_DEVICE_MAX_CONNECTIONS" in note for note in eight.notes)
 
 
-@pytest.mark.parametrize(("strategy", "most"), [(ZERO_3, 0.8), ({"kind": "fsdp2"}, 0.4)])
+@pytest.mark.parametrize(("strategy", "most"), [(ZERO_3, 0.85), ({"kind": "fsdp2"}, 0.4)])
 def test_one_queue_hides_less(strategy: dict[str, Any], most: float) -> None:
     """FSDP2 loses nearly all of it (NVIDIA/Megatron-LM issue 1468 shows such a trace), ZeRO-3, whose gathers
     are launched before the products that they run beneath, what it hid of its reductions."""

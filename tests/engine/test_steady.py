@@ -15,7 +15,7 @@ from zsim.specs.experiment.resolve import resolve
 
 
 def job_of(**strategy: Any) -> Job:
-    training = {"sequence_length": 512, "micro_batch_size": 16}
+    training = {"sequence_length": 512, "micro_batch_size": 64}
     return resolve(
         zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=8, training=training, strategy=strategy)
     )

@@ -28,7 +28,7 @@ def experiment(jobs: dict[str, Any], **data: Any) -> Experiment:
         "model": "gpt2-xl",
         "cluster": SPINE,
         "placement": {"fabric_nodes": 4, "nodes": [0, 2]},
-        "training": {"sequence_length": 1024, "micro_batch_size": 4},
+        "training": {"sequence_length": 1024, "micro_batch_size": 4, "compile": True},
         "strategy": DDP,
         "jobs": jobs,
     }

@@ -25,7 +25,7 @@ from zsim.trace.chrome.write import write_chrome_traces
 from zsim.trace.trace import SpanInfo, Trace
 
 GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
-TRAINING = {"sequence_length": 2048}
+TRAINING = {"sequence_length": 2048, "compile": True}  # the GPU is the limit
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp"},
     "zero2": {"kind": "deepspeed", "stage": 2},

@@ -351,11 +351,13 @@ def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
 def _product(
     work: GroupedLinear, rows: int, features: tuple[int, int], options: WorkOptions, layout: Layout
 ) -> Kernel:
-    """The experts' products: 2 R n k FLOPs, with R rows of all experts; priced at the rows of one expert."""
+    """The experts' products: 2 R n k FLOPs, with R rows of all experts; priced at the rows of one expert in
+    the mean, in fp8 at a multiple of 16, as every expert's are padded."""
     n, k = features
     each = max(1, round(rows / work.num_experts))
-    shape = (n, k, each) if layout == "tn" else (each, n, k)
     is_fp8 = grouped_in_fp8(work, options)
+    each = -(-each // 16) * 16 if is_fp8 else each
+    shape = (n, k, each) if layout == "tn" else (each, n, k)
     e, operand = options.activation_bytes, 1 if is_fp8 else options.activation_bytes
     weights, made = work.num_experts * n * k, rows * n
     if layout == "tn":
