@@ -89,8 +89,8 @@ def test_a_layer_takes_as_long_as_it_was_measured(
 def test_a_layer_in_fp8_takes_as_long_as_it_was_measured(
     model: str, dispatcher: str, forward: float, backward: float
 ) -> None:
-    """-15 to -4 % in all, forward -11 to +3 %, backward -18 to -9 %: weights' gradients in fp8 have no rate of
-    their own. Mixtral's, one expert a rank, are 11 to 19
+    """-15 to -4 % in all, forward -11 to +3 %, backward -18 to -9 %: weights' gradients in fp8 have no rate
+    of their own. Mixtral's, one expert a rank, are 11 to 19
     % too slow: forward -25 to -17 %, backward +33 to +39 %."""
     spans = milliseconds(model, dispatcher, precision="fp8", fp8_recipe="block")
     assert spans[0] == pytest.approx(forward, rel=0.16)
