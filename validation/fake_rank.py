@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,11 +27,18 @@ from validation.oracle.case import Case
 from validation.oracle.run import fake_world
 from validation.oracle.sharding import DTYPES, make_mesh, shard_case
 from validation.provenance import provenance
-from validation.timed_step import profile_step, release_memory, time_steps, turn, write_trace
+from validation.timed_step import (
+    add_step_options,
+    asked_of,
+    command_of,
+    profile_step,
+    release_memory,
+    time_steps,
+    turn,
+    write_trace,
+)  # fmt: skip
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
-
-PLACES = ("nvme_folder", "kineto", "json", "turn")  # paths on this machine: not recorded
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,12 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--activation-checkpointing", choices=("none", "full"), default="none")
     add("--optimizer-place", choices=("device", "host", "nvme"), default="device", help="of the engine")
     add("--nvme-folder", type=Path)
-    add("--micro-batch-size", type=int, default=1)
-    add("--sequence-length", type=int, default=64)
-    add("--steps", type=int, default=8)
-    add("--kineto", type=Path, help="also PyTorch's trace of one step, trimmed, to this .json.gz")
-    add("--json", type=Path)
-    add("--turn", type=Path, help="a file whose lock is waited for before the device is used")
+    add_step_options(arguments, steps=8)
     return arguments
 
 
@@ -119,7 +120,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         result, profiler = run_steps(options)
         release_memory(options.device)
     if profiler is not None:
-        write_trace(profiler, options.kineto, provenance(shlex.join(asked_words(options))))
+        write_trace(profiler, options.kineto, provenance(command_of("fake_rank", options)))
     return result
 
 
@@ -155,19 +156,12 @@ def filled_gathers() -> Iterator[None]:
         dist.all_gather_into_tensor = gather
 
 
-def asked_words(options: argparse.Namespace) -> list[str]:
-    """The command without paths of this machine."""
-    asked = {name: value for name, value in vars(options).items() if name not in PLACES}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    return ["python", "-m", "validation.fake_rank", *words]
-
-
 def main(words: list[str]) -> int:
     options = parser().parse_args(words)
     result = measure(options)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    asked = {name: str(value) for name, value in vars(options).items() if name not in PLACES}
-    header = provenance(shlex.join(asked_words(options)), device=device)
+    asked = {name: str(value) for name, value in asked_of(options).items()}
+    header = provenance(command_of("fake_rank", options), device=device)
     told = oracle_experiment(asdict(case_of(options))).model_dump(exclude_unset=True, exclude={"cluster"})
     experiment = told if options.trainer == "fsdp2" else None
     text = json.dumps({"provenance": header, "asked": asked, "experiment": experiment, **result}, indent=1)

@@ -15,7 +15,7 @@ from statistics import mean, median
 from typing import Any
 
 import zsim
-from zsim.resources import PRESETS
+from validation.cut_preset import cut_preset
 
 FOLDER = Path(__file__).parents[1] / "traces" / "h100-80gb-hbm3"
 PAGE = Path(__file__).with_suffix(".md")
@@ -137,15 +137,8 @@ def strategy(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def cut_model(name: str, folder: Path) -> Path:
     """A preset's config.json with so many blocks as `name@blocks` says."""
-    base, _, blocks = name.partition("@")
-    content = json.loads((PRESETS / "models" / f"{base}.json").read_text())
-    if blocks:
-        content["num_hidden_layers"] = int(blocks)
-        for key in ("layer_types", "mlp_layer_types"):
-            if isinstance(content.get(key), list):
-                content[key] = content[key][: int(blocks)]
     path = folder / f"{name.replace('@', '_')}.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(cut_preset(name)))
     return path
 
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from validation.cut_preset import cut_preset
 from validation.oracle.run import fake_world
 from validation.provenance import provenance
-from validation.timed_step import profile_step, release_memory, time_steps, turn, write_trace
-
-PRESETS = Path(__file__).parents[1] / "zsim" / "presets" / "models"
-LAYER_LISTS = ("layer_types", "mlp_layer_types")
-PLACES = ("kineto", "json", "turn")  # paths on this machine: not recorded
+from validation.timed_step import (
+    add_step_options,
+    asked_of,
+    command_of,
+    profile_step,
+    release_memory,
+    time_steps,
+    turn,
+    write_trace,
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,12 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="each block by itself, as torchtitan does")
     add("--lora", type=int, default=0, metavar="RANK", help="PEFT's adapters of all linear layers")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--micro-batch-size", type=int, default=1)
-    add("--sequence-length", type=int, default=64)
-    add("--steps", type=int, default=6)
-    add("--kineto", type=Path, help="also PyTorch's trace of one step, trimmed, to this .json.gz")
-    add("--json", type=Path)
-    add("--turn", type=Path, help="a file whose lock is waited for before the device is used")
+    add_step_options(arguments, steps=6)
     return arguments
 
 
@@ -54,14 +53,7 @@ def make_config(name: str) -> Any:
     """transformers' config of a preset, with its first blocks only where asked."""
     from transformers import AutoConfig
 
-    base, _, layers = name.partition("@")
-    shipped = PRESETS / f"{base}.json"
-    content = json.loads((shipped if shipped.exists() else Path(base)).read_text())
-    if layers:
-        content["num_hidden_layers"] = int(layers)
-        for key in LAYER_LISTS:
-            if isinstance(content.get(key), list):
-                content[key] = content[key][: int(layers)]
+    content = cut_preset(name)
     return AutoConfig.for_model(content.pop("model_type"), **content)
 
 
@@ -209,25 +201,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 result, profiler = run_steps(options)
         release_memory(options.device)
     if profiler is not None:
-        write_trace(profiler, options.kineto, provenance(shlex.join(asked_words(options))))
+        write_trace(profiler, options.kineto, provenance(command_of("library_step", options)))
     return result
-
-
-def asked_words(options: argparse.Namespace) -> list[str]:
-    """The command without paths of this machine."""
-    asked = {name: value for name, value in vars(options).items() if name not in PLACES}
-    is_set = asked.pop("compile")
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
-    return ["python", "-m", "validation.library_step", *words, *["--compile"] * is_set]
 
 
 def main(words: list[str]) -> int:
     options = parser().parse_args(words)
     result = measure(options)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    header = provenance(shlex.join(asked_words(options)), device=device)
-    asked = {name: value for name, value in vars(options).items() if name not in PLACES}
-    text = json.dumps({"provenance": header, "asked": asked, **result}, indent=1)
+    header = provenance(command_of("library_step", options), device=device)
+    text = json.dumps({"provenance": header, "asked": asked_of(options), **result}, indent=1)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

@@ -5,8 +5,10 @@ so that the next one imports its libraries meanwhile."""
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import gc
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -21,7 +23,33 @@ import torch
 from validation.record import kineto
 
 WARM_UP = 2
+PLACES = ("nvme_folder", "kineto", "json", "turn")  # paths on this machine: not recorded
 STATE = "clocks.sm clocks.mem power.draw temperature.gpu clocks_throttle_reasons.active driver_version"
+
+
+def add_step_options(arguments: argparse.ArgumentParser, *, steps: int) -> None:
+    """The options that every program of a timed step has; `steps`: how many it times if not told."""
+    add = arguments.add_argument
+    add("--micro-batch-size", type=int, default=1)
+    add("--sequence-length", type=int, default=64)
+    add("--steps", type=int, default=steps)
+    add("--kineto", type=Path, help="also PyTorch's trace of one step, trimmed, to this .json.gz")
+    add("--json", type=Path)
+    add("--turn", type=Path, help="a file whose lock is waited for before the device is used")
+
+
+def asked_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, without paths of this machine."""
+    return {name: value for name, value in vars(options).items() if name not in PLACES}
+
+
+def command_of(program: str, options: argparse.Namespace) -> str:
+    """The command that asks for it again; a switch has no value."""
+    asked = asked_of(options)
+    switches = [name for name, value in asked.items() if isinstance(value, bool)]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items() if name not in switches]
+    words += [f"--{name.replace('_', '-')}" for name in switches if asked[name]]
+    return shlex.join(["python", "-m", f"validation.{program}", *words])
 
 
 @contextmanager
