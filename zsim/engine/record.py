@@ -38,7 +38,9 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
     rank had ended the first run (see zsim.plan.passes.twice). `Trace.begins`: starts of the other ranks,
-    which differ with skew. The step lasts from the last rank's start to the end of the run.
+    which differ with skew. The step lasts from the last rank's start to the end of the run. What the host
+    issued before a rank's start counts as issued then; `metadata["host_ahead_seconds"]`: how long
+    each rank's host had worked on the step by then.
     """
     infos, shown = plan.once(_shown)
     lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
@@ -76,6 +78,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
                 name: group.members.tolist() for name, group in plan.groups.items() if group.stride is None
             },
             **_roles(plan, lanes),
+            "host_ahead_seconds": {lane.rank: lane.host_ahead for lane in lanes if lane.host_ahead > 0},
             "gpu_memory_bytes": min(gpu.memory.capacity for gpu in job.cluster.gpus),
             "sm_count": job.cluster.gpu.sm_count,
         },
@@ -98,6 +101,15 @@ def _begin(lane: Lane, num_ops: int) -> float:
     """The start of the plan's last run, of `num_ops` ops, on a lane: the end of the previous run."""
     before = len(lane.ended) - num_ops
     return float(np.asarray(lane.ended)[:before].max()) if before else lane.began
+
+
+def _host_ahead(lane: Lane, first: int, begin: float) -> float:
+    """Seconds that a lane's host had worked on the run that starts with op `first` before `begin`."""
+    since = float(lane.issue[first - 1]) if first else lane.began
+    blocked = sum(
+        max(min(end, begin) - max(start, since), 0.0) for start, end, _ in reversed(lane.host_blocks)
+    )
+    return max(begin - since - blocked, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +220,7 @@ class _Times:
         self.start: Floats = np.asarray(lane.start)[self.first :]
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
         self.begin = _begin(lane, len(self.shown.program.ops))
+        self.host_ahead = _host_ahead(lane, self.first, self.begin)
         self.host_blocks = lane.host_blocks
         self.allocator_blocks = lane.allocator_blocks
 

@@ -160,7 +160,8 @@ class _Replayed:
 
 
 def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
-    """The replayed step as a trace, with the metadata of the recorded trace."""
+    """The replayed step as a trace, with the metadata of the recorded trace. What its host issued before the
+    step keeps its time, so that the trace need not say how far the host was ahead."""
     index_of: dict[SpanInfo, int] = {}
     rows: list[tuple[int, int, float, float, float]] = []
     blocks: list[tuple[int, float, float, SpanInfo]] = []
@@ -199,6 +200,7 @@ def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
         host_blocks=host_blocks,
         allocator_blocks=tuple(in_allocator),
         begins={lane.rank: lane.begin - zero for lane in lanes if lane.begin > zero},
+        metadata={key: value for key, value in like.metadata.items() if key != "host_ahead_seconds"},
         steps=(),
         step_numbers=None,
         transfer_seconds=None,

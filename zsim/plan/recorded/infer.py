@@ -140,6 +140,7 @@ class _Reader:
             host_begin=host_begin,
             stream_begins=stream_begins,
             recorded_seconds=end - begin,
+            host_ahead=self.step.metadata.get("host_ahead_seconds", {}).get(self.rank, 0.0),
             unexplained_seconds=sum(lag for lag in lags if lag > LONGEST_LAG),
         )
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.plan.ops import Op, Program
+from zsim.plan.passes.twice import program_twice
 from zsim.plan.recorded.work import Recorded
 
 
 @dataclass(frozen=True)
 class RecordedRank:
     """A recorded rank. `begin`: start of its step; `host_begin` and `stream_begins`: times at which its host
-    and streams are free for the step; all in seconds after the first rank's start. `unexplained_seconds`: the
-    sum of the lags above `LONGEST_LAG`."""
+    and streams are free for the step; all in seconds after the first rank's start. `host_ahead`: seconds that
+    its host had worked on the step by then, which no op shows. `unexplained_seconds`: the sum of the lags
+    above `LONGEST_LAG`."""
 
     rank: int
     program: Program
@@ -22,6 +24,7 @@ class RecordedRank:
     host_begin: float
     stream_begins: Mapping[str, float]
     recorded_seconds: float = 0.0
+    host_ahead: float = 0.0
     unexplained_seconds: float = 0.0
 
     @property
@@ -33,6 +36,19 @@ class RecordedRank:
         """A copy of the rank with `change` applied to the work of every op."""
         ops = tuple(op._replace(work=change(recorded(op))) for op in self.program.ops)
         return replace(self, program=replace(self.program, ops=ops))
+
+
+def rank_twice(rank: RecordedRank) -> RecordedRank:
+    """The rank with a program of two steps. Before the second, its host works for as long as it had worked on
+    the recorded step when that began."""
+    first = len(rank.program.ops)
+    program = program_twice(rank.program)
+    op = program.ops[first]
+    work = recorded(op)
+    later = op._replace(work=replace(work, host_seconds=work.host_seconds + rank.host_ahead))
+    return replace(
+        rank, program=replace(program, ops=(*program.ops[:first], later, *program.ops[first + 1 :]))
+    )
 
 
 def recorded(op: Op) -> Recorded:

@@ -10,10 +10,10 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.engine.recorded import Place, run_replay
 from zsim.errors import InputError
-from zsim.plan.passes.twice import program_is_drained, program_twice
+from zsim.plan.passes.twice import program_is_drained
 from zsim.plan.recorded.alone import with_work_alone
 from zsim.plan.recorded.infer import recorded_ranks
-from zsim.plan.recorded.rank import RecordedRank
+from zsim.plan.recorded.rank import RecordedRank, rank_twice
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
@@ -162,7 +162,7 @@ def replay(
     }
     num_steps = 1 if any(program_is_drained(rank.program) for rank in ranks.values()) else 2
     if num_steps == 2:
-        ranks = {number: replace(rank, program=program_twice(rank.program)) for number, rank in ranks.items()}
+        ranks = {number: rank_twice(rank) for number, rank in ranks.items()}
     topology = Topology(what_if.cluster, what_if.num_nodes, what_if.gpus_per_node)
     place = Place(topology, what_if.groups, not is_whole, what_if.cluster.gpu.interference.compute_slowdown)
     if place.is_uneven():

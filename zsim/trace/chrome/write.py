@@ -4,7 +4,8 @@ It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded tr
 Analysis, traceinsight.
 
 `Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "group_members" (name ->
-ranks of each communicator), "roles" (rank -> name of its program), "gpu", "gpu_memory_bytes", "sm_count" and
+ranks of each communicator), "roles" (rank -> name of its program), "host_ahead_seconds" (rank -> seconds
+that its host had worked on the step before it began), "gpu", "gpu_memory_bytes", "sm_count" and
 "gpus_per_node"; text in it is copied into the file.
 """
 
@@ -74,8 +75,14 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
         "distributedInfo": _distributed_info(events),
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
+        **_host_ahead(trace, rank),
         "traceEvents": [*process_names(events), *timed],
     }
+
+
+def _host_ahead(trace: Trace, rank: int) -> dict[str, float]:
+    seconds = trace.metadata.get("host_ahead_seconds", {}).get(rank)
+    return {} if seconds is None else {"host_ahead_seconds": round(seconds, 9)}
 
 
 def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:

@@ -241,6 +241,9 @@ def _metadata(
         name: tuple(dict.fromkeys(r.groups[name] for r in recordings if r.groups.get(name)))
         for name in groups
     }
+    ahead = "host_ahead_seconds"
+    if any(ahead in recording.metadata for recording in recordings):
+        metadata[ahead] = {r.rank: r.metadata[ahead] for r in recordings if ahead in r.metadata}
     metadata["files"] = tuple(str(recording.path) for recording in recordings)
     metadata["ranks"] = tuple(recording.rank for recording in recordings)
     metadata["clock_offsets_seconds"] = tuple(offset / 1e9 for offset in offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from pathlib import Path
@@ -82,6 +83,8 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
     }
     if file.is_from_zsim:
         known |= {key: file.head.get(key) for key in ("source", "model", "cluster", "framework")}
+        ahead = file.head.get("host_ahead_seconds")
+        known["host_ahead_seconds"] = ahead if isinstance(ahead, float) and 0 <= ahead < math.inf else None
     return {key: value for key, value in known.items() if value is not None}
 
 
