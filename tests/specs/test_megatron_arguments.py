@@ -470,7 +470,7 @@ def test_what_is_not_simulated_is_refused_by_name(flags: str, message: str) -> N
         ),
         (
             "--pipeline-model-parallel-size 5",
-            "but 5 does not divide 16 GPUs; the nearest number of GPUs is 15",
+            "but 5 does not divide 16 GPUs; pipeline 4 would",
         ),
         (
             "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 4",

@@ -73,7 +73,7 @@ def test_data_parallelism_is_what_remains() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "kind", "message"),
     [
-        ({"tensor": 3}, "megatron", "3 does not divide 32 GPUs; the nearest number of GPUs is 33"),
+        ({"tensor": 3}, "megatron", "3 does not divide 32 GPUs; tensor 4 would"),
         ({"tensor": 16}, "fsdp2", "does not divide the 8 key/value heads of 'llama-3-8b'; the nearest"),
         ({"pipeline": 16, "tensor": 2, "virtual_stages": 4}, "megatron", "32 layers do not divide by 64 st"),
         ({"pipeline": 2, "schedule": "gpipe"}, "megatron", "Megatron has no 'gpipe'; expected '1f1b' or"),

@@ -10,6 +10,7 @@ first (`config/parallelism_config.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -152,6 +153,22 @@ class Parallelism:
         return Mesh(tuple(axes[axis] for axis in self.order))
 
 
+def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
+    """The one degree whose smallest change, in proportion, makes the product divide the GPUs; where no single
+    one does, the nearest number of GPUs."""
+    product = math.prod(degrees.values())
+    found = [
+        (max(other, degree) / min(other, degree), key, other)
+        for key, degree in degrees.items()
+        for other in range(1, world_size + 1)
+        if degree > 1 and world_size % (product // degree * other) == 0
+    ]
+    if not found:
+        return f"the nearest number of GPUs is {max(1, round(world_size / product)) * product:,}"
+    _, key, other = min(found)
+    return f"{key} {other} would"
+
+
 def resolve_parallelism(
     table: ParallelismTable,
     style: Style | None,
@@ -179,8 +196,7 @@ def resolve_parallelism(
     if world_size % model_ranks:
         raise InputError(
             f"parallelism: {_product(degrees)} = {model_ranks:,} ranks share a model, but {model_ranks:,} "
-            f"does not divide {world_size:,} GPUs; the nearest number of GPUs is "
-            f"{max(1, round(world_size / model_ranks)) * model_ranks:,}"
+            f"does not divide {world_size:,} GPUs; {_nearest_degree(degrees, world_size)}"
         )
     found = Parallelism(
         tensor=table.tensor,
