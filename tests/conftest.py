@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.skips import skip_lines
-from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
+from zsim.trace.trace import MemoryEvents, SpanInfo, SpanInfos, Trace
 
 # No test waits on a clock, not even Hypothesis's.
 hypothesis.settings.register_profile("zsim", deadline=None)
@@ -106,7 +106,7 @@ def build_trace(
     names = [info.name for info in infos]
     return Trace(
         source="simulated",
-        infos=tuple(infos),
+        infos=SpanInfos(infos),
         ranks=np.array(columns[0], dtype=np.int64),
         info_indices=np.array(columns[1], dtype=np.int64),
         issue_seconds=np.array(columns[2], dtype=np.float64),

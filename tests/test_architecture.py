@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1, "dataclass": -1,
     "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
-    "extras": 0, "garbage_collection": 0,
+    "extras": 0, "garbage_collection": 0, "unchanging": 0,
     "specs": 1, "trace": 1, "validated": 1,
     "cost": 2,
     "plan": 3,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.expect import there
 from zsim.report.breakdown import compute_stream, step_breakdown
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 
 def gather(start: float, end: float, **fields: Any) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def raw_trace(
     names = [span["name"] for span in spans]
     return Trace(
         source="simulated",
-        infos=tuple(SpanInfo(span["name"], span["kind"], span["stream"]) for span in spans),
+        infos=SpanInfos(SpanInfo(span["name"], span["kind"], span["stream"]) for span in spans),
         ranks=np.zeros(len(spans), dtype=np.int64),
         info_indices=np.arange(len(spans), dtype=np.int64),
         issue_seconds=columns["issue"],

@@ -15,7 +15,7 @@ from zsim.comparison import planted
 from zsim.comparison.compare import Comparison, compare
 from zsim.comparison.verdict import Tolerances, doubt_about_times
 from zsim.errors import InputError
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SpanInfos, Trace
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_errors_are_signed_and_relative_to_the_recording(step: Trace) -> None:
 
 def test_without_phases_the_recordings_kernels_are_one_class(step: Trace) -> None:
     kinds = {"optimizer": "compute"}
-    infos = tuple(info._replace(phase="", kind=kinds.get(info.kind, info.kind)) for info in step.infos)
+    infos = SpanInfos(info._replace(phase="", kind=kinds.get(info.kind, info.kind)) for info in step.infos)
     names = [row.name for row in compare(step, recorded(replace(step, infos=infos))).clock.classes]
     assert names == ["all-gather, 16 ranks", "kernels", "reduce-scatter, 16 ranks"]
 
@@ -200,7 +200,7 @@ def test_the_framework_is_left_out_where_the_allocator_could_not_see_it(step: Tr
 
 
 def test_gloos_reduce_scatters_are_compared_as_the_all_reduces_that_they_are(step: Trace) -> None:
-    infos = tuple(i._replace(kind="all_reduce") if i.kind == "reduce_scatter" else i for i in step.infos)
+    infos = SpanInfos(i._replace(kind="all_reduce") if i.kind == "reduce_scatter" else i for i in step.infos)
     gloo = recorded(replace(step, infos=infos), backend="gloo")
     assert compare(step, gloo).plan_verdict == "pass"
 

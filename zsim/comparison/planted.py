@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.trace.trace import COLLECTIVES, MemoryEvents, Trace
+from zsim.trace.trace import COLLECTIVES, MemoryEvents, SpanInfos, Trace
 
 
 def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
@@ -31,7 +31,9 @@ def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
     info = trace.infos[trace.info_indices[span]]
     indices = trace.info_indices.copy()
     indices[span] = len(trace.infos)
-    return replace(trace, infos=(*trace.infos, info._replace(bytes=2 * info.bytes)), info_indices=indices)
+    return replace(
+        trace, infos=SpanInfos((*trace.infos, info._replace(bytes=2 * info.bytes))), info_indices=indices
+    )
 
 
 def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:

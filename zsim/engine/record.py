@@ -30,7 +30,7 @@ from zsim.plan.ops import (
     Work,
 )
 from zsim.specs.experiment.job import Job
-from zsim.trace.trace import MemoryEvents, SpanInfo, Trace, joined
+from zsim.trace.trace import MemoryEvents, SpanInfo, SpanInfos, Trace, joined
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
@@ -129,10 +129,10 @@ class _Shown:
         return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
 
 
-def _shown(plan: Plan) -> tuple[tuple[SpanInfo, ...], list[_Shown]]:
+def _shown(plan: Plan) -> tuple[SpanInfos, list[_Shown]]:
     infos: list[SpanInfo] = []
     shown = [_Shown.of(program, plan, infos) for program in plan.programs]
-    return tuple(infos), shown
+    return SpanInfos(infos), shown
 
 
 def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:

@@ -20,7 +20,7 @@ from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.recorded.rank import RecordedRank, as_recorded
 from zsim.plan.recorded.work import Recorded
 from zsim.specs.topology.topology import Topology
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 _KINDS: Mapping[str, CollectiveKind] = {
     "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
@@ -189,7 +189,7 @@ def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
     return replace(
         like,
         source="simulated",
-        infos=tuple(index_of),
+        infos=SpanInfos(index_of),
         ranks=table[:, 0].astype(np.int64),
         info_indices=table[:, 1].astype(np.int64),
         issue_seconds=times[:, 0],

@@ -27,8 +27,8 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import Recorded
-from zsim.plan.unchanging import Unchanging
 from zsim.specs.model.works import ExchangeLibrary
+from zsim.unchanging import Unchanging
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)

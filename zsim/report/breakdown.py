@@ -21,9 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zsim.arrays import Bools
 from zsim.dataclass import dataclass
 from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are the same instant
 
@@ -52,14 +53,19 @@ class Breakdown:
     waits: tuple[Wait, ...]
 
 
-class _Row(NamedTuple):
-    """One span on the compute stream, and the gap before it; `info` -1: the end of the step."""
+# A span on the compute stream, with the gap before it: the gap's start, the span's start and end, when the
+# host issued it, and the index of its information (-1: the end of the step).
+_Row = tuple[float, float, float, float, int]
 
-    gap_start: float
-    start: float
-    end: float
-    issue: float
-    info: int
+
+class _Ops(NamedTuple):
+    """The distinct ops of a trace as they are seen from the compute stream: whether they are on it, or on any
+    other; the breakdown's name for their seconds on it, and for waits for them elsewhere."""
+
+    are_on_it: Bools
+    are_elsewhere: Bools
+    meanings: list[str]
+    causes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class _Scene:
     """Everything that the compute stream can wait for: the spans of all other streams sorted by end, the
     intervals in which the host was blocked, and those in which it was in torch's allocator."""
 
-    kinds: list[str]
+    ops: SpanInfos
+    causes: list[str]  # of a wait for each of `ops`
     starts: list[float]
     ends: list[float]
     issues: list[float]
@@ -80,7 +87,7 @@ class _Scene:
 def compute_stream(trace: Trace) -> str:
     """Name of the compute stream: `compute`, or the stream that computes longest where none has that name
     (in a recorded trace)."""
-    if any(info.stream == "compute" for info in trace.infos):
+    if trace.infos.once(_has_compute_stream):
         return "compute"
     seconds: dict[str, float] = {}
     for _, info, start, end in trace.rows():
@@ -89,35 +96,46 @@ def compute_stream(trace: Trace) -> str:
     return max(sorted(seconds), key=lambda stream: seconds[stream], default="compute")
 
 
+def _has_compute_stream(infos: SpanInfos) -> bool:
+    return any(info.stream == "compute" for info in infos)
+
+
 def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
     """The breakdown of `trace.step_seconds` on `rank`, by default the first rank of the trace."""
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
     own = trace if rank is None else trace.of_rank(rank)
-    rows, scene = _rows_and_scene(own)
+    ops = own.infos.once(_ops_seen_from, compute_stream(own))
+    rows, scene = _rows_and_scene(own, ops)
     by_phase: dict[str, dict[str, float]] = {}
     waits: list[Wait] = []
     phase = "forward"
-    for row in rows:
-        before, began, ended, _, number = row
-        op = own.infos[number] if number >= 0 else None
-        if op is not None:
-            phase = op.phase
+    for before, began, ended, issue, number in rows:
+        if number >= 0:
+            phase = own.infos[number].phase
         table = by_phase.get(phase)
         if table is None:
             table = by_phase[phase] = dict.fromkeys(BREAKDOWN, 0.0)
         if began > before:
-            for start, end, cause, info in _gap(row, scene):
+            for start, end, cause, info in _gap(before, began, issue, scene):
                 table[cause] += end - start
                 waits.append(Wait(start, end, cause, info, phase))
-        if op is None:
+        if number < 0:
             continue
-        meaning = _meaning_on_compute_stream(op)
+        meaning = ops.meanings[number]
         table[meaning] += ended - began
         if meaning in ("exposed_communication", "offload_stall"):
             waits.append(Wait(began, ended, meaning, number, phase))
     seconds = {name: math.fsum(table[name] for table in by_phase.values()) for name in BREAKDOWN}
     return Breakdown(seconds, by_phase, tuple(waits))
+
+
+def _ops_seen_from(infos: SpanInfos, stream: str) -> _Ops:
+    """The distinct ops as seen from `stream`, for `SpanInfos.once`."""
+    are_on_host = np.array([info.kind == "host" for info in infos], dtype=bool)
+    are_on_it = np.array([info.stream == stream for info in infos], dtype=bool) & ~are_on_host
+    meanings = [_meaning_on_compute_stream(info) for info in infos]
+    return _Ops(are_on_it, ~are_on_it & ~are_on_host, meanings, [waiting_cause(info.kind) for info in infos])
 
 
 def _meaning_on_compute_stream(info: SpanInfo) -> str:
@@ -126,38 +144,27 @@ def _meaning_on_compute_stream(info: SpanInfo) -> str:
     return waiting_cause(info.kind)
 
 
-def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
+def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[list[_Row], _Scene]:
     """The spans of the compute stream with the gaps before them, clipped to the step; and the scene of all
     other spans."""
-    stream = compute_stream(own)
-    is_host = np.array([info.kind == "host" for info in own.infos], dtype=bool)
-    is_compute = np.array([info.stream == stream for info in own.infos], dtype=bool) & ~is_host
     lasts = own.end_seconds > own.start_seconds
-    mine = np.flatnonzero(is_compute[own.info_indices] & lasts)
-    theirs = np.flatnonzero(~is_compute[own.info_indices] & ~is_host[own.info_indices] & lasts)
+    mine = np.flatnonzero(ops.are_on_it[own.info_indices] & lasts)
+    theirs = np.flatnonzero(ops.are_elsewhere[own.info_indices] & lasts)
 
     order = mine[np.argsort(own.start_seconds[mine], kind="stable")]
     ends = np.minimum(own.end_seconds[order], own.step_seconds)
     before = np.concatenate([[0.0], np.maximum.accumulate(np.maximum(ends, 0.0))])
     starts = np.minimum(np.maximum(own.start_seconds[order], before[:-1]), own.step_seconds)
     ends = np.maximum(ends, starts)
-    rows = [
-        _Row(gap_start, start, end, issue, info)
-        for gap_start, start, end, issue, info in zip(
-            before[:-1].tolist(),
-            starts.tolist(),
-            ends.tolist(),
-            own.issue_seconds[order].tolist(),
-            own.info_indices[order].tolist(),
-            strict=True,
-        )
-    ]
-    rows.append(_Row(float(before[-1]), own.step_seconds, own.step_seconds, math.nan, -1))
+    columns = before[:-1], starts, ends, own.issue_seconds[order], own.info_indices[order]
+    rows: list[_Row] = list(zip(*(column.tolist() for column in columns), strict=True))
+    rows.append((float(before[-1]), own.step_seconds, own.step_seconds, math.nan, -1))
 
     order = theirs[np.lexsort((own.start_seconds[theirs], own.end_seconds[theirs]))]
     blocks = _one_at_a_time(own)
     return rows, _Scene(
-        kinds=[info.kind for info in own.infos],
+        ops=own.infos,
+        causes=ops.causes,
         starts=own.start_seconds[order].tolist(),
         ends=own.end_seconds[order].tolist(),
         issues=own.issue_seconds[order].tolist(),
@@ -183,11 +190,12 @@ def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
 _Stretch = tuple[float, float, str, int | None]
 
 
-def _gap(row: _Row, scene: _Scene) -> Iterator[_Stretch]:
-    """Split the gap before `row`: see [Note: why the compute stream stands still]."""
-    issued = row.gap_start if math.isnan(row.issue) else min(max(row.issue, row.gap_start), row.start)
-    yield from _host(row.gap_start, issued, scene)
-    yield from _wait(row, issued, scene)
+def _gap(gap_start: float, start: float, issue: float, scene: _Scene) -> list[_Stretch]:
+    """Split the gap before a span: see [Note: why the compute stream stands still]."""
+    issued = gap_start if math.isnan(issue) else min(max(issue, gap_start), start)
+    found = list(_host(gap_start, issued, scene)) if issued > gap_start else []
+    found += _wait(start, issued, scene)
+    return found
 
 
 def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
@@ -210,21 +218,22 @@ def _elsewhere(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
         block_start, block_end, info = scene.blocks[index]
         if block_start >= end:
             break
-        if scene.kinds[info] in COMPUTE_KINDS or scene.kinds[info] == "host":
+        kind = scene.ops[info].kind
+        if kind in COMPUTE_KINDS or kind == "host":
             continue
         if block_start > start:
             yield start, block_start, "host_bound", None
-        yield max(start, block_start), min(end, block_end), waiting_cause(scene.kinds[info]), info
+        yield max(start, block_start), min(end, block_end), scene.causes[info], info
         start = block_end
     if end > start:
         yield start, end, "host_bound", None
 
 
-def _wait(row: _Row, issued: float, scene: _Scene) -> Iterator[_Stretch]:
-    """Split the wait of an issued op by the chain of spans on other streams, backwards from the op's
-    start."""
-    slack = _ENDED_TOGETHER * row.start
-    at = row.start
+def _wait(until: float, issued: float, scene: _Scene) -> Iterator[_Stretch]:
+    """Split the wait of an issued op by the chain of spans on other streams, backwards from the op's start,
+    `until`."""
+    slack = _ENDED_TOGETHER * until
+    at = until
     last = bisect_right(scene.ends, at + slack) - 1
     follower: int | None = None  # the span after an idle interval: not yet issued, or waiting for its peers
     while at > issued:
@@ -238,7 +247,7 @@ def _wait(row: _Row, issued: float, scene: _Scene) -> Iterator[_Stretch]:
         if not is_explained:
             return
         info, began = scene.infos[last], max(issued, scene.starts[last])
-        yield began, at, waiting_cause(scene.kinds[info]), info
+        yield began, at, scene.causes[info], info
         at, follower = began, last
 
 
@@ -252,4 +261,4 @@ def _idle(start: float, end: float, follower: int | None, scene: _Scene) -> Iter
     issued = start if math.isnan(issue) else min(max(issue, start), end)
     yield from _host(start, issued, scene)
     if end > issued:
-        yield issued, end, waiting_cause(scene.kinds[info]), info
+        yield issued, end, scene.causes[info], info

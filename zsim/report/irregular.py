@@ -11,7 +11,7 @@ from zsim.report.breakdown import step_breakdown
 from zsim.report.pipeline.bubbles import Bubbles
 from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.specs.experiment.jitter import Jitter
-from zsim.trace.trace import Trace
+from zsim.trace.trace import Trace, are_of_kinds
 
 _MAX_ROWS = 12
 _PERCENTILES = (5, 50, 95)
@@ -72,7 +72,7 @@ def rank_rows(
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
-    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
+    is_kernel = trace.infos.once(are_of_kinds, COMPUTE_KINDS)
     rows = []
     for rank, size, slowdown in zip(ranks, sizes, slowdowns, strict=True):
         own = trace.on_clock_of(rank)

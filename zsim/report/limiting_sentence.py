@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.report.breakdown import Breakdown
 from zsim.report.views.meanings import WHOLE_STEP, span_meaning
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SpanInfos, Trace
 from zsim.units import format_seconds
 
 _BOUND = {
@@ -72,12 +72,12 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     for; "" without one."""
     by_kind: dict[str, float] = {}
     by_op: dict[tuple[str, str, str], float] = {}
-    for wait in breakdown.waits:
-        if wait.cause == cause and wait.info is not None:
-            info = trace.infos[wait.info]
-            op = (info.kind, info.module or (info.name if info.name != info.kind else ""), info.phase)
-            by_kind[info.kind] = by_kind.get(info.kind, 0.0) + wait.seconds
-            by_op[op] = by_op.get(op, 0.0) + wait.seconds
+    ops = trace.infos.once(_ops_in_words)
+    for start, end, of, info, _ in breakdown.waits:
+        if of == cause and info is not None:
+            op, waited = ops[info], end - start
+            by_kind[op[0]] = by_kind.get(op[0], 0.0) + waited
+            by_op[op] = by_op.get(op, 0.0) + waited
     if not by_kind:
         return ""
     kind, name, phase = max(by_op, key=lambda key: by_op[key])
@@ -89,3 +89,8 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     if by_kind[kind] > of_cause / 2:
         return f", mostly {span_meaning(kind).label} ({_share(by_kind[kind] / of_cause)} of it)"
     return ""
+
+
+def _ops_in_words(infos: SpanInfos) -> list[tuple[str, str, str]]:
+    """The (kind, name or "", phase) of each op, for `SpanInfos.once`."""
+    return [(one.kind, one.module or (one.name if one.name != one.kind else ""), one.phase) for one in infos]

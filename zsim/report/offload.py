@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown
-from zsim.trace.trace import Trace
+from zsim.trace.trace import Trace, are_of_kinds
 
 CAUSES = ("PCIe", "DRAM", "CPU step", "drive read", "drive write")
 _BY_KIND = {
@@ -56,7 +56,7 @@ def offload_section(
 ) -> OffloadSection | None:
     """The section on offloading; None without offloaded work. `limits`: the resource that bounds each kind of
     span; see [Note: the cause of a stall]. The causes add up to the breakdown's offload stall."""
-    if not any(info.kind in _BY_KIND for info in trace.infos):
+    if not trace.infos.once(are_of_kinds, frozenset(_BY_KIND)).any():
         return None
     own = trace.of_rank(rank)
     moved: dict[str, int] = {}

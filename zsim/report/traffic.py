@@ -10,7 +10,7 @@ from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.report.breakdown import Wait
 from zsim.report.views.meanings import COMPUTE_KINDS
-from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
+from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, are_of_kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +117,38 @@ def collective_rows(
     """The collectives of `rank` (by default the first) in the order of their first call; `waits` are the
     waits of its breakdown."""
     own = _of(trace, rank)
+    kinds, of_info = own.infos.once(_calls_alike)
     spans = _indices(own, COLLECTIVES)
     called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
     spans = spans[np.argsort(called, kind="stable")]
-    seconds = (own.end_seconds - own.start_seconds)[spans].tolist()
-    keys: dict[int, _Key] = {}  # by the index of the span's information
-    counts: dict[_Key, int] = {}
-    busy: dict[_Key, float] = {}
-    for index, lasted in zip(own.info_indices[spans].tolist(), seconds, strict=True):
-        key = keys.get(index)
-        if key is None:
-            key = keys[index] = _key(own.infos[index])
-        counts[key] = counts.get(key, 0) + 1
-        busy[key] = busy.get(key, 0.0) + lasted
-    exposed = dict.fromkeys(counts, 0.0)
-    for wait in waits:
-        key = None if wait.info is None else keys.get(wait.info) or _key(own.infos[wait.info])
-        if key is not None and key in exposed:
-            exposed[key] += wait.seconds
+    numbers = of_info[own.info_indices[spans]]
+    counts = np.bincount(numbers, minlength=len(kinds)).tolist()
+    busy = np.bincount(numbers, own.end_seconds[spans] - own.start_seconds[spans], len(kinds)).tolist()
+    awaited = [(wait.info, wait.seconds) for wait in waits if wait.info is not None]
+    infos, seconds = zip(*awaited, strict=True) if awaited else ((), ())
+    waited_for = of_info[np.array(infos, dtype=np.int64)]
+    is_call = waited_for >= 0
+    exposed = np.bincount(waited_for[is_call], np.array(seconds)[is_call], len(kinds)).tolist()
     return tuple(
-        CollectiveRow(kind, group, size, counts[key], num_bytes, dtype, busy[key], exposed[key])
-        for key in counts
-        for kind, group, size, num_bytes, dtype in [key]
+        CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, busy[n], exposed[n])
+        for n in dict.fromkeys(numbers.tolist())
+        for kind, group, size, num_bytes, dtype in [kinds[n]]
     )
 
 
-_Key = tuple[str, str, int, int, str]
+_Alike = tuple[str, str, int, int, str]
 
 
-def _key(info: SpanInfo) -> _Key:
-    return (info.kind, reported_group(info.group), info.group_size, info.bytes, info.dtype)
+def _calls_alike(infos: SpanInfos) -> tuple[list[_Alike], Ints]:
+    """The distinct (kind, group, its size, bytes, dtype) of collectives, and each op's index among them (-1:
+    no collective), for `SpanInfos.once`."""
+    found: dict[_Alike, int] = {}
+    numbers = np.full(len(infos), -1, dtype=np.int64)
+    for place in np.flatnonzero(infos.once(are_of_kinds, COLLECTIVES)).tolist():
+        one = infos[place]
+        key = one.kind, reported_group(one.group), one.group_size, one.bytes, one.dtype
+        numbers[place] = found.setdefault(key, len(found))
+    return list(found), numbers
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
@@ -165,8 +167,7 @@ def _of(trace: Trace, rank: int | None) -> Trace:
 
 
 def _indices(own: Trace, kinds: frozenset[str]) -> Ints:
-    wanted = np.array([info.kind in kinds for info in own.infos], dtype=bool)
-    return np.flatnonzero(wanted[own.info_indices])
+    return np.flatnonzero(own.infos.once(are_of_kinds, kinds)[own.info_indices])
 
 
 def _union(own: Trace, spans: Ints) -> Floats:

@@ -6,15 +6,16 @@ so a trace of a thousand ranks stays small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from zsim.arrays import Bools, Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.extras import require
+from zsim.unchanging import Unchanging
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +43,23 @@ class SpanInfo(NamedTuple):
     module: str = ""
     flops: float = 0.0
     hbm_bytes: float = 0.0
+
+
+class SpanInfos(tuple[SpanInfo, ...], Unchanging):
+    """The distinct ops of a trace; traces of one plan share them, and with them the cache of `once`."""
+
+    def __new__(cls, infos: Iterable[SpanInfo] = ()) -> Self:
+        found = super().__new__(cls, infos)
+        found._derived = {}
+        return found
+
+    def __reduce__(self) -> tuple[type[SpanInfos], tuple[tuple[SpanInfo, ...]]]:
+        return SpanInfos, (tuple(self),)
+
+
+def are_of_kinds(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
+    """Whether each op is of one of `kinds`, for `SpanInfos.once`."""
+    return np.array([info.kind in kinds for info in infos], dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -140,7 +158,7 @@ class Trace:
     """
 
     source: Literal["simulated", "recorded"]
-    infos: tuple[SpanInfo, ...]
+    infos: SpanInfos
     ranks: Ints
     info_indices: Ints
     issue_seconds: Floats

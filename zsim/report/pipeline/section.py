@@ -161,22 +161,8 @@ def _busy(breakdown: Breakdown) -> float:
 
 
 def rank_breakdown(trace: Trace, rank: int) -> Breakdown:
-    """The breakdown of one rank on the clock of its own step, found among the spans of its own program."""
-    own = trace.on_clock_of(rank)
-    first, last = int(own.info_indices.min()), int(own.info_indices.max())
-    found = step_breakdown(
-        replace(
-            own,
-            infos=own.infos[first : last + 1],
-            info_indices=own.info_indices - first,
-            host_blocks=tuple((r, start, end, info - first) for r, start, end, info in own.host_blocks),
-        ),
-        rank,
-    )
-    waits = tuple(
-        wait if wait.info is None else wait._replace(info=wait.info + first) for wait in found.waits
-    )
-    return replace(found, waits=waits)
+    """The breakdown of one rank on the clock of its own step."""
+    return step_breakdown(trace.on_clock_of(rank), rank)
 
 
 def _first_ranks(plan: Plan, trace: Trace) -> Mapping[int, list[int]]:

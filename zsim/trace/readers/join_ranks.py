@@ -12,7 +12,7 @@ import numpy as np
 from zsim.errors import InputError
 from zsim.trace.readers.matching import clock_offsets, match_collectives, transfer_times
 from zsim.trace.readers.recording import UNKNOWN, Recording
-from zsim.trace.trace import COLLECTIVES, MemoryEvents, SpanInfo, Step, Trace
+from zsim.trace.trace import COLLECTIVES, MemoryEvents, SpanInfo, SpanInfos, Step, Trace
 
 _NO_STEP = -1
 _Bounds = dict[int, tuple[int, int]]  # step -> (start, end)
@@ -47,7 +47,7 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
     metadata["transfers_bounded"] = num_bounds
     return Trace(
         source="recorded",
-        infos=tuple(table.infos),
+        infos=SpanInfos(table.infos),
         world_size=world_size,
         step_seconds=typical,
         memory=_memory(ordered, shifts),
