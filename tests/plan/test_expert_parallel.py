@@ -33,9 +33,15 @@ TITAN = {"kind": "fsdp2", "wrapping": "torchtitan"}
 EXPERT_WEIGHTS = LAYERS * EXPERTS * 3 * HIDDEN * WIDTH
 
 
-def job_of(strategy: dict[str, Any], parallelism: dict[str, Any], gpus: int = 16, **training: Any) -> Job:
+def job_of(
+    strategy: dict[str, Any],
+    parallelism: dict[str, Any],
+    gpus: int = 16,
+    model: dict[str, Any] = TINY,
+    **training: Any,
+) -> Job:
     training = {"sequence_length": TOKENS, **training}
-    data: dict[str, Any] = {"model": TINY, "cluster": "dgx-h100", "gpus": gpus, "training": training}
+    data: dict[str, Any] = {"model": model, "cluster": "dgx-h100", "gpus": gpus, "training": training}
     return resolve(Experiment(**data, strategy=strategy, parallelism=parallelism))
 
 
@@ -284,6 +290,22 @@ def test_torchtitans_experts_are_a_group_inside_their_block() -> None:
     assert calls(plan, "backward", "expert_data")["reduce_scatter", "expert_data", 4 * one, "fp32"] == LAYERS
     wide = make_plan(job_of(TITAN, {"expert": 16}, 64))
     assert calls(wide, "forward", "expert_data") == {("all_gather", "expert_data", one, "bf16"): LAYERS}
+
+
+@pytest.mark.parametrize(
+    ("wrapping", "is_tied"), [("torchtitan", True), ("torchtitan-0.1", False), ("blocks:2", False)]
+)
+def test_experts_are_a_group_inside_their_block_however_the_rest_is_wrapped(
+    wrapping: str, is_tied: bool
+) -> None:
+    """Where the root has embedding and head, as of tied weights, and where a unit has two blocks."""
+    job = job_of(
+        {**TITAN, "wrapping": wrapping}, {"expert": 8}, model={**TINY, "tie_word_embeddings": is_tied}
+    )
+    one = EXPERT_WEIGHTS // LAYERS // 8
+    plan = make_plan(job)
+    assert calls(plan, "forward", "expert_data") == {("all_gather", "expert_data", 2 * one, "bf16"): LAYERS}
+    assert calls(plan, "backward", "expert_data")["reduce_scatter", "expert_data", 4 * one, "fp32"] == LAYERS
 
 
 def test_the_next_blocks_experts_are_gathered_ahead() -> None:

@@ -94,15 +94,23 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
                 block, modules=tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
             )
         blocks.append(made[key])
-    if model.is_tied and not any(one.trainable_numel for one in before if isinstance(one.work, Embedding)):
-        after = [
-            replace(one, borrows_frozen=True) if isinstance(one.work, Linear) and not one.parameters else one
-            for one in after
-        ]
+    if model.is_tied:
+        after = [replace(one, borrows_frozen=True) if _borrows_frozen(one, before) else one for one in after]
     result = replace(model, before=tuple(before), blocks=tuple(blocks), after=tuple(after))
     if not result.trainable_numel:
         raise InputError(f"training.frozen: no parameter of '{model.name}' is left to train")
     return _with_gradient_flow(result, starts=frozen.inputs_require_gradients)
+
+
+def _borrows_frozen(head: Module, before: Sequence[Module]) -> bool:
+    """Whether a module multiplies by the frozen weight of an embedding: the first of the weight's size, not
+    one of positions or types behind it."""
+    work = head.work
+    if not isinstance(work, Linear) or any(one.name == "weight" for one in head.parameters):
+        return False
+    numel = work.in_features * work.out_features
+    weights = (one for module in before if isinstance(module.work, Embedding) for one in module.parameters)
+    return next((not one.trainable for one in weights if one.numel == numel), False)
 
 
 def _frozen(module: Module, name: str, frozen: Frozen) -> Module:

@@ -314,7 +314,7 @@ def _param_groups(
             reshards_after_forward=is_pipeline and reshards, ends_before_loss=has_loss,
         )  # fmt: skip
         if experts_mesh is not None:
-            return _with_experts(stage, embedding, units, head, experts_mesh)
+            return _with_experts(stage, [embedding], units, [head], experts_mesh)
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1" and units:
         units[-1].reshards_after_forward, units[-1].post_forward = False, None
@@ -324,34 +324,35 @@ def _param_groups(
         tuple(parameter for segment in rest for parameter in segment.parameters), mesh,
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan and has_loss,
     )  # fmt: skip
-    return [root, *units]
+    return [root, *(units if experts_mesh is None else _with_experts(stage, [], units, [], experts_mesh))]
 
 
 def _with_experts(
-    stage: Stage, embedding: ParamGroup, blocks: list[ParamGroup], head: ParamGroup, mesh: MeshInfo
+    stage: Stage, before: list[ParamGroup], blocks: list[ParamGroup], after: list[ParamGroup], mesh: MeshInfo
 ) -> list[ParamGroup]:
     """The groups with those of routed experts behind their blocks. They are cut on dim 1 where experts are
     fewer than ranks; every group names what is prefetched with it, since the host waits in between (0.2.2
-    models/llama4/infra/parallelize.py `apply_fsdp`)."""
+    models/llama4/infra/parallelize.py `apply_fsdp`). `before` and `after`: the embedding's group and the
+    head's, where the root has them not."""
     segments = {segment.name: segment for segment in stage.workload.segments}
-    of_block = {unit.name: _experts_of(unit, segments[unit.segments[0]], mesh) for unit in blocks}
-    names = {name: [name] if inner is None else [name, inner.name] for name, inner in of_block.items()}
-    order = [unit for unit in (embedding, *blocks, head) if unit.parameters]
+    of_unit = {
+        unit.name: [_experts_of(unit, segments[name], mesh) for name in unit.segments] for unit in blocks
+    }
+    inner = {name: [one for one in groups if one is not None] for name, groups in of_unit.items()}
+    names = {name: [name, *(one.name for one in groups)] for name, groups in inner.items()}
+    order = [unit for unit in (*before, *blocks, *after) if unit.parameters]
     found = []
     for number, unit in enumerate(order):
         later = order[number + 1] if number + 1 < len(order) else None
         earlier = order[number - 1] if number else None
-        is_end = unit is embedding, unit is head
+        is_end = unit in before, unit in after
         if later is not None:
             ahead = names.get(later.name, [later.name])
             unit.forward_prefetch = tuple(ahead[:1] if is_end[0] else ahead)
         if earlier is not None:
             behind = names.get(earlier.name, [earlier.name])
             unit.backward_prefetch = tuple(behind[:1] if is_end[1] else behind)
-        found.append(unit)
-        inner = of_block.get(unit.name)
-        if inner is not None:
-            found.append(inner)
+        found += [unit, *inner.get(unit.name, ())]
     return found
 
 
