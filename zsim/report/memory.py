@@ -113,10 +113,13 @@ class Ledger:
             events = MemoryEvents(whole, nothing, nothing, (), (), whole)
         categories = (*CATEGORIES, *sorted(set(events.categories) - set(CATEGORIES)))
         column = {category: index for index, category in enumerate(categories)}
-        columns = np.array([column[category] for category in events.categories], dtype=np.int64)
+        count = len(events.devices)
+        columns = np.fromiter(map(column.__getitem__, events.categories), np.int64, count)
+        number_of = {device: number for number, device in enumerate(DEVICES)}
+        numbers = np.fromiter(map(number_of.__getitem__, events.devices), np.int64, count)
         by_rank: dict[str, dict[int, Ints]] = {}
-        for device in DEVICES:
-            chosen = np.flatnonzero(np.array([name == device for name in events.devices], dtype=bool))
+        for device, number in number_of.items():
+            chosen = np.flatnonzero(numbers == number)
             chosen = chosen[np.argsort(events.ranks[chosen], kind="stable")]
             ranks, firsts = np.unique(events.ranks[chosen], return_index=True)
             parts = np.split(chosen, firsts[1:]) if len(ranks) else []

@@ -187,16 +187,10 @@ def _length(intervals: Floats) -> float:
 
 def _intersection(left: Floats, right: Floats) -> Floats:
     """The instants that both of two disjoint, sorted lists of intervals cover."""
-    pieces: list[tuple[float, float]] = []
-    lefts, rights = left.tolist(), right.tolist()
-    i = j = 0
-    while i < len(lefts) and j < len(rights):
-        (left_start, left_end), (right_start, right_end) = lefts[i], rights[j]
-        start, end = max(left_start, right_start), min(left_end, right_end)
-        if start < end:
-            pieces.append((start, end))
-        if left_end < right_end:
-            i += 1
-        else:
-            j += 1
-    return np.array(pieces).reshape(-1, 2)
+    first = np.searchsorted(right[:, 1], left[:, 0], side="right")  # on the right that ends after it begins
+    count = np.maximum(np.searchsorted(right[:, 0], left[:, 1]) - first, 0)
+    own = np.repeat(np.arange(len(left)), count)
+    other = np.arange(len(own)) + np.repeat(first - (np.cumsum(count) - count), count)
+    starts, ends = np.maximum(left[own, 0], right[other, 0]), np.minimum(left[own, 1], right[other, 1])
+    both: Floats = np.stack([starts, ends], axis=1)[starts < ends]
+    return both

@@ -102,12 +102,13 @@ class OpCauses:
         self._gpus = [gpu] * len(plan.programs) if isinstance(gpu, Gpu) else gpu
         self._calls, self._limits = calls, limits
         self._known: dict[tuple[int, int], Alone] = {}  # by the id of the work, and the GPU's
+        self._program_of: list[int] = [] if len(plan.programs) == 1 else plan.program_of.tolist()
 
     def of(self, number: int, rank: int = 0) -> Alone:
         """A rank's op `number` on an idle machine; also what stands in place of an op number in a chain."""
         if number < 0:
             return _NO_OP[number]
-        program = int(self._plan.program_of[rank])
+        program = self._program_of[rank] if self._program_of else 0
         work, gpu = self._plan.programs[program].ops[number].work, self._gpus[program]
         known = self._known.get((id(work), id(gpu)))
         if known is None:
@@ -147,15 +148,16 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     """
     totals: defaultdict[str, float] = defaultdict(float)
     for rank, op, start, end in links:
-        took, alone = end - start, causes.of(op, rank)
-        extra = took - alone.seconds
+        took, (by_cause, whole, is_computing, shared, slowed) = end - start, causes.of(op, rank)
+        extra = took - whole
         if extra < 0:
-            for cause, seconds in alone.causes.items():
-                totals[cause] += seconds * took / alone.seconds
+            for cause, seconds in by_cause.items():
+                totals[cause] += seconds * took / whole
             continue
-        slowed = extra if alone.is_computing else min(extra, alone.slowed_seconds)
-        for cause, seconds in alone.causes.items():
-            totals[cause] += seconds if cause != alone.shared else seconds + (extra - slowed)
+        if is_computing or extra < slowed:
+            slowed = extra
+        for cause, seconds in by_cause.items():
+            totals[cause] += seconds if cause != shared else seconds + (extra - slowed)
         totals["interference"] += slowed
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
 

@@ -29,6 +29,7 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
 _SAME_INSTANT = 1e-9  # of the step
+_new = tuple.__new__  # of a link: without the call of the named tuple's own, which takes as long again
 Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
 # In place of an op number: the host issuing work; a wait whose cause is not in this trace; the host in
 # torch's allocator, which has run short and gets memory from the driver and gives it back.
@@ -94,31 +95,35 @@ class _Walk:
         if end - last > self.tolerance:
             at = self._host(rank, end, len(self._part(rank).numbers))
         while at is not None:
-            at = self._op(*at)
+            at = self._ops(*at)
         self.found.reverse()
         return self.found
 
-    def _op(self, rank: int, place: int) -> tuple[int, int] | None:
-        """Add the op at `place`, and return (rank, place) of the op that it waited for; None at the step's
-        beginning."""
-        lane = self.times.of(rank)
-        end = lane.end[place]
-        if not self.is_alone:
-            rank, place = self._last_to_come(rank, place)
-            lane = self.times.of(rank)
-        part = self._part(rank)
-        start = lane.start[place]
-        self._add(rank, part.numbers[place], start, end)
-        if start <= self.begin + self.tolerance:
-            return None
-        place, previous = self._behind_which(lane, part, place)
-        waited = lane.end[previous] if previous >= 0 else 0.0
-        issued = min(lane.issue[place], start)
-        if waited >= issued and previous >= 0:
-            if start - waited > self.tolerance:  # a wait of unknown cause: the chain has no gaps
+    def _ops(self, rank: int, place: int) -> tuple[int, int] | None:
+        """Add the op at `place` and those that it waited for in turn, up to one that waited for the host;
+        return the (rank, place) that the host waited for. None at the step's beginning."""
+        lane, part, tolerance = self.times.of(rank), self._part(rank), self.tolerance
+        starts, ends, issues, numbers = lane.start, lane.end, lane.issue, part.numbers
+        while True:
+            end = ends[place]
+            if not self.is_alone:
+                came, place = self._last_to_come(rank, place)
+                if came != rank:
+                    rank, lane, part = came, self.times.of(came), self._part(came)
+                    starts, ends, issues, numbers = lane.start, lane.end, lane.issue, part.numbers
+            start = starts[place]
+            self._add(rank, numbers[place], start, end)
+            if start <= self.begin + tolerance:
+                return None
+            place, previous = self._behind_which(lane, part, place)
+            waited = ends[previous] if previous >= 0 else 0.0
+            issued = min(issues[place], start)
+            if waited < issued or previous < 0:
+                break
+            if start - waited > tolerance:  # a wait of unknown cause: the chain has no gaps
                 self._add(rank, OTHERS, waited, start)
-            return rank, previous
-        if start - issued > self.tolerance:
+            place = previous
+        if start - issued > tolerance:
             self._add(rank, OTHERS, issued, start)
         return self._host(rank, issued, place)
 
@@ -132,9 +137,11 @@ class _Walk:
                 end = ends[before]
                 if previous < 0 or end > ready or (end == ready and before > previous):
                     previous, ready = before, end
-            ready = max(lane.issue[place], ready)
             ahead = part.ahead.get(place, -1)
-            if start - ready <= self.tolerance or ahead < 0 or start - lane.start[ahead] > self.tolerance:
+            if ahead < 0:
+                return place, previous
+            ready = max(lane.issue[place], ready)
+            if start - ready <= self.tolerance or start - lane.start[ahead] > self.tolerance:
                 return place, previous
             place = ahead
 
@@ -220,9 +227,10 @@ class _Walk:
         return int(self.communicators[group][rank])
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
-        start = max(start, self.begin)
+        if start < self.begin:
+            start = self.begin
         if end > start:
-            self.found.append(Link(rank, op, start, end))
+            self.found.append(_new(Link, (rank, op, start, end)))
 
 
 def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
