@@ -19,6 +19,7 @@ MAX_BYTES = 16_000_000
 MAX_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
 _MAX_DEPTH = 64
 _MAX_DIGITS = 4_000  # Python shows no more than 4,300
+_TOO_LONG = 10**_MAX_DIGITS
 _MAX_DECIMALS = 18
 _DEEP = f"is nested more than {_MAX_DEPTH} levels deep; expected a few"
 _LONG = f"has a number of more than {_MAX_DIGITS:,} digits"
@@ -101,10 +102,12 @@ def check_values(value: Any, where: object) -> None:
             raise InputError(f"{where}: {_DEEP}")
         below: list[Any] = []
         for entry in level:
+            if type(entry) is str:
+                continue
             if isinstance(entry, Mapping):
                 below += entry.values()
             elif isinstance(entry, list | tuple):
                 below += entry
-            elif isinstance(entry, int) and abs(entry) >= 10**_MAX_DIGITS:
+            elif isinstance(entry, int) and abs(entry) >= _TOO_LONG:
                 raise InputError(f"{where}: {_LONG}")
         level = below

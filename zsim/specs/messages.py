@@ -216,6 +216,9 @@ class _Boolean:
         return str(self.value).lower()
 
 
+_NO_BOOLEANS = frozenset({str, int, float, type(None)})
+
+
 def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
     """The data of a file for one of `types`, booleans where numbers are meant as what pydantic refuses."""
     if isinstance(data, bool):
@@ -226,6 +229,8 @@ def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
     items = data.items() if isinstance(data, Mapping) else enumerate(data)
     changed = {}
     for part, value in items:
+        if type(value) in _NO_BOOLEANS:
+            continue
         inner = [choice for one in types for choice in behind(one, part)]
         found = with_booleans_apart(value, inner)
         if found is not value:
