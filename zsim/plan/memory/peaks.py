@@ -4,9 +4,10 @@ follows the host] in zsim.plan.ops."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from itertools import accumulate
+from itertools import accumulate, chain, compress
 from typing import TypeVar
 
+from zsim.plan.columns import memory_columns
 from zsim.plan.ops import CATEGORIES, Category, Device, Memory, MemoryChange, Plan, Program
 
 Owned = tuple[Category, str]  # a category, and its owner ("" for shared pools)
@@ -54,16 +55,23 @@ def owner_of(change: Memory | MemoryChange) -> Owned:
 
 def device_peaks(program: Program) -> dict[Device, int]:
     """Maximum bytes of a rank on each device over the step; devices without any are left out."""
-    changes: list[Memory | MemoryChange] = [*program.resident, *program.memory]
-    devices = dict.fromkeys([change.device for change in changes])
-    peaks = {device: _highest([c.bytes for c in changes if c.device == device]) for device in devices}
+    columns, resident = program.once(memory_columns), program.resident
+    devices = [*(memory.device for memory in resident), *columns.device]
+    counts = [*(memory.bytes for memory in resident), *columns.bytes]
+    found = dict.fromkeys(devices)
+    if len(found) == 1:
+        peaks = {device: _highest(counts) for device in found}
+    else:
+        changes = list(zip(devices, counts, strict=True))
+        peaks = {device: _highest([count for on, count in changes if on == device]) for device in found}
     return {device: peak for device, peak in peaks.items() if peak > 0}
 
 
 def pinned_peak(program: Program) -> int:
     """Maximum page-locked bytes of a rank over the step."""
-    changes: list[Memory | MemoryChange] = [*program.resident, *program.memory]
-    return _highest([change.bytes for change in changes if change.is_pinned])
+    columns = program.once(memory_columns)
+    pinned = [memory.bytes for memory in program.resident if memory.is_pinned]
+    return _highest(chain(pinned, compress(columns.bytes, columns.is_pinned)))
 
 
 def _highest(changes: Iterable[int]) -> int:

@@ -32,20 +32,53 @@ class TensorChange(NamedTuple):
     until: int = -1
 
 
+class _Moves(NamedTuple):
+    """The tensors of one owner: `made`: of each tensor, the change that allocates it, and `sizes` its
+    bytes; `changes` and `tensors`: each change with each tensor that it allocates or frees."""
+
+    made: Ints
+    sizes: Ints
+    changes: Ints
+    tensors: Ints
+
+
 class _Tensors:
-    """Tensors by number, in the order of their allocation: `bytes`, and `places`, the index of the change
-    that allocated each. `moved`: by change, the tensors that it allocates or frees; `is_split`: whether a
-    tensor was freed in parts, so that it counts as several, which are numbered after all others."""
+    """The tensors of one owner's memory by number, in the order of their allocation: `bytes`, and `made`, the
+    change that allocated each. `moved`: by change, the tensors that it allocates or frees. A tensor that is
+    freed in parts counts as several, which are numbered after all others."""
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
-        self.places: list[int] = []
+        self.made: list[int] = []
         self.moved: list[Sequence[int]] = []
-        self.is_split = False
 
-    def take(self, count: int, live: list[int]) -> list[int]:
+    def make(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> _Moves:
+        """Make the `changes`: the bytes of each, and of its tensors if they are several."""
+        sizes, moved, live = self.bytes, self.moved, list[int]()  # oldest first
+        for place, (count, parts) in enumerate(changes):
+            if count <= 0:
+                if live and sizes[live[-1]] == -count:
+                    moved.append((live.pop(),))
+                else:
+                    moved.append(self._take(-count, live))
+                continue
+            made = range(len(sizes), len(sizes) + len(parts)) if parts else (len(sizes),)
+            sizes += parts or (count,)
+            self.made += [place] * len(made) if parts else (place,)
+            moved.append(made)
+            live += made
+        lengths = list(map(len, moved))
+        tensors = np.fromiter(chain.from_iterable(moved), np.int64, sum(lengths))
+        return _Moves(
+            np.array(self.made), np.array(sizes), np.repeat(np.arange(len(moved)), lengths), tensors
+        )
+
+    def _take(self, count: int, live: list[int]) -> list[int]:
         """Take `count` bytes out of the tensors `live` and return them; if needed one tensor is split, and so
         is its allocation."""
+        for place in range(len(live) - 1, -1, -1):
+            if self.bytes[live[place]] == count:
+                return [live.pop(place)]
         sizes = [self.bytes[tensor] for tensor in live]
         if sum(sizes) == count and 0 not in sizes:  # all of them, the newest first
             taken = live[::-1]
@@ -65,20 +98,12 @@ class _Tensors:
 
     def _split(self, whole: int, count: int) -> int:
         """Make `count` bytes of a tensor one of their own, allocated with it."""
-        part, place = len(self.bytes), self.places[whole]
+        part, place = len(self.bytes), self.made[whole]
         self.bytes[whole] -= count
         self.bytes.append(count)
-        self.places.append(place)
+        self.made.append(place)
         self.moved[place] = [*self.moved[place], part]
-        self.is_split = True
         return part
-
-    def numbers(self) -> Ints:
-        """Per tensor its number in the order of the changes that allocate: parts follow their tensor."""
-        numbers = np.arange(len(self.bytes))
-        if self.is_split:
-            numbers[np.argsort(self.places, kind="stable")] = np.arange(len(self.bytes))
-        return numbers
 
 
 class TensorColumns(NamedTuple):
@@ -135,47 +160,53 @@ def tensor_columns(program: Program) -> TensorColumns:
     if any(device != "gpu" for device in set(columns.device)):
         on_gpu = [change for change in program.memory if change.device == "gpu"]
         columns = MemoryColumns(*zip(*on_gpu, strict=True))
-    keys = zip(columns.category, columns.owner, columns.part, columns.micro_batch, strict=True)
-    found = _Tensors()
-    sizes, places, moved = found.bytes, found.places, found.moved
-    alive: dict[tuple[str, str, str, int], list[int]] = {}  # oldest first
-    for place, (key, count, parts) in enumerate(zip(keys, columns.bytes, columns.tensors, strict=True)):
-        live = alive.get(key)
-        if live is None:
-            live = alive[key] = []
-        if count <= 0:
-            if live and sizes[live[-1]] == -count:
-                moved.append((live.pop(),))
-            else:
-                moved.append(found.take(-count, live))
-        elif parts:
-            made = range(len(sizes), len(sizes) + len(parts))
-            sizes += parts
-            places += [place] * len(parts)
-            moved.append(made)
-            live += made
-        else:
-            tensor = len(sizes)
-            sizes.append(count)
-            places.append(place)
-            moved.append((tensor,))
-            live.append(tensor)
+    place, tensor, sizes = _moved(columns)
     next_streams = _next_streams(program)
     streams = [
         COMPUTE if category == "activations" else own or next_streams[op]
         for op, category, own in zip(columns.op, columns.category, columns.stream, strict=True)
     ]
     place_of = {stream: place for place, stream in enumerate(dict.fromkeys(streams))}
-    stream_of = list(map(place_of.__getitem__, streams))
-    lengths = list(map(len, moved))
-    tensors = np.fromiter(chain.from_iterable(moved), np.int64, sum(lengths))
-    # each change once for every tensor that it moves
+    stream_of = map(place_of.__getitem__, streams)
     ops, counts, untils, of_streams = (
-        np.repeat(np.array(column, dtype=np.int64), lengths)
+        np.fromiter(column, np.int64, len(streams))[place]
         for column in (columns.op, columns.bytes, columns.until, stream_of)
     )
-    held = np.where(counts > 0, np.array(sizes, dtype=np.int64)[tensors], 0)
-    return TensorColumns(ops, found.numbers()[tensors], held, of_streams, untils, tuple(place_of))
+    held = np.where(counts > 0, sizes[tensor], 0)
+    return TensorColumns(ops, tensor, held, of_streams, untils, tuple(place_of))
+
+
+def _moved(columns: MemoryColumns) -> tuple[Ints, Ints, Ints]:
+    """Each change, by its place, with each tensor that it allocates or frees; and the bytes of the tensors.
+
+    Owners whose changes are alike (of equal blocks) have tensors alike, which are found once for all of them.
+    """
+    owned: dict[tuple[str, str, str, int], list[int]] = {}  # the places of each owner's changes
+    for place, key in enumerate(
+        zip(columns.category, columns.owner, columns.part, columns.micro_batch, strict=True)
+    ):
+        own = owned.get(key)
+        if own is None:
+            owned[key] = [place]
+        else:
+            own.append(place)
+    changes = list(zip(columns.bytes, columns.tensors, strict=True))
+    alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[list[int]]] = {}
+    for places in owned.values():
+        alike.setdefault(tuple([changes[place] for place in places]), []).append(places)
+    parts, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
+    for own_changes, owners in alike.items():
+        moves, where = _Tensors().make(own_changes), np.array(owners)
+        firsts = first + len(moves.sizes) * np.arange(len(owners))
+        first += len(moves.sizes) * len(owners)
+        tensors = firsts[:, None] + moves.tensors
+        made, moved = where[:, moves.made], where[:, moves.changes]
+        parts.append((made.ravel(), np.tile(moves.sizes, len(owners)), moved.ravel(), tensors.ravel()))
+    made, sizes, moved, tensors = map(np.concatenate, zip(*parts, strict=True))
+    order, by_age = np.argsort(moved, kind="stable"), np.argsort(made, kind="stable")
+    number = np.empty_like(by_age)
+    number[by_age] = np.arange(len(by_age))
+    return moved[order], number[tensors[order]], sizes[by_age]
 
 
 def _next_streams(program: Program) -> list[str]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 
+import numpy as np
+
+from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
@@ -105,15 +108,15 @@ class Coordinator:
         for place, number in enumerate(trace.steps[step - 1]):
             if self._is_persistent[number] or self._fetched_for[number] > step:
                 continue
-            if self._is_available[number] and not self._is_kept(step - 1, place, number):
+            again = trace.next_use[step - 1][place]
+            if self._is_available[number] and not self._is_kept(step - 1, again, number):
                 self._drop(number)
                 released.append(number)
         return released
 
-    def _is_kept(self, step: int, place: int, number: int) -> bool:
-        """Whether a parameter of a step, the one at `place` in it, is used again soon or by the model."""
+    def _is_kept(self, step: int, again: int, number: int) -> bool:
+        """Whether a parameter of a step is used `again` soon, or by the model."""
         trace = self.trace
-        again = trace.next_use[step][place]
         is_soon = (
             again < len(trace.steps)
             and trace.traversed[again] - trace.traversed[step + 1] < self._reuse_distance
@@ -144,35 +147,37 @@ class Coordinator:
 
     def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
         """`Hooks.num_alike`: as far as the steps and the entries of the queue are those of a block before."""
-        period, shift = now.step - before.step, now.parameter - before.parameter
-        seen = max(now.step, self._queue[now.entry - 1][1] + 1) if now.entry else now.step
-        end, steps = now.step, self.trace.steps
-        while end < len(steps) and (
-            steps[end - period] == steps[end] == () or self._are_alike(end - period, end, shift)
-        ):
-            end += 1
-        return max(0, end - seen) // period
-
-    def _are_alike(self, one: int, other: int, shift: int) -> bool:
-        """Whether two steps do the same with parameters `shift` numbers apart."""
-        kinds, steps = self._kinds, self.trace.steps
-        if len(steps[one]) != len(steps[other]):
-            return False
-        for place, (first, second) in enumerate(zip(steps[one], steps[other], strict=True)):
-            if second != first + shift or kinds[first] != kinds[second]:
-                return False
-            if self._is_kept(one, place, first) != self._is_kept(other, place, second):
-                return False
-        return True
+        period, shift, step = now.step - before.step, now.parameter - before.parameter, now.step
+        seen = max(step, self._queue[now.entry - 1][1] + 1) if now.entry else step
+        entry, (lengths, numbers, alike, step_of) = self._first_entry[step], self._entries
+        back = entry - self._first_entry[step - period]
+        if back == 0:
+            return 0
+        differs = (numbers[entry:] != numbers[entry - back : -back] + shift) | (
+            alike[entry:] != alike[entry - back : -back]
+        )
+        has_others = lengths[step:] != lengths[step - period : -period]
+        ends = *(step + np.flatnonzero(has_others)[:1]), *step_of[entry:][differs][:1], len(lengths)
+        return max(0, int(min(ends)) - seen) // period
 
     @cached_property
-    def _kinds(self) -> list[int]:
-        """By parameter a number that is the same for those that differ in their names alone."""
-        numbers: dict[tuple[object, ...], int] = {}
-        return [
-            numbers.setdefault((p.shape, p.numel, p.is_persistent, p.is_trained, p.belongs_to), len(numbers))
-            for p in self.trace.parameters
+    def _entries(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Entries of each step, by number; each entry's parameter, a number that is the same for parameters
+        that differ in their names alone and are kept alike, and its step."""
+        trace, count = self.trace, len(self._queue)
+        lengths = np.fromiter(map(len, trace.steps), np.int64, len(trace.steps))
+        step_of = np.repeat(np.arange(len(lengths)), lengths)
+        numbers = np.fromiter(chain.from_iterable(trace.steps), np.int64, count)
+        again = np.fromiter(chain.from_iterable(trace.next_use), np.int64, count)
+        kept = np.fromiter(
+            map(self._is_kept, step_of.tolist(), again.tolist(), numbers.tolist()), bool, count
+        )
+        kinds: dict[tuple[object, ...], int] = {}
+        kind_of = [
+            kinds.setdefault((p.shape, p.numel, p.is_persistent, p.is_trained, p.belongs_to), len(kinds))
+            for p in trace.parameters
         ]
+        return lengths, numbers, 2 * np.array(kind_of)[numbers] + kept, step_of
 
     def skip(self, before: BeforeBlock, now: BeforeBlock, count: int) -> None:
         """`Hooks.skip`."""
