@@ -149,6 +149,20 @@ def test_vtrains_single_node_skips_its_updates() -> None:
     assert not megatron(source="vtrain-multi").skips_update
 
 
+def test_vtrains_single_node_recomputes_nothing_and_reduces_in_line() -> None:
+    """As its rows of role calibrate show, and as Megatron-DeepSpeed did then; its runs on many nodes
+    recompute, and are as their release of Megatron."""
+    cells = {"strategy": "TP2 PP1 DP4 1F1B", "tp": "2", "dp": "4", "inter_gbps_per_gpu": "", "n_gpus": "8"}
+    found = row(source="vtrain-single", global_batch="32", **cells)
+    other = row(source="vtrain-multi", global_batch="32", **cells)
+    assert found.job.training.activation_checkpointing == "none"
+    assert other.job.training.activation_checkpointing == "full"
+    assert not found.job.parallelism.overlap_tensor_reduce
+    assert other.job.parallelism.overlap_tensor_reduce
+    assert (found.job.cluster.gpu.gemm.max_fraction, other.job.cluster.gpu.gemm.max_fraction) == (0.74, 0.84)
+    assert "nothing is recomputed" in found.assumptions
+
+
 def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> None:
     """Two groups of 8 among 16; 512 Mi elements to a bucket; the mapping is said."""
     found = row(**INTERNEVO)

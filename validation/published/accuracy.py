@@ -39,7 +39,8 @@ LARGE = 0.10  # errors above this need a cause
 ROLES = {
     "calibrate": (
         "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder; "
-        "of vtrain-single, megatron-ci and nanotron-sweep what the host pays for a layer)"
+        "of vtrain-single, megatron-ci and nanotron-sweep what the host pays for a layer; of vtrain-single "
+        "products)"
     ),
     "report": "Rows of role report (no constant is fitted to them)",
     "": "Rows without a role",
@@ -73,7 +74,7 @@ CAUSES = (
         "nanotron-sweep",
         "not yet explained: single runs take 2 to 6 times as long; some pipelines wait 0.1 s for every send",
     ),
-    ("vtrain-single", "cost: products of width 2,048 run a quarter faster than in long trainings on A100"),
+    ("vtrain-single", "not yet explained: 16 matrices of scores in a layer, or eight tensor ranks, are slow"),
     ("internevo-a800-0006", "cost: broadcasts from every owner over hundreds of ranks, one by one"),
     ("internevo-a800-0008", "cost: broadcasts from every owner over a thousand ranks, one by one"),
     ("internevo", "unknown configuration: kernels and network of a cluster that is called A100 and A800"),
