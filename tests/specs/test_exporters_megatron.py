@@ -102,6 +102,11 @@ CASES: dict[str, dict[str, Any]] = {
         "nodes": 3,
     },
     "context": {"parallelism": {"context": 2, "context_method": "all-to-all"}},
+    "context of two levels": {"parallelism": {"context": 16, "context_method": "a2a+p2p"}},
+    "deterministic": {"strategy": {"deterministic_mode": True}},
+    "Megatron's own modules": {
+        "strategy": {"transformer_impl": "local"}, "training": {"attention": "math"},
+    },
     "all three": {
         "parallelism": {
             "tensor": 2, "sequence_parallel": True, "pipeline": 2, "context": 2, "order": "tp-cp-pp-dp",

@@ -60,7 +60,6 @@ def read_experts(found: Arguments) -> dict[str, Any]:
         ("moe-grouped-gemm", "moe_grouped_gemm"),
         ("moe-permute-fusion", "moe_permute_fusion"),
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
-        ("deterministic-mode", "deterministic_mode"),
         ("moe-shared-expert-overlap", "overlap_shared_experts"),
         ("moe-router-padding-for-fp8", "moe_router_padding"),
         ("moe-router-padding-for-quantization", "moe_router_padding"),

@@ -219,6 +219,7 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
         ("overlap-param-gather", "overlap_param_gather"),
         ("ddp-average-in-collective", "average_in_collective"),
         ("use-precision-aware-optimizer", "precision_aware_optimizer"),
+        ("deterministic-mode", "deterministic_mode"),
         ("test-mode", "test_mode"),
     ):
         if found.has(flag):

@@ -21,7 +21,7 @@ from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 SCRIPT = "megatron.sh"
-_METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather"}
+_METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather", "a2a+p2p": "a2a+p2p"}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
@@ -43,8 +43,6 @@ def why_not_megatron(job: Job) -> str | None:
         return "it checkpoints every layer, or the first of every stage"
     if parallelism.order not in _ORDERS:
         return "its mesh has the orders tp-cp-dp-pp and tp-cp-pp-dp"
-    if parallelism.context_method not in _METHODS:
-        return "the sizes of context parallelism on two levels are not known"
     if parallelism.passes > 1:
         return "it runs one pipeline a step"
     if min(parallelism.layers_per_stage, default=1) < 1:
@@ -166,6 +164,9 @@ def _parallelism(job: Job) -> Iterator[str]:
         yield from _stages(job)
     if parallelism.context > 1:
         yield f"--cp-comm-type {_METHODS[parallelism.context_method]}"
+        if parallelism.context_method == "a2a+p2p":
+            inner = parallelism.context_inner
+            yield f"--hierarchical-context-parallel-sizes {inner} {parallelism.context // inner}"
     if parallelism.order != Parallelism().order:
         yield "--use-tp-pp-dp-mapping"
     if has_experts(job.model):
@@ -189,7 +190,6 @@ def _experts(job: Job) -> Iterator[str]:
         ("moe_grouped_gemm", "--moe-grouped-gemm"),
         ("moe_permute_fusion", "--moe-permute-fusion"),
         ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
-        ("deterministic_mode", "--deterministic-mode"),
         ("moe_router_padding", "--moe-router-padding-for-quantization"),
         ("overlap_shared_experts", "--moe-shared-expert-overlap"),
         ("overlap_expert_parallel", "--overlap-moe-expert-parallel-comm"),
@@ -197,8 +197,6 @@ def _experts(job: Job) -> Iterator[str]:
     ):
         if getattr(table, key):
             yield flag
-    if table.transformer_impl == "local":
-        yield "--transformer-impl local"
     if table.moe_router_dtype is not None:
         yield f"--moe-router-dtype {table.moe_router_dtype}"
     if table.moe_aux_loss:
@@ -230,6 +228,7 @@ def _data_parallelism(job: Job) -> Iterator[str]:
         ("overlap_grad_reduce", "--overlap-grad-reduce"),
         ("overlap_param_gather", "--overlap-param-gather"),
         ("average_in_collective", "--ddp-average-in-collective"),
+        ("deterministic_mode", "--deterministic-mode"),
         ("test_mode", "--test-mode"),
     ):
         if getattr(table, key):
@@ -239,6 +238,8 @@ def _data_parallelism(job: Job) -> Iterator[str]:
             yield "--grad-reduce-in-bf16"
     elif strategy.param_dtype == "fp16" and strategy.grad_dtype == "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
+    if table.transformer_impl == "local":
+        yield "--transformer-impl local"
     yield from fsdp_flags(table)
     yield from precision_aware_flags(table)
     if table.bucket_size is not None:
