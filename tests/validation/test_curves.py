@@ -77,7 +77,7 @@ def test_no_held_out_source_chooses_a_number(curves: list[Curve]) -> None:
     for name in FITS:
         assert fitted_curves(name, curves)
         assert all(curve.role == "fit" for curve in fitted_curves(name, curves))
-    assert sum(curve.role == "held" for curve in curves) == 20
+    assert sum(curve.role == "held" for curve in curves) == 23
 
 
 BARS = [
@@ -89,6 +89,7 @@ BARS = [
     ("RoCE", "fit", "all_gather", (0.05, 0.05), (0.10, 0.10)),
     ("RoCE", "held", "all_reduce", (0.10, 0.15), (0.05, 0.10)),
     ("RoCE", "held", "all_gather", (0.15, 0.20), (0.05, 0.05)),
+    ("NVLink", "held", "all_reduce", (0.10, 0.10), (0.05, 0.10)),
 ]
 
 
