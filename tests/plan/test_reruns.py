@@ -9,6 +9,7 @@ import pytest
 
 from zsim.cost.kernels.modules import total_flops
 from zsim.errors import NotSimulatedError
+from zsim.plan.frameworks.megatron.host_time import norms_alone
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
@@ -195,19 +196,21 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("keys", "blocks", "experts", "router"),
+    ("keys", "blocks", "experts", "router", "norms"),
     [
-        ({}, "megatron_core_block", "megatron_core_routing", 2 * LAYERS),
+        ({}, "megatron_core_block", "megatron_core_routing", 2 * LAYERS, 3),
         (
             {"deterministic_mode": True},
             "megatron_core_deterministic_block",
             "megatron_core_experts",
             2 * LAYERS,
+            3,
         ),
         (
             {"cuda_graph_modules": ["attn", "moe_router"]},
             "megatron_core_half_block",
             "megatron_core_routing",
+            0,
             0,
         ),
         (
@@ -215,21 +218,53 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
             "megatron_core_block",
             "megatron_core_routing",
             0,
+            2,
         ),
-        ({"cuda_graph": True}, "", "", 0),
+        ({"cuda_graph": True}, "", "", 0, 0),
     ],
 )
 def test_layers_and_their_experts_take_the_host_forward_and_backward(
-    keys: dict[str, Any], blocks: str, experts: str, router: int
+    keys: dict[str, Any], blocks: str, experts: str, router: int, norms: int
 ) -> None:
-    """Every layer is entered twice, and so are its two products and, without a graph of it, its router."""
+    """Every layer is entered twice, and so are its two products and, without a graph of it, its router; so
+    are `norms` that are modules of their own: of queries and keys, and the router's. Of two experts on a rank
+    the second has two products forward and four backward."""
     job = spread_experts({"kind": "megatron", "moe_grouped_gemm": True, **keys})
     entered: Counter[str] = Counter()
     for op in make_plan(job).programs[0].ops:
         if op.overhead is not None and op.overhead.startswith("megatron_core"):
             entered[op.overhead] += op.events
     expected = {blocks: 2 * LAYERS, experts: 2 * 2 * LAYERS + router} if blocks else {}
+    expected |= {"megatron_core_product": (2 + 4) * LAYERS} if blocks else {}
+    expected |= {"megatron_core_norm": 2 * norms * LAYERS} if norms else {}
     assert entered == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "alone"),
+    [
+        ("llama-3-8b", {(0, 0)}),
+        ("qwen3-8b", {(2, 0)}),
+        ("deepseek-v2-lite", {(1, 0), (1, 1)}),
+        ("mixtral-8x7b", {(0, 1)}),
+    ],
+)
+def test_norms_before_a_product_are_part_of_it(model: str, alone: set[tuple[int, int]]) -> None:
+    """Those of queries and keys stand alone, the first with latent attention, and a router's; DeepSeek-V2's
+    first layer is dense."""
+    job = resolve(
+        Experiment(
+            model=model,
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": 64},
+            strategy={"kind": "megatron"},
+            parallelism={"tensor": 2, "sequence_parallel": True},
+        )
+    )
+    (stage,) = stages_of(job.model, job.parallelism)
+    segments = make_workload(stage, job.training).segments
+    assert {norms_alone(one) for one in segments if one.kind == "block"} == alone
 
 
 @pytest.mark.parametrize(

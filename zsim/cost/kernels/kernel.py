@@ -27,12 +27,14 @@ class Kernel:
     arithmetic ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: loads that wait for one another in
     sequence, because few threads read. `indexed_elements`: elements read or written through one index each,
     one per thread. `strided_elements`: elements of slices of rows, or with a row or a column broadcast over
-    them, one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x
-    k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy
-    W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal products in one call, as of
-    attention that is written out; `is_grouped`: products of experts in one kernel. `is_causal`: in fused
-    attention the last query sees all keys, each one before it one less; else all queries see all keys.
-    `window`: of those it sees so many at most, the last or, without a causal mask, the nearest (0: all).
+    them, one per thread. `added_elements`: elements of rows that are added to rows picked by an index, in
+    units of what a scatter that adds takes for one. `layout`: order of a product's operands in memory, "n" by
+    rows of the formula (m x k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the
+    gradient of its input (dy W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal
+    products in one call, as of attention that is written out; `is_grouped`: products of experts in one
+    kernel. `is_causal`: in fused attention the last query sees all keys, each one before it one less; else
+    all queries see all keys. `window`: of those it sees so many at most, the last or, without a causal mask,
+    the nearest (0: all).
     `side_by_side`: launches that run at once, on streams of their own.
     """
 
@@ -45,6 +47,7 @@ class Kernel:
     dependent_loads: int = 0
     indexed_elements: int = 0
     strided_elements: int = 0
+    added_elements: int = 0
     layout: Layout = "nt"
     is_causal: bool = True
     is_batched: bool = False

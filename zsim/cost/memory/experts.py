@@ -8,7 +8,8 @@ adapters are kept whole, and so are the adapters' that were cast.
 
 from __future__ import annotations
 
-from zsim.cost.kernels.experts import move_cost, routed_rows
+from zsim.cost.kernels.experts import routed_rows
+from zsim.cost.kernels.moved_rows import move_cost
 from zsim.cost.kernels.quantised_rows import computed_rows, grouped_in_fp8
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.specs.model.experts import GroupedLinear, MergedWeights, Rearrange, Router

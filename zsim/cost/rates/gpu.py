@@ -91,6 +91,7 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
     fraction = hbm_fraction(kernel.hbm_bytes / kernel.turns, max_fraction, limits.bytes_half)
     indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
     indexing += kernel.strided_elements * gpu.launch.seconds_per_strided_element
+    indexing += kernel.added_elements * gpu.launch.seconds_per_added_element
     return max(kernel.hbm_bytes / (gpu.memory.bandwidth * fraction), indexing)
 
 

@@ -195,7 +195,8 @@ class KernelLaunch(Table):
     next kernel. `seconds_per_load`: a load from memory whose latency nothing overlaps.
     `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
     (0: it does not, or was not timed), also where threads walk the strides of three and more dimensions;
-    `seconds_per_strided_element`: the same where they walk two (a slice of rows, a broadcast row)."""
+    `seconds_per_strided_element`: the same where they walk two (a slice of rows, a broadcast row).
+    `seconds_per_added_element`: an element of a row that is added to one picked by an index (scatter_add)."""
 
     seconds_per_kernel: Seconds = Field(description="ramp-up, tail, and the gap to the next kernel")
     seconds_per_load: Seconds = Field(default=0.0, description="a load whose latency nothing overlaps")
@@ -204,6 +205,9 @@ class KernelLaunch(Table):
     )
     seconds_per_strided_element: Seconds = Field(
         default=0.0, description="an element of a slice, if it takes longer than moving the element"
+    )
+    seconds_per_added_element: Seconds = Field(
+        default=0.0, description="an element added to one picked by an index, if that takes longer"
     )
 
 

@@ -20,8 +20,10 @@ from zsim.specs.strategy.megatron_experts import (
     attention_overhead,
     block_overhead,
     expert_overheads,
+    norm_overheads,
     one_expert_overhead,
     pairing_overhead,
+    product_overhead,
 )
 from zsim.specs.strategy.megatron_fsdp import MegatronFsdp, check_layout, megatron_fsdp
 from zsim.specs.strategy.megatron_muon import MegatronMuon, check_no_muon, megatron_muon
@@ -53,7 +55,9 @@ class Megatron:
     router and of each of its two grouped products; `attention_overhead` and `pairing_overhead`: beside a
     block's, of Transformer Engine's attention without a fused kernel, and of a layer in parts under
     `pairs_experts`; `one_expert_overhead`: that of one local expert in each of
-    the two, where experts run one after the other. `skips_update`: the loss scale is still falling, and
+    the two, where experts run one after the other; `product_overhead`: of each of an expert's products beyond
+    the first's, where they run on several streams; `norm_overheads`: of norms that are modules of their own,
+    in attention and before a router. `skips_update`: the loss scale is still falling, and
     gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
     `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
     of the interleaved schedule; `waits_sends`: a forward's send is waited for at once (core 0.18, 260cba71);
@@ -87,6 +91,8 @@ class Megatron:
     block_overhead: str | None = "megatron_core_block"
     expert_overheads: tuple[str | None, str | None] = (None, None)
     one_expert_overhead: str | None = None
+    product_overhead: str | None = None
+    norm_overheads: tuple[str | None, str | None] = (None, None)
     attention_overhead: str | None = None
     pairing_overhead: str | None = None
     skips_update: bool = False
@@ -172,6 +178,8 @@ def megatron_strategy(
         block_overhead=block_overhead(table, has_core),
         expert_overheads=expert_overheads(table, has_core),
         one_expert_overhead=one_expert_overhead(table, has_core),
+        product_overhead=product_overhead(table, has_core),
+        norm_overheads=norm_overheads(table, has_core),
         attention_overhead=attention_overhead(table, training, has_core),
         pairing_overhead=pairing_overhead(table, has_core),
         skips_update=table.skips_update,

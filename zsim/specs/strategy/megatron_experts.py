@@ -48,6 +48,24 @@ def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, 
     return (None if "moe_router" in table.cuda_graph_modules else name), name
 
 
+def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
+    """The event of each product of an expert beyond the first expert's, where Transformer Engine launches one
+    for every expert."""
+    if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:
+        return None
+    return "megatron_core_product"
+
+
+def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
+    """The events of Transformer Engine's norms that are modules of their own: of a layer's attention, and of
+    the one before its router; none in a graph."""
+    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
+    if not has_core or not is_engine or table.cuda_graph:
+        return None, None
+    name, graphs = "megatron_core_norm", table.cuda_graph_modules
+    return None if "attn" in graphs else name, None if "moe_router" in graphs else name
+
+
 def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of one local expert at each of its two products, where experts run one after the other."""
     if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear, Router
+from zsim.specs.model.works import Attention, Exchange, Linear, Norm
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.parallelism import Parallelism
 
@@ -17,8 +18,8 @@ def enter_block(
     """Host time of a block: forking and restoring random states, products as autograd functions in Python;
     attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
     Engine); the parts of a layer between which another micro-batch's run (`TransformerLayerSchedulePlan` of
-    core 0.16.1 models/common/model_chunk_schedule_plan.py); of nanotron's under a pipeline, what it waits for
-    the ranks of its tensor parallelism."""
+    core 0.16.1 models/common/model_chunk_schedule_plan.py); norms that are modules of their own; of
+    nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
@@ -26,12 +27,35 @@ def enter_block(
     for beside in (strategy.attention_overhead, strategy.pairing_overhead):
         if beside is not None:
             builder.host(f"enter {segment.name}", overhead=beside, events=passes)
+    for norm, count in zip(strategy.norm_overheads, norms_alone(segment), strict=True):
+        if norm is not None and count:
+            builder.host(f"enter {segment.name}", overhead=norm, events=passes * count)
     hops = split.ring_hops if split.style == "megatron" else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
     if split.style == "nanotron" and split.pipeline > 1 and split.tensor > 1:
         waits = round(passes * split.tensor**_GROWTH)
         builder.host(f"enter {segment.name}", overhead="nanotron_pipelined_rank", events=waits)
+
+
+def norms_alone(segment: Segment) -> tuple[int, int]:
+    """Norms of a block that Transformer Engine's layers do not fuse into the product behind them: those of
+    its attention, and the one that a router reads.
+
+    core 0.16.1 models/gpt/gpt_layer_specs.py: `TELayerNormColumnParallelLinear` has the norm before
+    linear_qkv, before a dense linear_fc1 and before the second products of latent attention. `TENorm` is
+    that of queries and keys, of a layer of experts, and the first with latent attention."""
+    works = [call.module.work for call in segment.calls if not isinstance(call.module.work, Exchange)]
+    places = [place for place, work in enumerate(works) if isinstance(work, Norm)]
+    routed = [place for place in places if any(isinstance(work, Router) for work in works[place:])][-1:]
+    is_latent = any(isinstance(work, Attention) and work.is_latent for work in works)
+    alone = [
+        place
+        for place in places
+        if place not in routed
+        and (not isinstance(works[place + 1], Linear) or (is_latent and place == places[0]))
+    ]
+    return len(alone), len(routed)
 
 
 def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) -> None:
@@ -54,5 +78,9 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
     if overhead is not None:
         builder.host(f"enter {call.name}", overhead=overhead)
     is_forward = builder.phase in ("forward", "recompute")
+    if strategy.product_overhead is not None and isinstance(work, GroupedLinear) and work.kernel == "streams":
+        products = (work.num_experts - 1) * (1 if is_forward else 2)
+        if products:
+            builder.host(f"enter {call.name}", overhead=strategy.product_overhead, events=products)
     if is_forward and strategy.one_expert_overhead is not None and isinstance(work, GroupedLinear):
         builder.host(f"enter {call.name}", overhead=strategy.one_expert_overhead, events=work.num_experts)

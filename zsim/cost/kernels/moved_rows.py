@@ -1,0 +1,115 @@
+"""Passes over memory of rows that are brought into the order of experts and back, by library.
+
+# [Note: rows that move]
+Passes over the tensors of all tokens and of all rows, in units of one tensor in the activations' type,
+counted in the code of each library; a mask, an index or a score has no width and counts as launches alone.
+
+transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather; two argsorts, a histogram
+and a running sum. The scores are fp32, so their product with the experts' output is too; it is put back in
+order, summed up over a token's experts and cast. Backward of a gather adds up by sorted indices into zeros.
+torchtitan (0.2.2 models/moe/moe.py, utils.py): a gather, the scores' product through fp32 and back, a copy
+behind which a row of zeros stands, and a gather that pads every expert's rows to a multiple of 8; afterwards
+the same two the other way round, and a sum.
+megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, `sort_chunks_by_idxs`): a
+gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
+megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
+input once and writes its output once.
+autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather;
+the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again;
+zeros and a copy in the first order, a product with the fp32 scores, their sum, a cast.
+deepspeed-moe
+(moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of zeros
+stands and a gather into the slots; sort: the slices of each expert copied for both of its first products;
+unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a cast.
+kempnerforge (model/moe.py at 5666d0d1, `grouped_expert_forward_packed`, R rows of E experts, padded to p R):
+a gather, zeros of p R, every expert's rows copied into them; back every expert's copied into zeros of R, a
+product with the scores, zeros and a sum by indices. Backward of a copy into a slice clones the gradient of
+the whole, once per expert, takes the slice of it and leaves zeros there; backward of reading a slice writes
+zeros of the whole, which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R before.
+compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
+
+# [Note: rows that are added up]
+Rows that are added to rows picked by an index take a time for each element, not for each byte: in bf16 on
+one H100 (traces/h100-80gb-hbm3/microbench.json, family rows_by_index, 16,384 and 65,536 rows of 2,048 to
+7,168 elements) scatter_add_ of rows 3.75 ps, index_add_ (backward of index_select) 7.7 ps, index_put_ that
+accumulates by sorted indices (backward of a gather) 2.45 ps, its sort apart, each within 6 %: `SCATTERED`,
+`INDEXED` and `SORTED` are these in units of the first (`seconds_per_added_element` of a GPU's file). What
+torch.compile makes of them was not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zsim.cost.kernels.shapes import WorkOptions
+from zsim.dataclass import dataclass
+from zsim.specs.model.experts import Rearrange
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Tensors of all tokens and of all rows that are read or written, and launches; `added`: tensors of all
+    rows that are added up, see [Note: rows that are added up]."""
+
+    tokens: float
+    rows: float
+    launches: int
+    added: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCost:
+    """Passes of a rearrangement, and the tensors of all rows that it keeps for backward."""
+
+    forward: Moved
+    backward: Moved
+    kept_rows: float = 0.0
+
+
+SCATTERED, INDEXED, SORTED = 1.0, 2.05, 0.65  # see [Note: rows that are added up]
+_NONE = MoveCost(Moved(0, 0, 0), Moved(0, 0, 0))
+_SORTED = MoveCost(Moved(0, 2, 1), Moved(0, 2, 1))
+_COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
+    ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(1, 0, 8, SORTED)),
+    ("transformers", "unpermute"): MoveCost(Moved(5, 9, 5), Moved(3, 16, 14, SORTED), kept_rows=1),
+    ("torchtitan", "permute"): MoveCost(
+        Moved(0, 16, 24), Moved(1, 19, 20, SCATTERED + SORTED), kept_rows=2
+    ),
+    ("torchtitan", "unpermute"): MoveCost(Moved(1, 6, 6), Moved(0, 4, 4)),
+    ("megatron", "permute"): MoveCost(Moved(0, 2, 12), Moved(1, 0, 6, INDEXED)),
+    ("megatron", "unpermute"): MoveCost(Moved(1, 0, 4, SCATTERED), Moved(0, 2, 3)),
+    ("megatron-fused", "permute"): MoveCost(Moved(0, 2, 3), Moved(1, 1, 1)),
+    ("megatron-fused", "unpermute"): MoveCost(Moved(1, 1, 1), Moved(0, 2, 1)),
+    ("autoep", "permute"): MoveCost(Moved(0, 2, 15), Moved(1, 0, 8, SORTED)),
+    ("autoep", "sort"): MoveCost(Moved(0, 2, 20), Moved(0, 2, 1)),
+    ("autoep", "unsort"): MoveCost(Moved(0, 2, 8), Moved(0, 2, 1)),
+    ("autoep", "unpermute"): MoveCost(Moved(5, 8, 6), Moved(3, 16, 8), kept_rows=1),
+    ("deepspeed-moe", "permute"): MoveCost(Moved(2, 2, 10), Moved(1, 3, 3)),
+    ("deepspeed-moe", "sort"): MoveCost(Moved(0, 4, 2), Moved(0, 2, 1)),
+    ("deepspeed-moe", "unsort"): MoveCost(Moved(0, 2, 1), Moved(0, 2, 1)),
+    ("deepspeed-moe", "unpermute"): MoveCost(Moved(5, 9, 6), Moved(3, 18, 12), kept_rows=1),
+    ("compiled", "permute"): MoveCost(Moved(0, 6, 16), Moved(3, 5, 10)),
+    ("compiled", "unpermute"): MoveCost(Moved(1, 2, 2), Moved(0, 4, 4), kept_rows=1),
+}  # fmt: skip
+
+
+def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
+    """The passes of a rearrangement; sorting the rows of several senders is a copy in each direction."""
+    if work.kind == "add":
+        return _NONE
+    if work.library == "kempnerforge":
+        return _padded_cost(work)
+    if work.kind in ("sort", "unsort"):
+        return _COSTS.get((work.library, work.kind), _SORTED)
+    is_python = work.library in ("transformers", "torchtitan")
+    return _COSTS["compiled" if is_python and options.compile else work.library, work.kind]
+
+
+def _padded_cost(work: Rearrange) -> MoveCost:
+    """[Note: rows that move], kempnerforge."""
+    count, padding = work.num_experts, work.padding
+    if work.kind == "permute":
+        back = 6 + 4 * count + 2 * count * padding
+        return MoveCost(Moved(0, 4 + padding, 20 + count), Moved(1, back, 8 + 8 * count, SORTED))
+    back = 15 + 2 * count + 4 * count * padding
+    return MoveCost(Moved(1, 5, 5 + count, SCATTERED), Moved(0, back, 6 + 9 * count), kept_rows=1)
