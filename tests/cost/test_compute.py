@@ -325,6 +325,15 @@ def test_strided_elements_take_their_time_beside_indexed_ones(gpu: Gpu) -> None:
     assert kernel_seconds(kernel, gpu) == pytest.approx(1e-3 + 1e-6)
 
 
+def test_elements_added_by_an_index_take_their_time(gpu: Gpu) -> None:
+    """300 million at 4 ps are 1.2 ms, where their 0.8 GB alone take 1 ms."""
+    times = {"seconds_per_added_element": 4e-12}
+    adding = gpu.model_copy(update={"launch": gpu.launch.model_copy(update=times)})
+    kernel = Kernel("elementwise", 0.0, 0.8e9, added_elements=300_000_000)
+    assert kernel_seconds(kernel, adding) == pytest.approx(1.2e-3 + 1e-6)
+    assert kernel_seconds(kernel, gpu) == pytest.approx(1e-3 + 1e-6)
+
+
 @pytest.mark.parametrize(
     ("gpu_name", "tokens", "head_dim", "measured"),
     [("a100-sxm-80gb", 16384, 256, 3.817e-3), ("a100-sxm-80gb", 4096, 256, 0.995e-3),

@@ -112,16 +112,18 @@ def test_experts_on_streams_are_a_launch_each_and_four_at_a_time() -> None:
 def test_experts_padded_to_the_fullest_compute_all_of_its_rows() -> None:
     """Of 8 experts, two per token, the fullest with 2.5 times the mean: 5 rows per token in every product.
     A layer's rows are of 1,024 tokens x 2 x 4,096 x 2 bytes; back to tokens they pass 15 + 2 x 8 +
-    4 x 8 x 2.5 times in backward, and out to experts 7 + 4 x 8 + 2 x 8 x 2.5 times with 3 passes of the
-    tokens and the host waiting for the counts."""
+    4 x 8 x 2.5 times in backward, and out to experts 6 + 4 x 8 + 2 x 8 x 2.5 times with a pass of the
+    tokens, the rows' sum by tokens apart, and the host waiting for the counts."""
     layer = layer_of(load_model("mixtral-8x7b"), "kempnerforge", padding=2.5)
     products = [one for one in layer if isinstance(one.work, GroupedLinear)]
     assert [one.rows_per_token for one in products] == [5.0, 5.0]
     first, last = (one for one in layer if isinstance(one.work, Rearrange))
     assert (first.host_waits, last.host_waits) == (True, False)
     token = 1024 * 4096 * 2
+    by_token = backward_kernels(first, SHAPE.seen_by(first), WorkOptions())[1]
+    assert by_token.added_elements == round(0.65 * 2 * 1024 * 4096)
     moved = [backward_kernels(one, SHAPE.seen_by(one), WorkOptions())[0].hbm_bytes for one in (first, last)]
-    assert moved == [token * (3 + 2 * (7 + 32 + 40)), token * 2 * (15 + 16 + 80)]
+    assert moved == [token * (1 + 2 * (6 + 32 + 40)), token * 2 * (15 + 16 + 80)]
 
 
 def test_megatron_keeps_routed_rows_and_the_layers_input_once() -> None:
