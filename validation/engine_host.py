@@ -175,8 +175,8 @@ def microseconds(forward: Callable[[], Tensor]) -> tuple[float, float]:
 
 
 def call_after_call() -> float:
-    """Microseconds of a call of torch's own linear layer, which say how fast the core is: 6.0 on the reference
-    core (`module_call`)."""
+    """Microseconds of a call of torch's own linear layer, which say how fast the core is: 6.0 on the
+    reference core (`module_call`)."""
     linear, row, found = torch.nn.Linear(8, 8), torch.randn(8, 8), []
     for _ in range(_TIMES):
         first = time.process_time()
