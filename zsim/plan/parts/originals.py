@@ -43,8 +43,8 @@ def _type(parameter: Parameter, own: str) -> str:
 
 def _numel(parameter: Parameter, shards: int) -> int:
     """Elements of the first rank: of rows, as FSDP2 cuts; the others' shards differ by less than a row."""
-    rows = parameter.shape[0]
-    return -(-rows // shards) * prod(parameter.shape[1:])
+    rows, *others = parameter.shape or (1,)
+    return -(-rows // shards) * prod(others)
 
 
 def _shards(strategy: Any, ranks: int) -> int:
