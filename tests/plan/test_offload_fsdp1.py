@@ -8,6 +8,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
+from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Copy, HostWork, Plan
 from zsim.specs.experiment.resolve import resolve
@@ -21,9 +22,12 @@ BLOCK, ROOT = 12_596_224 // 4, (NUMEL - 2 * 12_596_224) // 4
 SHARD = NUMEL // 4
 
 
-def plan_of(micro_batches: int = 1, *, clipping: float = 0.0, **strategy: Any) -> Plan:
+def plan_of(
+    micro_batches: int = 1, *, clipping: float = 0.0, frozen: tuple[str, ...] = (), **strategy: Any
+) -> Plan:
     training = {
         "sequence_length": 128, "gradient_accumulation_steps": micro_batches, "gradient_clipping": clipping,
+        "frozen": list(frozen),
     }  # fmt: skip
     experiment = zsim.Experiment(
         model=MODEL, cluster="dgx-h100", gpus=4, training=training,
@@ -42,6 +46,20 @@ def test_every_unshard_brings_the_fp32_shard_and_gradients_go_back_once() -> Non
     assert copied(plan, "h2d") == 4 * (2 * 2 * BLOCK + 2 * ROOT)
     assert copied(plan, "d2h") == 4 * SHARD
     assert [op.work.bytes for op in plan.ops if isinstance(op.work, HostWork)] == [28 * SHARD]
+
+
+def test_a_frozen_unit_is_brought_but_not_updated() -> None:
+    """The first block, behind the embedding, whose gradient must pass it."""
+    plan = plan_of(clipping=1.0, frozen=("*.h.0.*",))
+    trained = SHARD - BLOCK
+    assert copied(plan, "d2h") == 4 * trained + 4  # and the gradients' norm
+    work = {op.name: op.work.bytes for op in plan.ops if isinstance(op.work, HostWork)}
+    assert work == {
+        "gradient norm": 4 * trained,
+        "clip gradients": 8 * trained,
+        "optimizer step": 28 * trained,
+    }
+    check_plan(plan)
 
 
 def test_with_no_sync_only_the_last_micro_batch_sends_gradients() -> None:

@@ -35,13 +35,17 @@ def check_accumulation(strategy: Fsdp1, training: Training) -> None:
 
 
 class Fsdp1Home:
-    """Keeps every unit's shard, gradient and optimizer states in host memory."""
+    """Keeps every unit's shard, gradient and optimizer states in host memory. Frozen units have a place for
+    gradients, too (`init_flat_param_attributes` asks for none of them whether it is trained)."""
 
     def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: Training) -> None:
         self.builder, self.training = builder, training
         self.host = HostSide(builder)
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.numel = sum(unit.shard_numel for unit in units)
+        trained = [unit for unit in units if unit.trainable_numel]
+        self.reduced_numel = sum(unit.shard_numel for unit in trained)
+        self.trained_numel = sum(unit.trained_shard_numel for unit in trained)
 
     def resident(self, states: Memory) -> list[Memory]:
         """Parameters and gradients in pinned memory, both allocated from the start; `states`: the
@@ -76,16 +80,16 @@ class Fsdp1Home:
         for stream in streams:
             self.builder.host_wait(self.builder.record(stream))
         self.builder.host("gradients in host memory")
-        self.builder.free("gradients", self.stored_bytes * self.numel)
+        self.builder.free("gradients", self.stored_bytes * self.reduced_numel)
 
     def step(self, shard: str | None) -> None:
         """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too, and sums their
         norms over the group `shard` on the GPU (torch 2.13 fully_sharded_data_parallel.py `_get_grad_norm`
         moves the norm to the compute device, `clip_grad_norm_` reduces it and moves it back); None: NO_SHARD,
         whose norms are alike."""
-        training = self.training
+        training, numel = self.training, self.trained_numel
         if training.gradient_clipping > 0:
-            norm = HostWork("copy", self.stored_bytes * self.numel, self.numel)
+            norm = HostWork("copy", self.stored_bytes * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
             if shard is not None:
                 self.host.copy("gradient norm to GPU", "h2d", _NORM_BYTES, COMPUTE, is_pinned=False)
@@ -93,8 +97,6 @@ class Fsdp1Home:
                     "all_reduce", _NORM_BYTES, "fp32", shard, stream=COMPUTE, name="all_reduce gradient norm"
                 )
                 self.host.copy("gradient norm to host", "d2h", _NORM_BYTES, COMPUTE, is_pinned=False)
-            self.host.scale("clip gradients", self.numel)
-        self.host.optimizer(
-            "optimizer step", self.numel, training.optimizer, training.optimizer_implementation
-        )
+            self.host.scale("clip gradients", numel)
+        self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
         self.builder.host("end of step")
