@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, get_args
+
+import numpy as np
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import op_columns
+from zsim.plan.columns import are_compute, op_columns
 from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.queues import queued_behind
 from zsim.plan.recorded.work import Recorded
@@ -96,9 +97,9 @@ def price_program(
         program,
         order.pending,
         order.successors,
-        [issued[place] for place in alike.issue_of],
-        [seconds[place] for place in alike.work_of],
-        [concentrations[place] for place in alike.work_of],
+        list(map(issued.__getitem__, alike.issue_of)),
+        list(map(seconds.__getitem__, alike.work_of)),
+        list(map(concentrations.__getitem__, alike.work_of)),
         alike.host_waits,
         alike.meetings,
         sides_of(program, groups),
@@ -216,18 +217,14 @@ def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
     columns = program.once(op_columns)
     waits = list(columns.host_waits)
     quantum = max(limit // 8, 1)
-    launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
-    for number, (stream, work, launches) in enumerate(
-        zip(columns.stream, columns.work, columns.launches, strict=True)
-    ):
-        if stream != COMPUTE or work is None:
-            continue
-        before, launched = launched, launched + launches
-        if before // quantum != launched // quantum:
-            oldest = -1
-            while marks and marks[0][0] <= launched - limit:
-                oldest = marks.popleft()[1]
-            if oldest >= 0:
-                waits[number] = (*waits[number], oldest)
-            marks.append((launched, number))
+    of_compute = program.once(are_compute)
+    launches = np.fromiter(columns.launches, np.int64, len(waits))[of_compute]
+    launched = np.cumsum(launches)  # up to and with each launch
+    is_mark = launched // quantum != (launched - launches) // quantum
+    marks = np.flatnonzero(of_compute)[is_mark].tolist()
+    at_marks = launched[is_mark]
+    have_run = np.searchsorted(at_marks, at_marks - limit, side="right").tolist()  # marks, once there is room
+    for number, before, after in zip(marks, [0, *have_run], have_run, strict=False):
+        if after > before:
+            waits[number] = (*waits[number], marks[after - 1])
     return waits

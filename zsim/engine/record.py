@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane
-from zsim.plan.columns import memory_columns, op_columns
+from zsim.plan.columns import are_compute, memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
     Category,
@@ -119,6 +118,11 @@ class _Shown:
     program: Program
     ops: Ints
     infos: Ints
+
+    @cached_property
+    def info_of(self) -> dict[int, int]:
+        """The info of each op."""
+        return dict(zip(self.ops.tolist(), self.infos.tolist(), strict=True))
 
     @staticmethod
     def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
@@ -244,16 +248,11 @@ class _Times:
 
 
 def _host_blocks(lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
-    all_shown = {id(lane.shown): lane.shown for lane in lanes}
-    position = {
-        number: dict(zip(shown.ops.tolist(), shown.infos.tolist(), strict=True))
-        for number, shown in all_shown.items()
-    }
     return tuple(
-        (lane.rank, start, end, position[id(lane.shown)][op])
+        (lane.rank, start, end, lane.shown.info_of[op])
         for lane in lanes
         for start, end, op in lane.host_blocks
-        if end > start and op in position[id(lane.shown)]
+        if end > start and op in lane.shown.info_of
     )
 
 
@@ -302,28 +301,17 @@ def _changes(program: Program) -> _Changes:
     names = [*program.once(op_columns).name]
     names.append(names[-1] if names else "")  # of changes after the last op
     return _Changes(
-        np.array(columns.op, dtype=np.int64),
+        np.fromiter(columns.op, np.int64, len(columns.op)),
         columns.device,
         columns.category,
-        np.array(columns.bytes, dtype=np.int64),
+        np.fromiter(columns.bytes, np.int64, len(columns.op)),
         tuple([names[op] for op in columns.op]),
-    )
-
-
-def _are_compute(program: Program) -> npt.NDArray[np.bool_]:
-    columns = program.once(op_columns)
-    return np.array(
-        [
-            stream == "compute" and work is not None
-            for stream, work in zip(columns.stream, columns.work, strict=True)
-        ],
-        dtype=np.bool_,
     )
 
 
 def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:
     """Per op, the start of the next kernel on the compute stream that the host issues from this op on."""
-    is_compute = program.once(_are_compute)
+    is_compute = program.once(are_compute)
     times = np.where(is_compute, start, np.inf)
     reached = np.minimum.accumulate(times[::-1])[::-1]
     return np.where(np.isinf(reached), step_seconds, reached)

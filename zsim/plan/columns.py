@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from zsim.arrays import Bools
 from zsim.plan.ops import Category, Device, Phase, Program, Work
 
 
@@ -41,6 +44,16 @@ class MemoryColumns(NamedTuple):
 def op_columns(program: Program) -> OpColumns:
     """The fields of a program's ops, for `Program.once`."""
     return OpColumns(*zip(*program.ops, strict=True))
+
+
+def are_compute(program: Program) -> Bools:
+    """Whether each op has work on the compute stream, for `Program.once`."""
+    columns = program.once(op_columns)
+    found = [
+        stream == "compute" and work is not None
+        for stream, work in zip(columns.stream, columns.work, strict=True)
+    ]
+    return np.array(found, dtype=np.bool_)
 
 
 def memory_columns(program: Program) -> MemoryColumns:

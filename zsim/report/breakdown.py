@@ -24,7 +24,7 @@ import numpy as np
 from zsim.arrays import Bools
 from zsim.dataclass import dataclass
 from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
-from zsim.trace.trace import SpanInfo, SpanInfos, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace, are_of_kinds
 
 _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are the same instant
 
@@ -132,10 +132,12 @@ def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
 
 def _ops_seen_from(infos: SpanInfos, stream: str) -> _Ops:
     """The distinct ops as seen from `stream`, for `SpanInfos.once`."""
-    are_on_host = np.array([info.kind == "host" for info in infos], dtype=bool)
+    are_on_host = infos.once(are_of_kinds, frozenset({"host"}))
     are_on_it = np.array([info.stream == stream for info in infos], dtype=bool) & ~are_on_host
+    kinds = [info.kind for info in infos]
+    cause_of = {kind: waiting_cause(kind) for kind in dict.fromkeys(kinds)}
     meanings = [_meaning_on_compute_stream(info) for info in infos]
-    return _Ops(are_on_it, ~are_on_it & ~are_on_host, meanings, [waiting_cause(info.kind) for info in infos])
+    return _Ops(are_on_it, ~are_on_it & ~are_on_host, meanings, list(map(cause_of.__getitem__, kinds)))
 
 
 def _meaning_on_compute_stream(info: SpanInfo) -> str:
