@@ -98,7 +98,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks
     first = {unit: name for name, unit in reversed(unit_of.items()) if name not in idle}
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
     hooked = hooked_modules(workload, unit_of)
-    steps = tuple(by_unit.get(module, ()) for module in hooked.order(workload))
+    steps = tuple([by_unit.get(module, ()) for module in hooked.order(workload)])
     traversed, next_use = _distances(parameters, steps)
     return FetchTrace(tuple(parameters), by_unit, *ends, hooked, steps, traversed, next_use, external)
 
@@ -150,7 +150,8 @@ def _distances(
     parameters: Sequence[ZeroParameter], steps: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     numels = [parameter.numel for parameter in parameters]
-    traversed = accumulate((sum([numels[number] for number in step]) for step in steps), initial=0)
+    lengths = [sum([numels[number] for number in step]) if step else 0 for step in steps]
+    traversed = accumulate(lengths, initial=0)
     following: dict[int, int] = {}
     next_use: list[tuple[int, ...]] = [()] * len(steps)
     never = len(steps)

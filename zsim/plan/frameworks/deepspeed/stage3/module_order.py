@@ -53,6 +53,7 @@ _DROPOUTS: dict[str, dict[str, str]] = {
     "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
 }
 _NOT_CALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
+_FUNCTIONS = (Attention, Residual, Loss, Exchange, Rearrange, AdapterSum)
 _OWN_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
 
 
@@ -169,7 +170,7 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
     """Whether the call is a module in the framework, and not a function between modules or in one."""
     work = call.module.work
-    if isinstance(work, Attention | Residual | Loss | Exchange | Rearrange | AdapterSum):
+    if isinstance(work, _FUNCTIONS):
         return False
     if isinstance(work, Traced) and call.module.owner is not None and not call.parameters:
         return False
@@ -204,15 +205,15 @@ def _chains(names: Iterable[str], never: set[str], units: set[str]) -> dict[str,
     chains: dict[str, tuple[str, ...]] = {ROOT: (ROOT,)}
     in_units = units & {ROOT}  # leaf modules, and modules in them
     for name in names:
-        parent, end = ROOT, 0
-        while end >= 0:
-            end = name.find(".", end + 1)
-            module = name if end < 0 else name[:end]
-            if module not in chains:
-                is_hooked = parent not in in_units and module not in never
-                chains[module] = (*chains[parent], module) if is_hooked else chains[parent]
-                if parent in in_units or module in units:
-                    in_units.add(module)
+        parent, new = name, list[str]()
+        while parent not in chains:
+            new.append(parent)
+            parent = parent.rpartition(".")[0]
+        for module in reversed(new):
+            is_hooked = parent not in in_units and module not in never
+            chains[module] = (*chains[parent], module) if is_hooked else chains[parent]
+            if parent in in_units or module in units:
+                in_units.add(module)
             parent = module
     return chains
 
