@@ -50,7 +50,7 @@ def _num_ops(plan: Plan) -> int:
 
 def _is_equal(plan: Plan, other: Plan) -> bool:
     """Whether two plans are equal: programs, communicators, notes and labels."""
-    if plan.programs != other.programs or not np.array_equal(plan.program_of, other.program_of):
+    if not np.array_equal(plan.program_of, other.program_of) or plan.programs != other.programs:
         return False
     return (plan.framework, plan.groups, plan.notes, plan.labels) == (
         other.framework, other.groups, other.notes, other.labels
