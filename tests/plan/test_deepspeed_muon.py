@@ -117,3 +117,21 @@ def test_every_rank_orthogonalises_its_own_matrices_only() -> None:
 def test_what_it_does_not_go_with_is_said(zero: dict[str, Any], error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         report(zero)
+
+
+def test_a_stage_without_matrices_is_refused() -> None:
+    """It has one group of parameters where the others have two, and their norms are summed one by one."""
+    model = {**MODEL, "num_hidden_layers": 4, "vocab_size": 8000}
+    experiment = zsim.Experiment(
+        model=model, cluster="dgx-h100", training={"sequence_length": 128, "precision": "bf16"},
+        strategy={
+            "kind": "deepspeed",
+            "config": {
+                "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, **MUON,
+                "zero_optimization": {"stage": 1},
+            },
+        },
+        parallelism={"pipeline": 4},
+    )  # fmt: skip
+    with pytest.raises(NotSimulatedError, match="with stages of 0, 2, 2, 0 layers"):
+        zsim.simulate(experiment)

@@ -11,6 +11,7 @@ import pytest
 from zsim.cost.kernels.modules import total_flops
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
+from zsim.plan.checks import check_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.specs.experiment.job import Job
@@ -290,6 +291,17 @@ def test_torchtitans_experts_are_a_group_inside_their_block() -> None:
     assert calls(plan, "backward", "expert_data")["reduce_scatter", "expert_data", 4 * one, "fp32"] == LAYERS
     wide = make_plan(job_of(TITAN, {"expert": 16}, 64))
     assert calls(wide, "forward", "expert_data") == {("all_gather", "expert_data", one, "bf16"): LAYERS}
+
+
+def test_stages_without_experts_sum_their_norm_too() -> None:
+    """Their optimizer for experts has no parameters, but the others wait for its sum."""
+    model = {**TINY, "num_hidden_layers": 4, "mlp_only_layers": [0, 1]}
+    plan = make_plan(job_of(MEGATRON, {"expert": 2, "pipeline": 2}, 8, model, gradient_accumulation_steps=2))
+    check_plan(plan)
+    assert [
+        [op.work.bytes for op in program.ops if getattr(op.work, "group", "") == "expert_stages"]
+        for program in plan.programs
+    ] == [[4], [4]]
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,7 @@ def test_layers_and_their_experts_take_the_host_forward_and_backward(
         ("qwen3-8b", {(2, 0)}),
         ("deepseek-v2-lite", {(1, 0), (1, 1)}),
         ("mixtral-8x7b", {(0, 1)}),
+        ("bert-base", {(1, 0)}),  # before the MLP's product, and behind it, as the last of the block
     ],
 )
 def test_norms_before_a_product_are_part_of_it(model: str, alone: set[tuple[int, int]]) -> None:

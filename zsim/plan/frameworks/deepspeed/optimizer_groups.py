@@ -39,12 +39,20 @@ def optimizer_groups(
 ) -> list[OptimizerGroup]:
     """The groups of the trained ones among `named`, those of all ranks (`group`) first.
 
-    Raises NotSimulatedError for Muon on routed experts that other ranks have.
+    Raises NotSimulatedError for Muon on routed experts that other ranks have, and where a stage of a
+    pipeline has no matrices: its norms are one sum less, for which the others would wait without end.
     """
     dense: dict[str, int] = {}
     matrices: dict[str, int] = {}
     experts: list[dict[str, int]] = []
     is_muon = stage.training.optimizer == "muon"
+    layers = stage.parallelism.layers_per_stage
+    if is_muon and 0 in layers:
+        raise NotSimulatedError(
+            f"training.optimizer: 'muon' of DeepSpeed with stages of {', '.join(map(str, layers))} layers: a "
+            "stage without layers has no matrices and takes one norm less than the others, which wait for it "
+            f"(`get_grad_norm_direct`); expected parallelism.pipeline below {len(layers)}, or 'adamw'"
+        )
     for name, parameter in named:
         if not parameter.trainable:
             continue

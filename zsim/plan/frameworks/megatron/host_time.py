@@ -49,11 +49,11 @@ def norms_alone(segment: Segment) -> tuple[int, int]:
     places = [place for place, work in enumerate(works) if isinstance(work, Norm)]
     routed = [place for place in places if any(isinstance(work, Router) for work in works[place:])][-1:]
     is_latent = any(isinstance(work, Attention) and work.is_latent for work in works)
+    fused = [one for one, behind in enumerate(works[1:]) if isinstance(behind, Linear)]
     alone = [
         place
         for place in places
-        if place not in routed
-        and (not isinstance(works[place + 1], Linear) or (is_latent and place == places[0]))
+        if place not in routed and (place not in fused or (is_latent and place == places[0]))
     ]
     return len(alone), len(routed)
 

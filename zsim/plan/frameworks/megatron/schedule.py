@@ -367,8 +367,7 @@ class MegatronSchedule(BlockTimedHooks):
     # -- step -------------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        strategy = self.strategy
-        numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
+        strategy, numels = self.strategy, [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self.norm_groups)
         if strategy.fp8_param_gather:
             weights = [chunk.fp8_weights for chunk in self.chunks]
@@ -380,10 +379,9 @@ class MegatronSchedule(BlockTimedHooks):
         """Gather the updated parameters, where nothing gathers them later."""
         strategy = self.strategy
         if strategy.distributed_optimizer and not self._gathers_ahead:
-            if strategy.has_owners:
-                if self.ranks > 1:
-                    self._broadcast()
-            else:
+            if strategy.has_owners and self.ranks > 1:
+                self._broadcast()
+            elif not strategy.has_owners:
                 for bucket in self.buckets:
                     if self._part_of[bucket.number].ranks > 1:
                         self.gather(bucket, COMPUTE)
@@ -393,8 +391,10 @@ class MegatronSchedule(BlockTimedHooks):
     @property
     def norm_groups(self) -> list[str]:
         """The groups over which norm and overflow are reduced: all ranks where each owns a part of the
-        gradients, else the ranks of one model."""
-        if not self.strategy.shards_states:
-            own = [EXPERT_STAGES] if len(self.parts) > 1 else []
-            return [*self.stage.norm_groups(), *own]
-        return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
+        gradients, else the ranks of one model, and of one set of its experts (d98e8a64 optimizer/__init__.py
+        `_get_param_groups`: stages without any have their optimizer, too)."""
+        if self.strategy.shards_states:
+            return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
+        model = self.workload.model
+        is_asked = EXPERT_STAGES in self.builder.groups and model.trainable_numel == model.numel
+        return [*self.stage.norm_groups(), *[EXPERT_STAGES] * (is_asked or len(self.parts) > 1)]
