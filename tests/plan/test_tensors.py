@@ -48,13 +48,13 @@ def test_what_is_freed_in_parts_was_several_tensors() -> None:
 
 
 def test_owners_that_change_alike_have_tensors_of_their_own_in_the_order_of_allocation() -> None:
-    """Of 30 bytes each, 10 are freed first: a has tensors 0 and 1, b has 2 and 3."""
+    """Of 30 bytes each, 10 are freed first: a has tensors 0 and 1, other 2, and b has 3 and 4."""
     builder = PlanBuilder([])
-    for owner in ("a", "b"):
-        builder.allocate("buffers", 30, owner=owner)
+    for owner, size in (("a", 30), ("other", 5), ("b", 30)):
+        builder.allocate("buffers", size, owner=owner)
     for owner in ("b", "a"):
         builder.free("buffers", 10, owner=owner)
-    assert sizes(builder) == [(0, 20), (1, 10), (2, 20), (3, 10), (3, 0), (1, 0)]
+    assert sizes(builder) == [(0, 20), (1, 10), (2, 5), (3, 20), (4, 10), (4, 0), (1, 0)]
 
 
 def test_an_allocation_of_several_tensors_says_so() -> None:
