@@ -293,15 +293,34 @@ def test_torchtitans_experts_are_a_group_inside_their_block() -> None:
     assert calls(wide, "forward", "expert_data") == {("all_gather", "expert_data", one, "bf16"): LAYERS}
 
 
-def test_stages_without_experts_sum_their_norm_too() -> None:
-    """Their optimizer for experts has no parameters, but the others wait for its sum."""
+@pytest.mark.parametrize(
+    ("frozen", "sums"),
+    [([], [4]), (["model.embed_tokens"], [4]), (["model.layers.*.mlp.experts*"], [])],
+)
+def test_stages_without_experts_sum_their_norm_too(frozen: list[str], sums: list[int]) -> None:
+    """Their optimizer for experts has no parameters, but the others wait for its sum, if they train any."""
     model = {**TINY, "num_hidden_layers": 4, "mlp_only_layers": [0, 1]}
-    plan = make_plan(job_of(MEGATRON, {"expert": 2, "pipeline": 2}, 8, model, gradient_accumulation_steps=2))
+    split = {"expert": 2, "pipeline": 2}
+    plan = make_plan(job_of(MEGATRON, split, 8, model, gradient_accumulation_steps=2, frozen=frozen))
     check_plan(plan)
-    assert [
-        [op.work.bytes for op in program.ops if getattr(op.work, "group", "") == "expert_stages"]
+    assert sums_of_experts(plan) == [sums, sums]
+
+
+def test_experts_that_all_ranks_have_are_in_the_norm_of_all_else() -> None:
+    split = {"tensor": 2, "sequence_parallel": True, "pipeline": 2}
+    assert sums_of_experts(make_plan(job_of(MEGATRON, split, 8))) == [[], []]
+
+
+def sums_of_experts(plan: Plan) -> list[list[int]]:
+    """Bytes of the sums over experts of all stages, by pipeline rank."""
+    return [
+        [
+            work.bytes
+            for op in program.ops
+            if isinstance(work := op.work, Collective) and work.group == "expert_stages"
+        ]
         for program in plan.programs
-    ] == [[4], [4]]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,11 @@ def plan_stages(
     spread = parallelism.expert_mesh(world_size)
     nodes = parallelism.experts.nodes if parallelism.experts.dispatcher in MERGING else 1
     experts = DataParallel(spread.groups(EXPERT_DATA)) if parallelism.experts.has_own_ranks else None
+    trains_experts = any(
+        one.trainable and bool(one.belongs_to)
+        for workload in workloads
+        for _, one in workload.model.named_parameters()
+    )
     ranks = ranks_of(
         parallelism.schedule,
         parallelism.pipeline,
@@ -190,6 +195,7 @@ def plan_stages(
                 tied_numel=tied_numel if number in (0, last) else 0,
                 parallelism=parallelism,
                 experts=experts,
+                trains_experts=trains_experts,
             )
             for number in range(len(workloads))
             if ranks[number] == rank

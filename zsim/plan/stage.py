@@ -106,7 +106,8 @@ class Stage:
     """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
     takes the tokens, the last computes the loss. `tied_numel`:
     elements of the embedding that the first and the last stage share, on these two stages; else 0.
-    `experts`: the ranks that hold the same routed experts, where they are others than `data_parallel`."""
+    `experts`: the ranks that hold the same routed experts, where they are others than `data_parallel`;
+    `trains_experts`: whether any stage of the model trains some of them."""
 
     builder: PlanBuilder
     workload: Workload
@@ -117,6 +118,7 @@ class Stage:
     tied_numel: int = 0
     parallelism: Parallelism = field(default_factory=Parallelism)
     experts: DataParallel | None = None
+    trains_experts: bool = False
 
     @property
     def training(self) -> Training:

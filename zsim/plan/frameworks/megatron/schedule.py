@@ -395,6 +395,5 @@ class MegatronSchedule(BlockTimedHooks):
         `_get_param_groups`: stages without any have their optimizer, too)."""
         if self.strategy.shards_states:
             return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
-        model = self.workload.model
-        is_asked = EXPERT_STAGES in self.builder.groups and model.trainable_numel == model.numel
-        return [*self.stage.norm_groups(), *[EXPERT_STAGES] * (is_asked or len(self.parts) > 1)]
+        is_asked = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
+        return [*self.stage.norm_groups(), *[EXPERT_STAGES] * is_asked]
