@@ -58,6 +58,12 @@ def test_each_row_says_how_long_the_compute_stream_waited_for_it(make_trace: Cal
     assert [(row.kind, row.exposed_seconds) for row in rows] == [("all_gather", 3.0), ("reduce_scatter", 0.0)]
 
 
+def test_without_any_wait_the_seconds_of_waiting_are_seconds_too(make_trace: Callable[..., Trace]) -> None:
+    """Numpy counts no elements in integers, whatever they weigh: reports had 0 in place of 0.0."""
+    (row,) = collective_rows(make_trace([call("all_reduce", 0, 2, 400)]))
+    assert isinstance(row.exposed_seconds, float)
+
+
 def test_bandwidths_are_those_of_nccl_tests(make_trace: Callable[..., Trace]) -> None:
     """400 bytes in 2 s: algbw 200; all-reduce on 4 ranks sends 2 x 3/4: busbw 300; all-gather 3/4: 150."""
     (row,) = collective_rows(make_trace([call("all_reduce", 0, 2, 400)]))

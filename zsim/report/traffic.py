@@ -128,9 +128,10 @@ def collective_rows(
     infos, seconds = zip(*awaited, strict=True) if awaited else ((), ())
     waited_for = of_info[np.array(infos, dtype=np.int64)]
     is_call = waited_for >= 0
-    exposed = np.bincount(waited_for[is_call], np.array(seconds)[is_call], len(kinds)).tolist()
+    exposed = np.bincount(waited_for[is_call], np.array(seconds)[is_call], len(kinds))
+    exposed_seconds: list[float] = exposed.astype(np.float64).tolist()  # integers where nothing was counted
     return tuple(
-        CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, busy[n], exposed[n])
+        CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, busy[n], exposed_seconds[n])
         for n in dict.fromkeys(numbers.tolist())
         for kind, group, size, num_bytes, dtype in [kinds[n]]
     )
