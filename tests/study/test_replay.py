@@ -97,6 +97,11 @@ def test_a_step_that_its_host_bounds_comes_back(name: str, tmp_path: Path) -> No
     assert 0.01 < ahead / step.step_seconds < 0.5
     replay = zsim.replay(trace, cluster="dgx-h100")
     assert replay.step_seconds == pytest.approx(step.step_seconds, abs=1e-6)
+    for replayed in (replay.replayed, zsim.replay(trace).replayed):  # and are traces of such a step
+        write_chrome_traces(replayed, tmp_path / "replayed")
+        for again in (replayed, zsim.read_trace(tmp_path / "replayed")):
+            found = zsim.replay(again, cluster="dgx-h100").step_seconds
+            assert found == pytest.approx(step.step_seconds, abs=1e-6)
     strategy = STRATEGIES[name] | ({"replicate": 8} if name == "hsdp" else {})
     more = simulated(strategy, nodes=8, training={"sequence_length": 2048})
     replay = zsim.replay(trace, cluster="dgx-h100", nodes=8)

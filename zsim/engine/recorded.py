@@ -125,6 +125,7 @@ class _Replayed:
 
     def __init__(self, rank: RecordedRank, lane: Lane, zero: float, num_steps: int) -> None:
         self.rank, self.lane, self.works = rank.rank, lane, rank.works
+        self.recorded_ahead = rank.host_ahead
         self.first = len(self.works) * (num_steps - 1) // num_steps
         self.begin = max(self._shown_ends(0, self.first)) if self.first else rank.begin + zero
 
@@ -138,13 +139,25 @@ class _Replayed:
         last = max(self._shown_ends(self.first, len(self.works)), default=0.0)
         return (last if self.first else max(last, self.lane.host_time)) - self.begin
 
+    @property
+    def host_ahead(self) -> float:
+        """Seconds that its host had worked on the step before it began."""
+        if not self.first:
+            return self.recorded_ahead
+        since = self.lane.issue[self.first - 1]
+        blocked = sum(
+            max(min(end, self.begin) - max(start, since), 0.0) for start, end, _ in self.lane.recorded_blocks
+        )
+        return max(self.begin - since - blocked, 0.0)
+
     def rows(self) -> Iterator[tuple[SpanInfo, float, float, float]]:
-        """(info, issue, start, end) of each span that a trace shows."""
-        lane = self.lane
+        """(info, issue, start, end) of each span that a trace shows; what was issued before a step that
+        follows another counts as issued when it began."""
+        lane, earliest = self.lane, self.begin if self.first else -math.inf
         for op in range(self.first, len(self.works)):
             info = self.works[op].info
             if info is not None:
-                issue = lane.issue[op] if self.works[op].is_issue_known else math.nan
+                issue = max(lane.issue[op], earliest) if self.works[op].is_issue_known else math.nan
                 yield info, issue, lane.start[op], lane.ended[op]
 
     def in_allocator(self) -> Iterator[tuple[float, float]]:
@@ -160,8 +173,7 @@ class _Replayed:
 
 
 def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
-    """The replayed step as a trace, with the metadata of the recorded trace. What its host issued before the
-    step keeps its time, so that the trace need not say how far the host was ahead."""
+    """The replayed step as a trace, with the metadata of the recorded trace."""
     index_of: dict[SpanInfo, int] = {}
     rows: list[tuple[int, int, float, float, float]] = []
     blocks: list[tuple[int, float, float, SpanInfo]] = []
@@ -186,6 +198,7 @@ def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
     )
     table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     times = table[:, 2:] - zero
+    ahead = {lane.rank: lane.host_ahead for lane in lanes if lane.host_ahead > 0}
     return replace(
         like,
         source="simulated",
@@ -200,7 +213,7 @@ def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
         host_blocks=host_blocks,
         allocator_blocks=tuple(in_allocator),
         begins={lane.rank: lane.begin - zero for lane in lanes if lane.begin > zero},
-        metadata={key: value for key, value in like.metadata.items() if key != "host_ahead_seconds"},
+        metadata={**like.metadata, "host_ahead_seconds": ahead},
         steps=(),
         step_numbers=None,
         transfer_seconds=None,
