@@ -50,8 +50,9 @@ def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, 
 
 def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of each product of an expert beyond the first expert's, where Transformer Engine launches one
-    for every expert."""
-    if not has_core or table.engine != "megatron" or not table.moe_grouped_gemm or table.cuda_graph:
+    for every expert; Megatron's own modules have no Python for each."""
+    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
+    if not has_core or not is_engine or not table.moe_grouped_gemm or table.cuda_graph:
         return None
     return "megatron_core_product"
 
