@@ -12,7 +12,8 @@ from contextlib import contextmanager
 def paused() -> Iterator[None]:
     """A context without garbage collection: a simulation makes millions of small tuples, and scanning them
     again and again took a fifth of its time. At the end they count as old, so that Python does not scan them
-    all at once right after; a simulation leaves a few hundred objects in cycles, whatever its size."""
+    all at once right after. What a simulation leaves in cycles is its plan (the schedule of a chunk names
+    itself), 43,000 objects and 7.5 MB for GPT-3's, until the next full search."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
