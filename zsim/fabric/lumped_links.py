@@ -52,7 +52,8 @@ def lump(
     coefficients = Hashes(20010).fractions(2 * (len(usages) + 1)).reshape(2, -1)
     signature[:, :num_links] += coefficients[:, :1] * topology.leaves_node()
     for column, (links, weights) in enumerate(usages, 1):
-        signature[:, links] += coefficients[:, column : column + 1] * weights
+        for row, coefficient in zip(signature, coefficients[:, column].tolist(), strict=True):
+            row[_places(links)] += coefficient * weights
     numbered = _numbered(extras, num_links)
     coefficients = Hashes(20011).fractions(2 * len(numbered)).reshape(2, len(numbered))
     for column, (_extra, _key, indices, weights) in enumerate(numbered):
@@ -72,6 +73,13 @@ def lump(
             [(position[index], weight) for index, weight in pairs if index in position]
         )
     return Lumped(pool, representatives[representatives < num_links], profiles)
+
+
+def _places(links: Ints) -> Ints | slice:
+    """Links as an index, ascending ones without a gap as a slice, which numpy takes several times as fast."""
+    if len(links) and int(links[-1] - links[0]) + 1 == len(links):
+        return slice(int(links[0]), int(links[-1]) + 1)
+    return links
 
 
 def _numbered(extras: Sequence[Extra], num_links: int) -> list[tuple[int, Hashable, Ints, Floats]]:
