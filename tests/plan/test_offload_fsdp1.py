@@ -86,7 +86,7 @@ def test_the_host_waits_for_the_gradients_before_the_optimizer() -> None:
 def test_norms_of_host_gradients_are_summed_on_the_gpu(sharding: str, groups: list[str]) -> None:
     """One fp32 number goes to the GPU, is all-reduced over the group that the units are sharded over, and
     comes back before the gradients are scaled; with NO_SHARD all ranks have the same norm."""
-    strategy = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
+    strategy: dict[str, Any] = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
     plan = plan_of(clipping=1.0, sharding_strategy=sharding, **strategy)
     names = [op.name for op in plan.ops]
     first, last = names.index("gradient norm"), names.index("clip gradients")
@@ -111,7 +111,7 @@ def test_no_shards_copies_block() -> None:
 @pytest.mark.parametrize("param_dtype", ["bf16", "fp32"])
 def test_everything_is_in_host_memory_between_steps(sharding: str, param_dtype: str) -> None:
     """Weights and gradients (4 bytes, pinned) and both moments (8); what the step takes it gives back."""
-    replicas = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
+    replicas: dict[str, Any] = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
     plan = plan_of(sharding_strategy=sharding, param_dtype=param_dtype, **replicas)
     ranks = {"NO_SHARD": 1, "HYBRID_SHARD": 2}.get(sharding, 4)
     assert {memory.device for memory in plan.resident} == {"host"}

@@ -18,7 +18,7 @@ from zsim.report.critical.path import HOST, OTHERS, Link, critical_path
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")
@@ -42,7 +42,7 @@ def step(
     issued, started, ended = (np.array([moment[i] for moment in flat]) for i in range(3))
     trace = Trace(
         "simulated",
-        tuple(SpanInfo(o.name, "compute", o.stream) for o in ops if o.work is not None),
+        SpanInfos(SpanInfo(o.name, "compute", o.stream) for o in ops if o.work is not None),
         np.repeat(np.arange(ranks), count),
         np.tile(np.arange(count), ranks),
         issued,

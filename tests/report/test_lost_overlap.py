@@ -9,7 +9,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
 from zsim.report.critical.path import critical_path
 from zsim.report.lost_overlap import held_up_seconds, shared_queues_note
-from zsim.trace.trace import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")
@@ -29,7 +29,7 @@ def held_up() -> tuple[Plan, Trace]:
     issued, started, ended = (np.array([moment[i] for moment in times]) for i in range(3))
     trace = Trace(
         "simulated",
-        tuple(SpanInfo(op.name, "compute", op.stream) for op in ops),
+        SpanInfos(SpanInfo(op.name, "compute", op.stream) for op in ops),
         np.zeros(4, dtype=np.int64),
         np.arange(4),
         issued,

@@ -178,6 +178,10 @@ class Trace:
     begins: Mapping[int, float] = field(default_factory=dict)
     allocator_blocks: tuple[tuple[int, float, float], ...] = ()  # rank, start, end
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.infos, SpanInfos):  # a plain tuple, of a trace made elsewhere
+            object.__setattr__(self, "infos", SpanInfos(self.infos))
+
     def __len__(self) -> int:
         return len(self.ranks)
 
