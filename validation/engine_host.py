@@ -25,7 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS, _WIDTH, _TIMES, _EACH = 16, 64, 40, 10
+from validation.megatron_host import quickest_seconds
+
+_ROWS, _WIDTH, _TIMES = 16, 64, 40
 
 
 class _Names(type):
@@ -157,23 +159,6 @@ def products(num_experts: int) -> Callable[[], Tensor]:
     return forward
 
 
-def microseconds(forward: Callable[[], Tensor]) -> tuple[float, float]:
-    """Processor time of a forward and of its backward, that of a sum included."""
-    found: list[tuple[float, float]] = []
-    for _ in range(_TIMES):
-        spent = [0.0, 0.0]
-        for _ in range(_EACH):
-            first = time.process_time()
-            made = forward()
-            second = time.process_time()
-            made.sum().backward()
-            spent[0] += second - first
-            spent[1] += time.process_time() - second
-        found.append((spent[0] / _EACH * 1e6, spent[1] / _EACH * 1e6))
-    quickest = [min(one) for one in zip(*found, strict=True)]
-    return quickest[0], quickest[1]
-
-
 def call_after_call() -> float:
     """Microseconds of a call of torch's own linear layer, which say how fast the core is: 6.0 on the
     reference core (`module_call`)."""
@@ -195,11 +180,11 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"nn.Linear, call after call: {call_after_call():.1f} us")
     load_from(given.folder)
-    timed = {"RMSNorm": microseconds(norm())}
+    timed = {"RMSNorm": quickest_seconds(norm())}
     for count in given.experts:
-        timed[f"two products of {count} experts"] = microseconds(products(count))
+        timed[f"two products of {count} experts"] = quickest_seconds(products(count))
     for name, (forward, backward) in timed.items():
-        print(f"{name}: forward {forward:.1f} us, backward {backward:.1f} us")
+        print(f"{name}: forward {forward * 1e6:.1f} us, backward {backward * 1e6:.1f} us")
 
 
 if __name__ == "__main__":

@@ -153,6 +153,13 @@ class Lane:
         return f"rank {self.rank}: stopped before the end of its program"
 
 
+def worked_seconds(blocks: Iterable[tuple[float, float, object]], since: float, until: float) -> float:
+    """Seconds from `since` to `until` in which a host was in none of its `blocks`: (start, end, what it
+    waited for), which do not overlap."""
+    blocked = sum(max(min(end, until) - max(start, since), 0.0) for start, end, _ in blocks)
+    return max(until - since - blocked, 0.0)
+
+
 class Meeting:
     """The simulated members of one communicator. `arrived`: by call, the members (and their ops) that wait
     for the others; `transfers`: of its collectives, by the id of a lane's work."""

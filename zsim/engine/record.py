@@ -12,7 +12,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.lane import Lane
+from zsim.engine.lane import Lane, worked_seconds
 from zsim.plan.columns import are_compute, memory_columns, op_columns
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
@@ -100,15 +100,6 @@ def _begin(lane: Lane, num_ops: int) -> float:
     """The start of the plan's last run, of `num_ops` ops, on a lane: the end of the previous run."""
     before = len(lane.ended) - num_ops
     return float(np.asarray(lane.ended)[:before].max()) if before else lane.began
-
-
-def _host_ahead(lane: Lane, first: int, begin: float) -> float:
-    """Seconds that a lane's host had worked on the run that starts with op `first` before `begin`."""
-    since = float(lane.issue[first - 1]) if first else lane.began
-    blocked = sum(
-        max(min(end, begin) - max(start, since), 0.0) for start, end, _ in reversed(lane.host_blocks)
-    )
-    return max(begin - since - blocked, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +215,8 @@ class _Times:
         self.start: Floats = np.asarray(lane.start)[self.first :]
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
         self.begin = _begin(lane, len(self.shown.program.ops))
-        self.host_ahead = _host_ahead(lane, self.first, self.begin)
+        since = lane.issue[self.first - 1] if self.first else lane.began
+        self.host_ahead = worked_seconds(lane.host_blocks, since, self.begin)
         self.host_blocks = lane.host_blocks
         self.allocator_blocks = lane.allocator_blocks
 

@@ -12,7 +12,7 @@ import simpy
 
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
-from zsim.engine.lane import Lane
+from zsim.engine.lane import Lane, worked_seconds
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.alike import are_alike
@@ -145,10 +145,7 @@ class _Replayed:
         if not self.first:
             return self.recorded_ahead
         since = self.lane.issue[self.first - 1]
-        blocked = sum(
-            max(min(end, self.begin) - max(start, since), 0.0) for start, end, _ in self.lane.recorded_blocks
-        )
-        return max(self.begin - since - blocked, 0.0)
+        return worked_seconds(self.lane.recorded_blocks, since, self.begin)
 
     def rows(self) -> Iterator[tuple[SpanInfo, float, float, float]]:
         """(info, issue, start, end) of each span that a trace shows; what was issued before a step that

@@ -31,8 +31,9 @@ def attention_of(
     """The generation of fused attention: as chosen, or what the program takes of itself: Transformer Engine
     under Megatron, else torch's scaled_dot_product_attention, on Hopper."""
     if isinstance(strategy, MegatronTable):
-        is_engine = strategy.engine == "megatron" and strategy.transformer_impl == "transformer_engine"
-        return _of_transformer_engine(table, strategy, cluster, model) if is_engine else table.attention
+        if not strategy.runs_transformer_engine:
+            return table.attention
+        return _of_transformer_engine(table, strategy, cluster, model)
     lengths = table.lengths  # documents apart are a mask; padded ones are too
     is_plain = lengths is None or (lengths.batching == "packed" and lengths.attention_by_document is False)
     is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and is_plain

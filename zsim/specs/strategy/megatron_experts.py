@@ -34,10 +34,13 @@ def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
 
 def attention_overhead(table: MegatronTable, training: Training, has_core: bool) -> str | None:
     """The event beside a block's where Transformer Engine's attention runs without a fused kernel."""
-    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
     is_seen = not table.cuda_graph and "attn" not in table.cuda_graph_modules
     is_unfused = training.attention == "math"
-    return "megatron_core_unfused_attention" if has_core and is_engine and is_seen and is_unfused else None
+    return (
+        "megatron_core_unfused_attention"
+        if has_core and table.runs_transformer_engine and is_seen and is_unfused
+        else None
+    )
 
 
 def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
@@ -51,8 +54,7 @@ def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, 
 def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of each product of an expert beyond the first expert's, where Transformer Engine launches one
     for every expert; Megatron's own modules have no Python for each."""
-    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
-    if not has_core or not is_engine or not table.moe_grouped_gemm or table.cuda_graph:
+    if not has_core or not table.runs_transformer_engine or not table.moe_grouped_gemm or table.cuda_graph:
         return None
     return "megatron_core_product"
 
@@ -60,8 +62,7 @@ def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
 def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
     """The events of Transformer Engine's norms that are modules of their own: of a layer's attention, and of
     the one before its router; none in a graph."""
-    is_engine = table.engine == "megatron" and table.transformer_impl == "transformer_engine"
-    if not has_core or not is_engine or table.cuda_graph:
+    if not has_core or not table.runs_transformer_engine or table.cuda_graph:
         return None, None
     name, graphs = "megatron_core_norm", table.cuda_graph_modules
     return None if "attn" in graphs else name, None if "moe_router" in graphs else name

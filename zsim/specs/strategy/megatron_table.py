@@ -222,6 +222,11 @@ class MegatronTable(BaseModel):
         description="whose modules: Transformer Engine's, or Megatron's own, which take the host less",
     )
 
+    @property
+    def runs_transformer_engine(self) -> bool:
+        """Whether the modules are Transformer Engine's."""
+        return self.engine == "megatron" and self.transformer_impl == "transformer_engine"
+
     @field_validator("version", mode="before")
     @classmethod
     def _is_quoted(cls, value: object) -> object:

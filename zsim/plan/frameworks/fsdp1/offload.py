@@ -36,7 +36,7 @@ def check_accumulation(strategy: Fsdp1, training: Training) -> None:
 
 class Fsdp1Home:
     """Keeps every unit's shard, gradient and optimizer states in host memory. Frozen units have a place for
-    gradients, too (`init_flat_param_attributes` asks for none of them whether it is trained)."""
+    gradients, too (`init_flat_param_attributes` makes one for all)."""
 
     def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: Training) -> None:
         self.builder, self.training = builder, training

@@ -27,9 +27,10 @@ def enter_block(
     for beside in (strategy.attention_overhead, strategy.pairing_overhead):
         if beside is not None:
             builder.host(f"enter {segment.name}", overhead=beside, events=passes)
-    for norm, count in zip(strategy.norm_overheads, norms_alone(segment), strict=True):
-        if norm is not None and count:
-            builder.host(f"enter {segment.name}", overhead=norm, events=passes * count)
+    if any(strategy.norm_overheads):
+        for norm, count in zip(strategy.norm_overheads, norms_alone(segment), strict=True):
+            if norm is not None and count:
+                builder.host(f"enter {segment.name}", overhead=norm, events=passes * count)
     hops = split.ring_hops if split.style == "megatron" else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
@@ -47,7 +48,8 @@ def norms_alone(segment: Segment) -> tuple[int, int]:
     that of queries and keys, of a layer of experts, and the first with latent attention."""
     works = [call.module.work for call in segment.calls if not isinstance(call.module.work, Exchange)]
     places = [place for place, work in enumerate(works) if isinstance(work, Norm)]
-    routed = [place for place in places if any(isinstance(work, Router) for work in works[place:])][-1:]
+    router = max((place for place, work in enumerate(works) if isinstance(work, Router)), default=-1)
+    routed = [place for place in places if place < router][-1:]
     is_latent = any(isinstance(work, Attention) and work.is_latent for work in works)
     fused = [one for one, behind in enumerate(works[1:]) if isinstance(behind, Linear)]
     alone = [

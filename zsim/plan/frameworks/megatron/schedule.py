@@ -367,7 +367,8 @@ class MegatronSchedule(BlockTimedHooks):
     # -- step -------------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        strategy, numels = self.strategy, [numel for chunk in self.chunks for numel in chunk.own_numels]
+        strategy = self.strategy
+        numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         update_parameters(self.builder, strategy, self.training, numels, self.norm_groups)
         if strategy.fp8_param_gather:
             weights = [chunk.fp8_weights for chunk in self.chunks]
@@ -395,5 +396,5 @@ class MegatronSchedule(BlockTimedHooks):
         `_get_param_groups`: stages without any have their optimizer, too)."""
         if self.strategy.shards_states:
             return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
-        is_asked = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
-        return [*self.stage.norm_groups(), *[EXPERT_STAGES] * is_asked]
+        has_own = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts
+        return [*self.stage.norm_groups(), *([EXPERT_STAGES] if has_own else [])]

@@ -12,7 +12,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.formats.megatron.arguments import Arguments, refuse
 
-_METHODS = {"p2p": "p2p", "a2a": "all-to-all", "all_gather": "all-gather", "a2a+p2p": "a2a+p2p"}
+CONTEXT_METHODS = {"p2p": "p2p", "a2a": "all-to-all", "all_gather": "all-gather", "a2a+p2p": "a2a+p2p"}
 _LAYOUT = "pipeline-model-parallel-layout"
 _FIRST, _LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 _EMBEDDING, _LOSS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
@@ -81,9 +81,9 @@ def _context(found: Arguments, context: int) -> dict[str, Any]:
     kinds = list(dict.fromkeys(found.texts("cp-comm-type"))) or ["p2p"]
     sizes = found.texts("hierarchical-context-parallel-sizes")
     for kind in kinds:
-        if kind not in _METHODS:
+        if kind not in CONTEXT_METHODS:
             raise InputError(
-                f"{found.where}: --cp-comm-type: found '{kind}', expected one of {', '.join(_METHODS)}"
+                f"{found.where}: --cp-comm-type: found '{kind}', expected one of {', '.join(CONTEXT_METHODS)}"
             )
     if context == 1:
         return {}
@@ -96,7 +96,7 @@ def _context(found: Arguments, context: int) -> dict[str, Any]:
             f"{found.where}: --hierarchical-context-parallel-sizes: missing, as Megatron asks for it with "
             "--cp-comm-type a2a+p2p"
         )
-    return {"context_method": _METHODS[kinds[0]]}
+    return {"context_method": CONTEXT_METHODS[kinds[0]]}
 
 
 def _pipeline(found: Arguments) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.kernel_choices import attention_of
 from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.formats.megatron.degrees import CONTEXT_METHODS
 from zsim.specs.formats.megatron.expert_flags import DISPATCHERS
 from zsim.specs.formats.megatron.fsdp_flags import fsdp_flags, precision_aware_flags
 from zsim.specs.formats.megatron.muon_flags import muon_flags
@@ -21,7 +22,7 @@ from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 SCRIPT = "megatron.sh"
-_METHODS = {"p2p": "p2p", "all-to-all": "a2a", "all-gather": "all_gather", "a2a+p2p": "a2a+p2p"}
+_METHODS = {own: name for name, own in CONTEXT_METHODS.items()}
 _ORDERS = (("pipeline", "data", "context", "tensor"), ("data", "pipeline", "context", "tensor"))
 _LOSSES = ("megatron", "megatron-fused", "fused")
 _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
