@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update", action="store_true", help="rewrite expectations that are files, then look at the diff"
     )
+
+
+# What tools keep in the folder that pytest is run from; the rest of .gitignore's names are there.
+_KEPT_BY_TOOLS = ("__pycache__", "dist", "build", "site", "out", "demo-out")
+
+
+@pytest.fixture(scope="session")
+def at_the_start(request: pytest.FixtureRequest) -> frozenset[str]:
+    return frozenset(os.listdir(request.config.invocation_params.dir))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_in_the_working_folder(
+    at_the_start: frozenset[str], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """A test leaves its files in `tmp_path`. With several processes the one at fault may be a neighbour."""
+    yield
+    folder = request.config.invocation_params.dir
+    left = {name for name in os.listdir(folder) if not name.startswith(".")}
+    left -= at_the_start | set(_KEPT_BY_TOOLS)
+    assert not left, f"left in {folder}: {sorted(left)}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

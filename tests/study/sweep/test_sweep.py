@@ -212,6 +212,24 @@ def test_processes_give_the_same_tables_as_one(tmp_path: Path) -> None:
     assert (one / "out" / "results.csv").read_bytes() == (two / "out" / "results.csv").read_bytes()
 
 
+def test_processes_that_stay_work_where_the_next_study_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """joblib keeps its processes: points of a second study went into the first one's folder, and relative
+    paths of models were looked for there."""
+    config = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_head": 2, "n_positions": 128}
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("config.json").write_text(json.dumps(config | {"n_layer": 2 + number}))
+        text = SMALL.replace('"gpt2"', '"config.json"').replace("256", "128")
+        done = run_sweep(load_study(study_file(Path(), text)), Path("out"), jobs=2, is_quiet=True)
+        assert (done.done, done.failed) == (4, 0)
+    assert len([*(tmp_path / "two" / "out" / "points").rglob("*.json")]) == 4
+    tables = [table(tmp_path / name / "out") for name in ("one", "two")]
+    assert tables[0][0]["step_seconds"] < tables[1][0]["step_seconds"]
+
+
 def test_dask_gives_the_same_tables_as_processes_here(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     here, dask = tmp_path / "here", tmp_path / "dask"

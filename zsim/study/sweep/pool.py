@@ -8,9 +8,10 @@ kept: the next run tries it anew."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,8 +95,14 @@ def run_tasks(
                 finish(failed_record(identity, "WorkerDied", said) | {"is_kept": False})
 
 
-def run_batch(tasks: Sequence[Task], folder: Path | None, simulator: Simulator | None = None) -> list[Record]:
-    """The worker's function: simulate the tasks one after the other, sharing their common work."""
+def run_batch(
+    tasks: Sequence[Task], folder: Path | None, simulator: Simulator | None = None, where: Path | None = None
+) -> list[Record]:
+    """The worker's function: simulate the tasks one after the other, sharing their common work. `where` is
+    the current folder of who asked: relative paths, of models too, begin there."""
+    if where is not None:
+        with suppress(OSError):  # another machine has no such folder
+            os.chdir(where)  # joblib keeps its processes, and with them the folder that they were started in
     simulator = simulator or Simulator()
     store = None if folder is None else Store(folder)
     records = []
@@ -149,11 +156,13 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
         except (ValueError, ImportError) as error:
             raise InputError(f"--backend {backend}: joblib does not know it: {error}") from None
         with config:
+            where = Path(os.curdir).absolute()
 
             def parallel(batches: list[list[Task]], folder: Path | None) -> Iterator[list[Record]]:
                 run: Any = joblib.Parallel(return_as="generator_unordered", batch_size=1, max_nbytes=None)
                 with _interrupts_held():
-                    return iter(run(joblib.delayed(run_batch)(batch, folder) for batch in batches))
+                    calls = (joblib.delayed(run_batch)(batch, folder, None, where) for batch in batches)
+                    return iter(run(calls))
 
             yield parallel
 
