@@ -284,6 +284,21 @@ def test_a_wrong_unit_in_a_cluster_is_named(tmp_path: Path) -> None:
     assert "no unit" in message
 
 
+@pytest.mark.parametrize(
+    "table",
+    ["strategy", "strategy.kind=megatron strategy", "strategy.kind=deepspeed strategy", "training", "cluster",
+     "parallelism", "run.failures", "run.checkpoint", "cluster.network", "cluster.gpu.gemm",
+     "strategy.config", "strategy.config.zero_optimization"],
+)  # fmt: skip
+def test_a_key_that_is_near_to_nothing_is_answered_in_a_few_lines(table: str) -> None:
+    """The list of Megatron's keys has more than 1,000 characters."""
+    *before, table = table.split()
+    sets = [word for setting in (*before, f"{table}.qqqqq=1") for word in ("--set", setting)]
+    said = refused("run", *SMALL, *sets)
+    assert "qqqqq" in said
+    assert len(said) < 500
+
+
 def test_a_typo_in_an_option_is_a_usage_error() -> None:
     done = zsim("run", "--nodez", "2")
     assert done.returncode == 2

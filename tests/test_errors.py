@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError, did_you_mean, nearest
+from zsim.errors import (
+    InputError,
+    NotSimulatedError,
+    StuckError,
+    ZsimError,
+    did_you_mean,
+    expected,
+    nearest,
+    one_of,
+)
 
 
 @pytest.mark.parametrize("kind", [InputError, NotSimulatedError, StuckError])
@@ -33,3 +42,17 @@ def test_nothing_is_suggested_when_nothing_is_close() -> None:
 
 def test_a_suggestion_ends_the_sentence() -> None:
     assert did_you_mean("bandwith", ["bandwidth"]) == "; did you mean 'bandwidth'?"
+
+
+def test_many_options_are_the_nearest_and_their_number_and_where_all_stand() -> None:
+    """400 options of eight characters are more than a sentence holds; five of eight letters of one are not
+    near enough to be meant, and nearer than those of the others."""
+    many = [f"option{number:02}" for number in range(100)] + ["activate"]
+    said = one_of("activxyz", many, "zsim explain table")
+    assert said.startswith("one of 101, such as activate, ")
+    assert said.endswith(" (`zsim explain table` lists them)")
+    assert said.count(", ") == 6
+    assert one_of("x", ["a", "b"]) == "one of a, b"
+    assert expected("bandwith", ["bandwidth"]) == "; did you mean 'bandwidth'?"
+    assert expected("colour", ["a", "b"]) == "; expected one of a, b"
+    assert expected("colour", []) == ""

@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 
 _LEAST_BEGINNING = 3  # characters of a name that suffice to complete it
+LONGEST_LIST = 350  # characters of names that a sentence holds
+_LISTED_OF_MANY = 6
 
 
 class ZsimError(Exception):
@@ -43,6 +45,29 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or `""` when nothing is close; for the end of an error message."""
     match = nearest(name, options)
     return f"; did you mean '{match}'?" if match else ""
+
+
+def one_of(name: str, options: Iterable[str], listed_by: str = "") -> str:
+    """`"one of "` and the options. Of more than a sentence holds: how many there are, those
+    spelt most like `name`, and `listed_by`, the command that lists all."""
+    every = list(options)
+    text = ", ".join(every)
+    if len(text) <= LONGEST_LIST:
+        return f"one of {text}"
+
+    def likeness(option: str) -> float:
+        return difflib.SequenceMatcher(None, name.lower(), option.lower()).ratio()
+
+    near = sorted(every, key=likeness, reverse=True)[:_LISTED_OF_MANY]
+    where = f" (`{listed_by}` lists them)" if listed_by else ""
+    return f"one of {len(every)}, such as {', '.join(near)}{where}"
+
+
+def expected(name: str, options: Iterable[str], listed_by: str = "") -> str:
+    """`"; did you mean 'x'?"`, or `"; expected one of ..."` when nothing is close; for the end of an error
+    message."""
+    every = list(options)
+    return did_you_mean(name, every) or (f"; expected {one_of(name, every, listed_by)}" if every else "")
 
 
 def why_unreadable(error: Exception) -> str:

@@ -45,7 +45,12 @@ def zero_message(stage: int, /, **keys: Any) -> str:
             "'stage3_param_persistence_threshold'?",
         ),
         ({"overlap_com": True}, ": unknown key 'overlap_com'; did you mean 'overlap_comm'?"),
-        ({"grad_hooks": True}, ": unknown key 'grad_hooks'"),
+        (
+            {"grad_hooks": True},
+            ": unknown key 'grad_hooks'; expected one of 43, such as compute_grad_norm, "
+            "zero_quantized_weights, overlap_comm, reduce_bucket_size, log_trace_cache_warnings, "
+            "legacy_stage1",
+        ),
         (
             {"offload_optimizer": {"device": "cpu", "buffer_size": 1e8}},
             ".offload_optimizer: unknown key 'buffer_size'; did you mean 'buffer_count'?",

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from zsim.errors import InputError, did_you_mean, nearest
+from zsim.errors import LONGEST_LIST, InputError, did_you_mean, expected, nearest
 from zsim.specs.late_table import LateTable
 
-_FEW_KEYS = 40
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
 _WRITTEN = {
@@ -97,7 +96,7 @@ def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
-        return f"{where}unknown key '{key}'{_known(key, _keys(model_type, location[:-1]))}"
+        return f"{where}unknown key '{key}'{_known(key, location[:-1], model_type)}"
     where = _where(location, model_type)
     message = detail["msg"]
     if kind == "value_error":
@@ -134,15 +133,17 @@ def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _known(key: str, keys: list[str]) -> str:
-    """Hint: the nearest key, else all keys if they are few."""
-    every = f"; expected one of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
-    return did_you_mean(key, keys) or every
+def _known(key: str, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+    """Hint: the nearest key, else the keys that the table may have."""
+    names = [part for part in table if isinstance(part, str)]
+    is_explained = names and getattr(model_type, "is_explained", False)
+    return expected(key, _keys(model_type, table), f"zsim explain {names[-1]}" if is_explained else "")
 
 
 def _of(keys: list[str]) -> str:
-    """The keys that a table may have, if they are few."""
-    return f" of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
+    """The keys that a table may have, if a sentence holds them."""
+    text = ", ".join(keys)
+    return f" of {text}" if 0 < len(text) <= LONGEST_LIST else ""
 
 
 def _where(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:

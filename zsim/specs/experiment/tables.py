@@ -8,7 +8,7 @@ every name up and fills every default in.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
@@ -218,6 +218,8 @@ class TrainingTable(TableOfFile):
 class ExperimentFile(TableOfFile):
     """An experiment in the shape of its file."""
 
+    is_explained: ClassVar[bool] = True  # `zsim explain TABLE` lists the keys of its tables
+
     model: str | dict[str, Any] | _Model = Field(
         description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
     )
@@ -350,8 +352,8 @@ def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]
                 f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
             )
         elif not owners:
-            expected = did_you_mean(key, options) or f"; expected one of {', '.join(sorted(options))}"
-            problems.append(f"strategy: unknown key '{key}'{expected}")
+            hint = expected(key, sorted(options), "zsim explain strategy")
+            problems.append(f"strategy: unknown key '{key}'{hint}")
     if kind is None:
         if not problems:
             problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
