@@ -230,6 +230,8 @@ def plan_stages(
         groups |= builder.groups
         notes += [note for note in builder.notes if note not in notes]
         asynchronous = next(iter(owners.values())).asynchronous
+        for owner in owners.values():
+            owner.chunks = ()  # which name themselves: what they hold would live until a search for cycles
     plan = Plan(framework.name, tuple(programs), mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
         plan = in_one_thread(plan, asynchronous, copies_scatters=copies_scatters)
