@@ -13,7 +13,7 @@ from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import exceeds_pinned_limit, fits, pinned_bytes
+from zsim.plan.memory.capacity import fits, over_pinned_limit, pinned_bytes
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.resolve import resolve
@@ -183,7 +183,7 @@ def test_more_page_locked_memory_than_the_host_allows_does_not_fit() -> None:
         job = replace(job, cluster=job.cluster.model_copy(update={"host": host}))
         plan = make_plan(job)
         assert pinned_bytes(job, plan) == needed
-        assert exceeds_pinned_limit(job, plan) is not is_enough
+        assert (over_pinned_limit(job, plan) is None) is is_enough
         assert fits(job, plan) is is_enough
 
 

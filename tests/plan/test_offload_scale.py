@@ -77,7 +77,7 @@ def paper_plan(job: Job) -> Plan:
 
 def does_not_fit(job: Job, plan: Plan) -> list[str]:
     """The tiers that are too small."""
-    limits = node_capacity_bytes(job.cluster)
+    limits = node_capacity_bytes(job, plan)
     too_small = [
         device for device, limit in limits.items() if node_peak_bytes(job, plan, device) > (limit or 0)
     ]
@@ -143,4 +143,4 @@ def test_a_trillion_parameters_per_node_on_many_nodes(row: str, width: int, laye
     assert job.model.numel >= nodes * 10**12
     assert does_not_fit(job, plan) == []
     half = node_peak_bytes(job, plan, "nvme") * 2
-    assert half > (node_capacity_bytes(job.cluster)["nvme"] or 0)
+    assert half > (node_capacity_bytes(job, plan)["nvme"] or 0)

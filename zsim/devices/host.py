@@ -19,17 +19,18 @@ _PAGEABLE_TRAFFIC = 3.0
 
 
 def add_host(pool: NodePool) -> None:
-    """Add the resources of the host. `dram`: bytes per second of a socket's memory; `cpu`: time of its cores;
-    `socket_out`, `socket_in`: bytes per second to and from other sockets; `pageable`: time of one rank's
-    driver thread."""
+    """Add the resources of the hosts, each node's own; all have as many sockets as the first. `dram`: bytes
+    per second of a socket's memory; `cpu`: time of its cores; `socket_out`, `socket_in`: bytes per second to
+    and from other sockets; `pageable`: time of one rank's driver thread."""
     cluster = pool.topology.cluster
-    host = cluster.host
-    pool.add("dram", "socket", host.memory_bandwidth * cluster.offload.dma_fraction / host.sockets)
+    sockets, part = cluster.host.sockets, cluster.offload.dma_fraction / cluster.host.sockets
+    pool.add("dram", "socket", *(host.memory_bandwidth * part for host in cluster.hosts))
     pool.add("cpu", "socket", 1.0)
-    if host.sockets > 1:
-        assert host.socket_bandwidth is not None
-        pool.add("socket_out", "socket", host.socket_bandwidth)
-        pool.add("socket_in", "socket", host.socket_bandwidth)
+    if sockets > 1:
+        between = [host.socket_bandwidth or cluster.host.socket_bandwidth for host in cluster.hosts]
+        assert all(between)
+        pool.add("socket_out", "socket", *(rate for rate in between if rate))
+        pool.add("socket_in", "socket", *(rate for rate in between if rate))
     pool.add("pageable", "rank", 1.0)
 
 
@@ -61,7 +62,7 @@ def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
     Unbound threads run on all sockets; half of their bytes on other sockets are read, half written.
     """
     cluster = pool.topology.cluster
-    host, rates = cluster.host, cluster.offload
+    host, rates = cluster.hosts[pool.type_of(rank)], cluster.offload
     rate = optimizer_bytes_per_second if work.kind == "optimizer" else copy_bytes_per_second
     share = core_share(host, rates, pool.ranks_beside(rank))
     seconds = 1.0 / (rate(host, rates) * share)

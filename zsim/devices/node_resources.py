@@ -33,7 +33,8 @@ class ResourceClass:
     """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch, per socket or per
     node.
 
-    `capacity` is per second: bytes, or seconds of a queue, of cores or of drives.
+    `capacity` is per second: bytes, or seconds of a queue, of cores or of drives; where nodes differ, that of
+    the first.
     """
 
     name: str
@@ -60,14 +61,21 @@ class NodePool:
         self._capacities: list[Floats] = []
         self._next = topology.num_links
 
-    def add(self, name: str, scope: Scope, capacity: float) -> None:
-        """Add one resource of `capacity` per GPU, per socket or per node."""
+    def add(self, name: str, scope: Scope, *of_type: float) -> None:
+        """Add one resource per GPU, per socket or per node, with the capacity of its node's type; with a
+        single one all are alike."""
         topology = self.topology
         sockets = topology.num_nodes * topology.cluster.host.sockets
         count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
-        self.classes[name] = ResourceClass(name, scope, self._next, count, capacity)
-        self._capacities.append(np.full(count, capacity))
+        self.classes[name] = ResourceClass(name, scope, self._next, count, of_type[0])
+        types = topology.cluster.type_of_node if len(of_type) > 1 else np.zeros(topology.num_nodes, np.int64)
+        self._capacities.append(np.repeat(np.array(of_type)[types], count // topology.num_nodes))
         self._next += count
+
+    def type_of(self, rank: int) -> int:
+        """The type of a rank's node, by its place in the cluster's `hosts`."""
+        types = self.topology.cluster.type_of_node
+        return int(types[self.topology.node_of(self.topology.slots[rank])]) if len(types) else 0
 
     @property
     def capacities(self) -> Floats:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import chain
 
+import numpy as np
+
 from zsim.dataclass import dataclass
 from zsim.devices.host import add_host, copy_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
@@ -85,14 +87,16 @@ class Offload:
         if known is None:
             profile = fabric.extra_profiles[_kind(work), rank]
             rate = min(fabric.pool.capacity[r] / w for r, w in profile.usage)
-            latency = self._latency(work)
+            latency = self._latency(work, rank)
             known = Transfer(latency, work.bytes, profile, "offload", "", latency + work.bytes / rate)
             self._transfers[work, rank] = known
         return known
 
-    def _latency(self, work: OffloadWork) -> float:
+    def _latency(self, work: OffloadWork, rank: int) -> float:
         if isinstance(work, Copy):
-            return self.pool.topology.cluster.pcie.latency
+            cluster = self.pool.topology.cluster
+            nodes = cluster.nodes
+            return (nodes[self.pool.type_of(rank)] if nodes else cluster).pcie.latency
         if isinstance(work, DriveIo):
             assert self._nvme is not None
             return self._nvme.read_latency if work.direction == "read" else self._nvme.write_latency
@@ -114,7 +118,8 @@ class Offload:
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
         """The traffic of each class of resources over a step of `step_seconds`, in the order of the
         classes."""
-        carried = [0.0] * (self.pool.topology.num_links + len(self.pool.capacities))
+        capacities = np.concatenate([self.pool.topology.capacities(), self.pool.capacities])
+        carried = np.zeros(len(capacities))
         per_kind: dict[tuple[int, Hashable], float] = {}
         for program, works in enumerate(self._by_program):
             for work in works:
@@ -125,17 +130,17 @@ class Offload:
                 if self._program_of[rank] != program:
                     continue
                 usage = self._usage(self._samples[kind], rank)
-                for index, weight in zip(usage.indices.tolist(), usage.weights.tolist(), strict=True):
-                    carried[index] += weight * total
+                carried[usage.indices] += usage.weights * total
         rows = []
         for name, resource in self.pool.classes.items():
-            members = carried[resource.first : resource.first + resource.count]
-            if sum(members) > 0:
+            inside = slice(resource.first, resource.first + resource.count)
+            whole = float(carried[inside].sum())
+            if whole > 0:
                 rows.append(
                     DeviceTraffic(
                         name,
-                        sum(members) / self.pool.topology.world_size,
-                        max(members) / (resource.capacity * step_seconds),
+                        whole / self.pool.topology.world_size,
+                        float((carried[inside] / (capacities[inside] * step_seconds)).max()),
                         resource.capacity <= 2.0,
                     )
                 )

@@ -10,7 +10,7 @@ import numpy as np
 from zsim.engine.simulate import Outcome
 from zsim.explain.pipeline import bubbles_of
 from zsim.explain.work import program_activity
-from zsim.plan.by_type import gpu_of, type_of_program
+from zsim.plan.by_type import gpu_of, host_of, type_of_program
 from zsim.plan.memory.capacity import usable_bytes
 from zsim.report.breakdown import Breakdown
 from zsim.report.energy import Energy, step_energy
@@ -36,13 +36,21 @@ def traced_step_of(outcome: Outcome) -> TracedStep:
     return TracedStep(outcome.trace, rank, busiest[1], overlap_fraction(outcome.trace, rank))
 
 
-def gpu_capacities(outcome: Outcome) -> dict[int, int] | None:
-    """Usable bytes of each traced rank's GPU; None where all are alike."""
+def own_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
+    """Usable bytes of each traced rank's GPU, and bytes of its node's host memory; None where all nodes are
+    alike."""
     job, plan = outcome.job, outcome.plan
     if len(job.types) == 1:
         return None
-    of_program = [usable_bytes(job.cluster, gpu_of(job, plan, n)) for n in range(len(plan.programs))]
-    return {rank: of_program[plan.program_of[rank]] for rank in outcome.classes.representatives}
+    programs = range(len(plan.programs))
+    of_program = {
+        "gpu": [usable_bytes(job.cluster, gpu_of(job, plan, n)) for n in programs],
+        "host": [host_of(job, plan, n).memory for n in programs],
+    }
+    ranks = outcome.classes.representatives
+    return {
+        device: {rank: each[plan.program_of[rank]] for rank in ranks} for device, each in of_program.items()
+    }
 
 
 def gpu_type_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.engine.simulate import Outcome
-from zsim.plan.memory.capacity import pinned_bytes, startup_bytes, usable_bytes
+from zsim.plan.memory.capacity import pinned_by_host, startup_bytes, usable_bytes
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
 from zsim.specs.experiment.job import slowest_of
@@ -24,7 +24,8 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         notes.append(
             f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
         )
-    pinned, memory = pinned_bytes(job, outcome.plan), job.cluster.host.memory
+    locked = [(bytes, host.memory) for bytes, host in pinned_by_host(job, outcome.plan)]
+    pinned, memory = max(locked, key=lambda node: node[0] / node[1])
     if pinned > memory / 2:
         notes.append(
             f"{format_bytes(pinned)} of each node's host memory are page-locked, {pinned / memory:.0%} of "
@@ -39,10 +40,11 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
             f"{margin * 100:g}% more than tensors have"
         )
-    nodes = job.cluster.nodes
-    if outcome.plan.has_offload and any(host != job.cluster.host for host in job.cluster.hosts):
+    hosts = job.cluster.hosts
+    if outcome.plan.has_offload and any(host.sockets != hosts[0].sockets for host in hosts):
         notes.append(
-            f"offloaded work runs on every node at the host's and the drives' rates of '{nodes[0].name}'"
+            f"offloaded work finds {hosts[0].sockets} sockets on every node, as on those of "
+            f"'{job.cluster.nodes[0].name}'"
         )
     slowest = slowest_of(job)
     if slowest > 1:

@@ -10,7 +10,7 @@ from zsim.engine.simulate import Outcome
 from zsim.explain.data_loading import lengths_note, with_data_loading
 from zsim.explain.evidence import evidence
 from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
-from zsim.explain.gpu_types import Terms, gpu_capacities, gpu_type_rows, mean_energy, traced_step_of
+from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, own_capacities, traced_step_of
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
@@ -19,10 +19,9 @@ from zsim.explain.variants import Variants
 from zsim.explain.work import kernel_activity_of, step_work
 from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.capacity import (
-    exceeds_pinned_limit,
     excess_bytes,
     node_capacity_bytes,
-    pinned_bytes,
+    over_pinned_limit,
     program_peak_bytes,
     program_startup_bytes,
     startup_bytes,
@@ -127,7 +126,7 @@ def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
 def _facts(outcome: Outcome) -> JobFacts:
     job, plan, cluster = outcome.job, outcome.plan, outcome.job.cluster
     grades = dict[str, str](evidence(job, plan))
-    node = node_capacity_bytes(cluster)
+    node = node_capacity_bytes(job, plan)
     if outcome.jittered is not None:
         grades["jitter"] = outcome.jittered.jitter.evidence
     return JobFacts(
@@ -145,7 +144,7 @@ def _facts(outcome: Outcome) -> JobFacts:
             "training": training_label(job),
         },
         gpus_per_node=job.gpus_per_node,
-        gpu_capacities=gpu_capacities(outcome),
+        own_capacities=own_capacities(outcome),
         startup_bytes=startup_bytes(job, plan),
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
@@ -180,9 +179,9 @@ def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
         whole = program_startup_bytes(job, plan, number)
         if whole > usable and not found:
             found.append(over_limit(START_UP, "gpu", whole, usable))
-    limit = job.cluster.host.pinned_limit
-    if limit is not None and exceeds_pinned_limit(job, plan):
-        found.append(over_limit("start", PINNED, pinned_bytes(job, plan), limit))
+    locked = over_pinned_limit(job, plan)
+    if locked is not None:
+        found.append(over_limit("start", PINNED, *locked))
     return found
 
 

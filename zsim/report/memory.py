@@ -158,21 +158,23 @@ class Ledger:
         device: str,
         gpus_per_node: int = 1,
         nodes: Sequence[Pool] | None = None,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Mapping[str, Mapping[int, int]] | None = None,
     ) -> MemoryLevels:
         """Levels of the memory with the highest total: the fullest rank, or the fullest node; with
-        `capacities` of ranks' GPUs, of the rank with the least room left."""
+        `capacities` of ranks' own by device, of the one with the least room left."""
         pools = self.pools(device, gpus_per_node, nodes)
         found = [self.usage(device, pool) for pool in pools]
         if len(found) < 2:
             return found[0] if found else self.usage(device, {})
-        limits = [_capacity_of(pool, capacities) if device == "gpu" else 0 for pool in pools]
+        limits = [_capacity_of(device, pool, capacities) or 0 for pool in pools]
         places = range(len(found))
         return found[max(places, key=lambda n: int(found[n].totals.max(initial=0)) - limits[n])]
 
 
-def _capacity_of(pool: Pool, capacities: Mapping[int, int] | None) -> int:
-    return 0 if capacities is None else capacities[next(iter(pool))]
+def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, int]] | None) -> int | None:
+    """The pool's own capacity; None where all of the device are alike."""
+    own = None if capacities is None else capacities.get(device)
+    return None if own is None else own[next(iter(pool))]
 
 
 def peak(held: MemoryLevels) -> Peak:
@@ -194,7 +196,7 @@ def memory_peaks(
     events: MemoryEvents | Ledger | None,
     gpus_per_node: int = 1,
     nodes: Sequence[Pool] | None = None,
-    capacities: Mapping[int, int] | None = None,
+    capacities: Mapping[str, Mapping[int, int]] | None = None,
 ) -> dict[str, Peak]:
     """The peak of the fullest GPU, host and NVMe; `capacities` as in `Ledger.fullest`."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
@@ -206,10 +208,10 @@ def first_over_capacity(
     capacity: Mapping[str, int | None],
     gpus_per_node: int = 1,
     nodes: Sequence[Pool] | None = None,
-    capacities: Mapping[int, int] | None = None,
+    capacities: Mapping[str, Mapping[int, int]] | None = None,
 ) -> OutOfMemory | None:
     """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited);
-    `capacities`: of the GPUs of traced ranks, if they differ."""
+    `capacities`: by device those of traced ranks, if they differ."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     found: list[OutOfMemory] = []
     for device in DEVICES:
@@ -217,8 +219,8 @@ def first_over_capacity(
         if common is None:
             continue
         for pool in ledger.pools(device, gpus_per_node, nodes):
-            own = capacities if device == "gpu" else None
-            limit = common if own is None else _capacity_of(pool, own)
+            own = _capacity_of(device, pool, capacities)
+            limit = common if own is None else own
             held = ledger.usage(device, pool)
             over = np.flatnonzero(held.totals > limit)
             if not len(over):

@@ -69,9 +69,9 @@ class JobFacts:
     for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
     each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may have "model",
     "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
-    each GPU held before the first step, where that is more than in the step. `gpu_capacities`: usable bytes
-    of each traced rank's GPU, where they differ. `over_limits`: exceeded limits
-    that memory over time does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
+    each GPU held before the first step, where that is more than in the step. `own_capacities`: by device, of
+    each traced rank's GPU and host, where they differ. `over_limits`: exceeded limits that memory over time
+    does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
     for data parallelism alone; `model`: the numbers of its parameters.
     """
 
@@ -84,7 +84,7 @@ class JobFacts:
     gpus_per_node: int = 1
     nodes: Sequence[Pool] | None = None
     startup_bytes: int = 0
-    gpu_capacities: Mapping[int, int] | None = None
+    own_capacities: Mapping[str, Mapping[int, int]] | None = None
     over_limits: Sequence[OutOfMemory] = ()
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     rank_map: RankMap | None = None
@@ -311,7 +311,7 @@ def make_report(
     trace, work, breakdown = step.trace, job.work, step.breakdown
     ledger = Ledger.of(trace.memory)
     out_of_memory = first_over_capacity(
-        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.gpu_capacities
+        ledger, job.capacity_bytes, job.gpus_per_node, job.nodes, job.own_capacities
     )
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
@@ -333,7 +333,7 @@ def make_report(
         work=work,
         capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.gpu_capacities),
+        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes, job.own_capacities),
         breakdown=breakdown,
         limit=limit + without_overlap_sentence(step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),

@@ -345,10 +345,11 @@ def _staging_bytes(machine: SavingMachine, saved: Saved, table: CheckpointTable)
 
 
 def _check_room(job: Job, table: CheckpointTable, held: int, step: StepBeside) -> None:
-    room = job.cluster.host.memory - step.host_bytes
+    memory = min(job.cluster.hosts[kind].memory for kind in job.types)
+    room = memory - step.host_bytes
     if held > room:
         raise InputError(
             f"run.checkpoint.mode: '{table.mode}' stages {held / 1e9:,.0f} GB in the host memory of a node, "
-            f"and {max(0, room) / 1e9:,.0f} GB of {job.cluster.host.memory / 1e9:,.0f} GB are left beside "
+            f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
             "the step: out of memory; expected 'sync', more nodes, or less offloading"
         )

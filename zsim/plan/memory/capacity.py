@@ -10,7 +10,7 @@ from zsim.arrays import Ints
 from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
-from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 
@@ -100,10 +100,10 @@ def program_startup_bytes(job: Job, plan: Plan, number: int) -> int:
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Maximum host or NVMe bytes of the fullest node over a step: the sum of its ranks' maxima."""
-    return _of_fullest_node(
-        job, plan, [program.once(device_peaks).get(device, 0) for program in plan.programs]
-    )
+    """Maximum host or NVMe bytes of the fullest node over a step, the sum of its ranks' maxima; on hosts of
+    several types, of the node with the least memory left."""
+    peaks = [program.once(device_peaks).get(device, 0) for program in plan.programs]
+    return _least_room(job, plan, peaks)[0] if device == "host" else _of_fullest_node(job, plan, peaks)
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
@@ -111,29 +111,50 @@ def pinned_bytes(job: Job, plan: Plan) -> int:
     return _of_fullest_node(job, plan, [program.once(pinned_peak) for program in plan.programs])
 
 
+def pinned_by_host(job: Job, plan: Plan) -> list[tuple[int, HostDevice]]:
+    """`pinned_bytes` of the fullest node of each type, and its host."""
+    return _fullest_by_type(job, plan, [program.once(pinned_peak) for program in plan.programs])
+
+
 def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
     """The sum of `of_program` over the ranks of a node, for the fullest node."""
+    return max(bytes for bytes, _ in _fullest_by_type(job, plan, of_program))
+
+
+def _least_room(job: Job, plan: Plan, of_program: list[int]) -> tuple[int, int]:
+    """The sum of `of_program` over a node's ranks, and its host memory, where the least is left of it."""
+    nodes = _fullest_by_type(job, plan, of_program)
+    return max(((bytes, host.memory) for bytes, host in nodes), key=lambda node: node[0] - node[1])
+
+
+def _fullest_by_type(job: Job, plan: Plan, of_program: list[int]) -> list[tuple[int, HostDevice]]:
+    """The sum of `of_program` over the ranks of a node, for the fullest node of each type, and its host."""
+    hosts = job.cluster.hosts
     if len(of_program) == 1:
-        return of_program[0] * job.gpus_per_node
-    of_rank = np.array(of_program)[plan.program_of]
-    if len(set(job.placement.gpus)) > 1:
-        counts = np.array(job.placement.gpus, dtype=np.int64)
-        firsts: Ints = np.cumsum(counts) - counts
-        return int(np.add.reduceat(of_rank, firsts).max())
-    return int(np.add.reduceat(of_rank, np.arange(0, len(of_rank), job.gpus_per_node)).max())
+        return [(of_program[0] * job.gpus_per_node, hosts[job.types[0]])]
+    counts = np.array(job.placement.gpus, dtype=np.int64)
+    firsts: Ints = np.cumsum(counts) - counts
+    of_node = np.add.reduceat(np.array(of_program)[plan.program_of], firsts)
+    if len(job.types) == 1:
+        return [(int(of_node.max()), hosts[job.types[0]])]
+    types = job.cluster.type_of_node[list(job.placement.nodes)]
+    return [(int(of_node[types == kind].max()), hosts[kind]) for kind in job.types]
 
 
-def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:
-    """Whether the plan page-locks more host memory than the host allows."""
-    limit = job.cluster.host.pinned_limit
-    return limit is not None and pinned_bytes(job, plan) > limit
+def over_pinned_limit(job: Job, plan: Plan) -> tuple[int, int] | None:
+    """Host bytes that the plan page-locks on a node and the limit there, where these are more; else None."""
+    for bytes, host in pinned_by_host(job, plan):
+        if host.pinned_limit is not None and bytes > host.pinned_limit:
+            return bytes, host.pinned_limit
+    return None
 
 
-def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
-    """The capacity in bytes of a node's host memory and drives; None without drives."""
-    nvme = cluster.nvme
+def node_capacity_bytes(job: Job, plan: Plan) -> dict[Device, int | None]:
+    """The capacity in bytes of a node's host memory and drives, None without drives; of the memory that of
+    the node of `node_peak_bytes`."""
+    nvme, peaks = job.cluster.nvme, [program.once(device_peaks).get("host", 0) for program in plan.programs]
     return {
-        "host": min(host.memory for host in cluster.hosts),
+        "host": _least_room(job, plan, peaks)[1],
         "nvme": nvme.drives * nvme.capacity if nvme else None,
     }
 
@@ -147,11 +168,10 @@ def load(job: Job, plan: Plan) -> float:
     """Bytes over usable bytes of the tier that is fullest, of GPUs and nodes: above 1, the plan does not
     fit."""
     cluster = job.cluster
-    held = [(pinned_bytes(job, plan), cluster.host.pinned_limit)]
-    held += [
-        (node_peak_bytes(job, plan, device), limit or 0)
-        for device, limit in node_capacity_bytes(cluster).items()
-    ]
+    held = [(bytes, host.pinned_limit) for bytes, host in pinned_by_host(job, plan)]
+    peaks = [program.once(device_peaks).get("host", 0) for program in plan.programs]
+    held += [(bytes, host.memory) for bytes, host in _fullest_by_type(job, plan, peaks)]
+    held.append((node_peak_bytes(job, plan, "nvme"), node_capacity_bytes(job, plan)["nvme"] or 0))
     for number in range(len(plan.programs)):
         peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))
         held.append((peak, usable_bytes(cluster, gpu_of(job, plan, number))))

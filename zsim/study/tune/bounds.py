@@ -169,13 +169,14 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
 
 def _rates(cluster: Cluster) -> dict[str, float]:
     """Bytes per second of each resource of `plan_seconds` that moves bytes, at its best."""
-    nvme = cluster.nvme
+    nvme, nodes = cluster.nvme, cluster.nodes or (cluster,)
+    pcie = max(one.pcie.bandwidth for one in nodes)
     fractions = (cluster.offload.optimizer_fraction, cluster.offload.copy_fraction)
     return {
-        "nic": cluster.nic.per_node * cluster.nic.bandwidth,
-        "cpu": cluster.host.memory_bandwidth * max(fractions),
-        "h2d": cluster.pcie.bandwidth,
-        "d2h": cluster.pcie.bandwidth,
+        "nic": max(one.nic.per_node * one.nic.bandwidth for one in nodes),
+        "cpu": max(host.memory_bandwidth for host in cluster.hosts) * max(fractions),
+        "h2d": pcie,
+        "d2h": pcie,
         "read": nvme.drives * nvme.read_bandwidth if nvme else 0.0,
         "write": nvme.drives * nvme.write_bandwidth if nvme else 0.0,
     }

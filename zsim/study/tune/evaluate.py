@@ -16,9 +16,9 @@ from zsim.engine.micro_batches import few_of, longer
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import (
-    exceeds_pinned_limit,
     node_capacity_bytes,
     node_peak_bytes,
+    over_pinned_limit,
     peak_bytes,
     resident_bytes,
     usable_bytes,
@@ -120,9 +120,9 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
             less = simulator.job(few_micro_batches(experiment, fewer))
             more = (steps - most) / (most - fewer)
             seconds = least_seconds(job, plan, (less, simulator.plan(less)), more)
-        if exceeds_pinned_limit(job, plan):
+        if over_pinned_limit(job, plan) is not None:
             return "more host memory would be page-locked than the host allows"
-        capacity = node_capacity_bytes(job.cluster)
+        capacity = node_capacity_bytes(job, plan)
         peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
         limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
         for device, limit in capacity.items():
