@@ -10,6 +10,9 @@ import pytest
 import zsim
 from zsim.cost.optimizers.deepspeed_muon import gram_flops, is_muons, matrix_kernels
 from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.frameworks.deepspeed.muon_heads import matrices_of_heads
+from zsim.plan.ops import Kernels
+from zsim.specs.model.huggingface import load_model
 
 MUON = {"optimizer": {"type": "Muon", "params": {"lr": 0.02}}}
 # Two layers: q, o 256 x 256, k, v 64 x 256, three of 512 x 256, two norms; a norm, and 1000 x 256 twice
@@ -21,14 +24,17 @@ MATRICES = 2 * (2 * 256 * 256 + 2 * 64 * 256 + 3 * 512 * 256)
 OTHERS = 5 * 256 + 2 * 1000 * 256
 
 
-def report(zero: dict[str, Any], gpus: int = 2, **top: Any) -> dict[str, Any]:
+def asked(zero: dict[str, Any], gpus: int = 2, model: Any = MODEL, **top: Any) -> zsim.Experiment:
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
-    experiment = zsim.Experiment(
-        model=MODEL, cluster="dgx-h100", gpus=gpus,
+    return zsim.Experiment(
+        model=model, cluster="dgx-h100", gpus=gpus,
         training={"sequence_length": 128, "precision": "bf16"},
         strategy={"kind": "deepspeed", "config": {**config, **MUON, **top}},
     )  # fmt: skip
-    return zsim.simulate(experiment).report.to_dict()
+
+
+def report(zero: dict[str, Any], gpus: int = 2, **top: Any) -> dict[str, Any]:
+    return zsim.simulate(asked(zero, gpus, **top)).report.to_dict()
 
 
 def test_the_gram_matrix_is_multiplied_where_it_is_smaller() -> None:
@@ -117,6 +123,39 @@ def test_every_rank_orthogonalises_its_own_matrices_only() -> None:
 def test_what_it_does_not_go_with_is_said(zero: dict[str, Any], error: Any, said: str) -> None:
     with pytest.raises(error, match=said):
         report(zero)
+
+
+@pytest.mark.parametrize("zero", [{"stage": 2}, {"stage": 3, "reduce_scatter": False}])
+def test_projections_of_attention_are_taken_head_by_head(zero: dict[str, Any]) -> None:
+    """q has 8 heads of 32 x 256, k 2 of them, o none: 8 * 32^2 * 256 + 28 * 32^3 = 3,014,656 FLOPs a head, by
+    one batched product after the other."""
+    flops = {}
+    for by_head in (False, True):
+        params = {"lr": 0.02, "per_head_muon": by_head}
+        plan = zsim.make_plan(asked(zero, gpus=1, optimizer={"type": "Muon", "params": params}))
+        for op in plan.programs[0].ops:
+            if isinstance(op.work, Kernels) and ("self_attn" in op.name and "orthogonalise" in op.name):
+                leaf = op.name.split(".")[-2]
+                flops[leaf, by_head] = sum(one.flops for one in op.work.kernels if one.kind == "gemm")
+                assert all(one.is_batched == (by_head and leaf != "o_proj") for one in op.work.kernels[1:])
+    assert flops["q_proj", True] == 8 * 3_014_656
+    assert flops["k_proj", True] == flops["v_proj", True] == 2 * 3_014_656
+    assert flops["q_proj", False] == flops["o_proj", False] == flops["o_proj", True]
+    assert flops["k_proj", False] == gram_flops(64, 256)
+
+
+def test_heads_of_latent_attention_are_those_of_its_up_projections() -> None:
+    """DeepSeek-V2-Lite: 16 heads of queries of 128 + 64, of keys and values of 128 + 128; down none."""
+    found = matrices_of_heads(load_model("deepseek-v2-lite"))
+    of_first = {name.split(".")[-2]: shape for name, shape in found.items() if ".layers.0." in name}
+    assert of_first == {"q_proj": (16, 192, 2048), "kv_b_proj": (16, 256, 512)}
+
+
+def test_a_model_without_heads_apart_is_refused() -> None:
+    """GPT-2's `c_attn` has all three in one."""
+    params = {"lr": 0.02, "per_head_muon": True}
+    with pytest.raises(InputError, match="per_head_muon: found true with 'gpt2'"):
+        zsim.make_plan(asked({"stage": 1}, model="gpt2", optimizer={"type": "Muon", "params": params}))
 
 
 def test_a_stage_without_matrices_is_refused() -> None:

@@ -37,8 +37,8 @@ def gram_flops(rows: int, columns: int) -> float:
 def matrix_kernels(
     shape: tuple[int, ...], gradient_dtype: str, method: Orthogonalisation = "gram"
 ) -> tuple[Kernel, ...]:
-    """Momentum, its Nesterov sum and the products of one tensor; one of more than two dimensions is a batch
-    of matrices. Momentum has the gradient's type.
+    """Momentum, its Nesterov sum and the products of one tensor; of one of more than two dimensions they are
+    batched products of its matrices. Momentum has the gradient's type.
 
     Around the products, each one kernel of the compiler's: the check for infinities reads the gradient g;
     momentum and update: 2 g read, 2 written; the norm reads 1; the division and cast read g, write 2 bytes;
@@ -54,7 +54,13 @@ def matrix_kernels(
         square = product(short, short, short, short * short)
         products = (*(gram,) * 2, *(square,) * _SQUARES, *(product(short, long, short, 0),) * 2)
     dtype = "fp16" if method == "gram" else "bf16"
-    return (around, *[replace(one, dtype=dtype) for one in products] * batch)
+    return (around, *[_batched(replace(one, dtype=dtype), batch) for one in products])
+
+
+def _batched(one: Kernel, batch: int) -> Kernel:
+    if batch == 1:
+        return one
+    return replace(one, flops=one.flops * batch, hbm_bytes=one.hbm_bytes * batch, is_batched=True)
 
 
 def products_flops(shape: tuple[int, ...], method: Orthogonalisation) -> float:

@@ -16,9 +16,12 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.update import cast_kernels
 from zsim.cost.optimizers.deepspeed_muon import matrix_kernels, products_flops, step_kernels
 from zsim.dtypes import DTYPE_BYTES
+from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.muon_heads import matrices_of_heads
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 Shape = tuple[int, ...]
@@ -35,6 +38,22 @@ def momentum_dtype(config: DeepSpeedConfig) -> str:
 def whole_momentum(flat: FlatGroup, config: DeepSpeedConfig) -> int:
     """Bytes of the momenta on the fullest rank, in stages 1 and 2."""
     return flat.most_owned_whole() * DTYPE_BYTES[momentum_dtype(config)]
+
+
+def shapes_of(model: ModelSpec, config: DeepSpeedConfig) -> dict[str, Shape]:
+    """The shape of every parameter, as Muon takes it: with `per_head_muon` projections of attention are a
+    batch of matrices. Raises InputError for `per_head_muon` of a model that has none of these."""
+    shapes = {name: one.shape for name, one in model.named_parameters()}
+    if not config.optimizer.by_head:
+        return shapes
+    of_heads = matrices_of_heads(model)
+    if not of_heads:
+        raise InputError(
+            f"{config.name}: optimizer.params.per_head_muon: found true with '{model.name}', in which "
+            "DeepSpeed finds no projection of attention by heads ('no attention projection could be tagged'); "
+            "expected false"
+        )
+    return shapes | of_heads
 
 
 def orthogonalise_partition(
@@ -61,7 +80,12 @@ def step_of_matrices(builder: PlanBuilder, config: DeepSpeedConfig, numel: int, 
 
 
 def orthogonalise_sub_group(
-    builder: PlanBuilder, config: DeepSpeedConfig, parameters: Sequence[ZeroParameter], group: str, ranks: int
+    builder: PlanBuilder,
+    config: DeepSpeedConfig,
+    parameters: Sequence[ZeroParameter],
+    shapes: Mapping[str, Shape],
+    group: str,
+    ranks: int,
 ) -> None:
     """Stage 3, one sub-group."""
     for chunk in _chunks(parameters, config.zero.reduce_bucket_size):
@@ -73,7 +97,7 @@ def orthogonalise_sub_group(
             _gather(builder, config, f"{what} of matrices", size, group, ranks)
             builder.kernels(f"put {what} in order", moves(size, size, launches=ranks * len(chunk)))
         for start in range(0, len(chunk), ranks):
-            _round(builder, config, chunk[start : start + ranks], group, ranks)
+            _round(builder, config, chunk[start : start + ranks], shapes, group, ranks)
         shards = sum(one.shard_numel for one in chunk) * DTYPE_BYTES[config.communication_dtype]
         builder.kernels("keep update and momentum", moves(2 * shards, 2 * shards, launches=2 * len(chunk)))
         builder.free("buffers", held)
@@ -92,12 +116,17 @@ def _chunks(parameters: Sequence[ZeroParameter], most: int) -> Iterator[list[Zer
 
 
 def _round(
-    builder: PlanBuilder, config: DeepSpeedConfig, matrices: Sequence[ZeroParameter], group: str, ranks: int
+    builder: PlanBuilder,
+    config: DeepSpeedConfig,
+    matrices: Sequence[ZeroParameter],
+    shapes: Mapping[str, Shape],
+    group: str,
+    ranks: int,
 ) -> None:
     """A matrix per rank: the one that takes longest counts; then updates and momenta go to all."""
     method, dtype = config.optimizer.orthogonalisation, config.communication_dtype
-    slowest = max(matrices, key=lambda one: products_flops(one.shape, method))
-    builder.kernels(f"orthogonalise {slowest.name}", matrix_kernels(slowest.shape, dtype, method))
+    slowest = max(matrices, key=lambda one: products_flops(shapes[one.name], method))
+    builder.kernels(f"orthogonalise {slowest.name}", matrix_kernels(shapes[slowest.name], dtype, method))
     largest = max(one.numel for one in matrices)
     size = ranks * largest * DTYPE_BYTES[dtype]
     for what in ("updates", "momenta"):

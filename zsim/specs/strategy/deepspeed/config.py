@@ -74,8 +74,8 @@ class ZeroConfig(ZeroBlock):
 class OptimizerChoice:
     """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it. `training_name`: what
     `training.optimizer` calls it. `allows_untested` and `forces_cpu_optimizer`: the file's
-    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`. `orthogonalisation`: Muon's
-    `ns_method`."""
+    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`. `orthogonalisation`, `by_head`: Muon's
+    `ns_method` and `per_head_muon`."""
 
     name: str | None
     implementation: OptimizerImplementation
@@ -83,6 +83,7 @@ class OptimizerChoice:
     allows_untested: bool = False
     forces_cpu_optimizer: bool = True
     orthogonalisation: Literal["gram", "standard"] = "gram"
+    by_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,7 @@ def resolve_optimizer(file: DeepSpeedFile, zero: ZeroConfig) -> OptimizerChoice:
         allows_untested=file.zero_allow_untested_optimizer is True,
         forces_cpu_optimizer=file.zero_force_ds_cpu_optimizer is not False,
         orthogonalisation="standard" if params.get("ns_method") == "standard" else "gram",
+        by_head=name == "muon" and bool(params.get("per_head_muon", False)),
     )
 
 

@@ -15,7 +15,7 @@ from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
-from zsim.plan.frameworks.deepspeed.muon import orthogonalise_partition, whole_momentum
+from zsim.plan.frameworks.deepspeed.muon import orthogonalise_partition, shapes_of, whole_momentum
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.optimizer_groups import OptimizerGroup, optimizer_groups
 from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
@@ -50,6 +50,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self._numels = {name: one.numel for name, one in named if one.trainable}
         self._shapes = {name: one.shape for name, one in named}
         self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
+        self._matrices = shapes_of(workload.model, config)
         self._groups = [self._in_order(one) for one in optimizer_groups(stage, self.group, named)]
         self._flats = [self._flattened(one) for one in self._groups]
         self.shard_numel = sum(flat.shard_numel for flat in self._flats)
@@ -274,7 +275,7 @@ class Zero12Schedule(DeepSpeedEngine):
             self._own_gradients()
         if self._is_boundary:
             for flat in self._muons:
-                orthogonalise_partition(builder, self.config, flat, self._shapes)
+                orthogonalise_partition(builder, self.config, flat, self._matrices)
         builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
 
     def reduce_gradients(self) -> None:

@@ -18,7 +18,7 @@ from zsim.cost.kernels.update import cast_kernels
 from zsim.cost.memory.adapters import quantisation_bytes
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE
-from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, orthogonalise_sub_group
+from zsim.plan.frameworks.deepspeed.muon import momentum_dtype, orthogonalise_sub_group, shapes_of
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.plan.frameworks.deepspeed.stage3.early import EarlyGatherer
@@ -302,9 +302,10 @@ class Zero3Schedule(Zero3Gradients):
         builder, config = self.builder, self.config
         shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
+        shapes = shapes_of(self.stage.workload.model, config) if self.num_muons else {}
         for group in self.sub_groups[: self.num_muons]:
             parameters = [self.trace.parameters[number] for number in group]
-            orthogonalise_sub_group(builder, config, parameters, self.group.name, self.world_size)
+            orthogonalise_sub_group(builder, config, parameters, shapes, self.group.name, self.world_size)
         self._norm(shards)
         for number, group in enumerate(self.sub_groups):
             numel = self._group_numel(group)
