@@ -50,8 +50,7 @@ def shapes_of(model: ModelSpec, config: DeepSpeedConfig) -> dict[str, Shape]:
     if not of_heads:
         raise InputError(
             f"{config.name}: optimizer.params.per_head_muon: found true with '{model.name}', in which "
-            "DeepSpeed finds no projection of attention by heads ('no attention projection could be tagged'); "
-            "expected false"
+            "DeepSpeed finds no heads ('no attention projection could be tagged'); expected false"
         )
     return shapes | of_heads
 

@@ -29,7 +29,7 @@ def matrices_of_heads(model: ModelSpec) -> dict[str, Shape]:
         for one in block.modules
         if isinstance(one.work, Attention)
     ]
-    found = {}
+    found: dict[str, Shape] = {}
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         leaf = parts[-2].lower() if len(parts) > 1 else ""
