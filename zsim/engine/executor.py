@@ -256,9 +256,9 @@ class Executor:
         recorded = lane.program.recorded
         assert recorded is not None
         work, call = recorded.works[op], recorded.calls[op]
-        if call is not None:
+        if call is not None or op in lane.program.sides:
             lane.gpu.collective_started(now)
-            self._arrive(lane, op, call)
+            self._exchange(lane, op, now) if call is None else self._arrive(lane, op, call)
         elif recorded.shares_gpu and runs_on_gpu(work):
             lane.gpu.start(now, op, work.seconds)
         else:
@@ -319,8 +319,8 @@ class Executor:
     def _exchange(self, lane: Lane, op: int, now: float) -> None:
         """Start each message of a call once the other side has arrived too; see
         `zsim.plan.ops` [Note: who a message meets]. Copy engines and kernels take nothing from each other."""
-        sides = lane.program.sides[op]
-        on_gpu = not lane.works[op].by_copy_engine  # type: ignore[union-attr]
+        sides, work = lane.program.sides[op], lane.works[op]
+        on_gpu = not (isinstance(work, PointToPoint) and work.by_copy_engine)
         lane.messages_left[op] = len(sides)
         for side in sides:
             communicator = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
@@ -332,7 +332,7 @@ class Executor:
             both = [other, (lane, op)]
             for (member, number), peer in zip(both, reversed(both), strict=True):
                 member.peers.setdefault(number, []).append(peer)
-                if on_gpu:
+                if on_gpu and not self._is_recorded:  # a recorded call was under way since it came
                     member.gpu.collective_started(now)
             transfer = self.fabric.transfer(side.work, communicator)
             on_end = partial(self._end_message, both, on_gpu)
@@ -342,9 +342,9 @@ class Executor:
         self.num_events += len(both)
         now = self.env.now
         for lane, op in both:
-            if on_gpu:
-                lane.gpu.collective_ended(now)
             lane.messages_left[op] -= 1
+            if on_gpu and not (self._is_recorded and lane.messages_left[op]):
+                lane.gpu.collective_ended(now)
             if not lane.messages_left[op]:
                 del lane.messages_left[op]
                 self._end(lane, op, now)

@@ -23,6 +23,7 @@ from zsim.plan.ops import (
     DriveIo,
     HostWork,
     Kernels,
+    Message,
     Plan,
     PointToPoint,
     Program,
@@ -155,6 +156,7 @@ class _Columns(NamedTuple):
     group_size: int = 1
     flops: float = 0.0
     hbm_bytes: float = 0.0
+    messages: tuple[Message, ...] = ()
 
     @staticmethod
     def of(work: Work, plan: Plan) -> _Columns:
@@ -167,7 +169,11 @@ class _Columns(NamedTuple):
                 hbm_bytes=sum(kernel.hbm_bytes for kernel in kernels),
             )
         if isinstance(work, Collective | PointToPoint):
-            return _Columns(work.kind, work.bytes, work.dtype, work.group, plan.groups[work.group].size)
+            size = plan.groups[work.group].size
+            messages: tuple[Message, ...] = ()
+            if isinstance(work, PointToPoint) and not work.by_copy_engine:  # kernels do not slow those
+                messages = work.messages
+            return _Columns(work.kind, work.bytes, work.dtype, work.group, size, messages=messages)
         if isinstance(work, Copy):
             return _Columns(work.direction, work.bytes)
         if isinstance(work, HostWork):
@@ -185,8 +191,8 @@ def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
     names, modules = compress(columns.name, has_work), compress(columns.module, has_work)
     streams, phases = list(compress(columns.stream, has_work)), list(compress(columns.phase, has_work))
     of_ops = [of_work[id(work)] for work in works]
-    of_works, *others = zip(*of_ops, strict=True) if of_ops else [()] * 7
-    counts, dtypes, groups, sizes, flops, hbm_bytes = others
+    of_works, *others = zip(*of_ops, strict=True) if of_ops else [()] * 8
+    counts, dtypes, groups, sizes, flops, hbm_bytes, messages = others
     kinds = [
         kind or ("optimizer" if phase == "optimizer" else "compute")
         for kind, phase in zip(of_works, phases, strict=True)
@@ -197,8 +203,9 @@ def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
             for work, stream in zip(works, streams, strict=True)
         ]
     rows = zip(
-        names, kinds, streams, counts, dtypes, groups, sizes, phases, modules, flops, hbm_bytes, strict=True
-    )
+        names, kinds, streams, counts, dtypes, groups, sizes, phases, modules, flops, hbm_bytes, messages,
+        strict=True,
+    )  # fmt: skip
     # without the call of the named tuple's own __new__, which takes as long again
     return map(partial(tuple.__new__, SpanInfo), rows)
 

@@ -4,21 +4,23 @@ need."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import simpy
 
+from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane, worked_seconds
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.alike import are_alike
+from zsim.fabric.messages import Side, pair_name
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.recorded.rank import RecordedRank, as_recorded
-from zsim.plan.recorded.work import Recorded
 from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import SpanInfo, SpanInfos, Trace
 
@@ -31,12 +33,14 @@ _KINDS: Mapping[str, CollectiveKind] = {
 @dataclass(frozen=True)
 class Place:
     """The hardware that a step is replayed on. `is_folded`: the replayed rank is the representative of all
-    ranks; `slowdown`: factor by which kernels are slower while a collective runs."""
+    ranks; `slowdown`: factor by which kernels are slower while a collective runs; `blocks`: see `Fabric`,
+    where the replayed ranks stand for others."""
 
     topology: Topology
     groups: Mapping[str, Group]
     is_folded: bool
     slowdown: float
+    blocks: Mapping[str, Ints] | None = None
 
     def is_uneven(self) -> bool:
         """Whether one rank represents ranks at unequal places of the network."""
@@ -59,7 +63,9 @@ def run_replay(
     env, fabric = simpy.Environment(), None
     if place is not None:
         works = [call for one in programs if one.recorded for call in one.recorded.calls if call is not None]
-        fabric = Fabric(env, place.topology, place.groups, is_folded=place.is_folded, works=works)
+        works += [side.work for one in programs for sides in one.sides.values() for side in sides]
+        own = {"is_folded": place.is_folded} if place.blocks is None else {"blocks": place.blocks}
+        fabric = Fabric(env, place.topology, place.groups, works=works, **own)
     # The representative of all ranks is put at rank 0's place: the fabric may have no place of its number.
     places = [0] if place is not None and place.is_folded else list(ranks)
     seconds = [program.kernel_seconds for program in programs]
@@ -70,6 +76,9 @@ def run_replay(
         _Replayed(rank, lane, zero, num_steps)
         for rank, lane in zip(ranks.values(), executor.lanes, strict=True)
     ]
+    if num_steps > 1:  # as a simulated step: from the last rank's start on
+        begin = max(lane.begin for lane in lanes)
+        return {lane.rank: lane.end - begin for lane in lanes}, _trace(step, lanes)
     return {lane.rank: lane.step_seconds for lane in lanes}, _trace(step, lanes)
 
 
@@ -81,6 +90,7 @@ def _priced(rank: RecordedRank, zero: float, place: Place | None) -> PricedProgr
     calls: list[Collective | None] = [None] * len(ops)
     names = {} if place is None else {name: number for number, name in enumerate(place.groups)}
     meetings, counts = [-1] * len(ops), dict.fromkeys(names, 0)
+    sides, messages = dict[int, tuple[Side, ...]](), Counter[tuple[str, bool]]()
     last: dict[str, int] = {}
     for number, (op, work) in enumerate(zip(ops, works, strict=True)):
         if work.is_on_host:
@@ -94,8 +104,12 @@ def _priced(rank: RecordedRank, zero: float, place: Place | None) -> PricedProgr
         for other in before:
             successors[other].append(number)
         pending[number] = len(before)
-        if work.meets and place is not None:
-            call = calls[number] = _collective(work)
+        if work.meets and place is not None and work.info is not None and work.info.messages:
+            own = messages_of(work.info)
+            sides[number] = tuple(_side(message, is_sent, messages) for is_sent, message in own)
+        elif work.meets and place is not None:
+            assert work.info is not None
+            call = calls[number] = collective_of(work.info)
             meetings[number] = counts[call.group] * len(names) + names[call.group]
             counts[call.group] += 1
     times = RecordedTimes(works, ready, calls, rank.host_begin + zero, place is not None)
@@ -109,15 +123,29 @@ def _priced(rank: RecordedRank, zero: float, place: Place | None) -> PricedProgr
         concentration=[],
         host_waits=[],
         meetings=meetings,
-        sides={},
+        sides=sides,
         recorded=times,
     )
 
 
-def _collective(work: Recorded) -> Collective:
-    info = work.info
-    assert info is not None
+def collective_of(info: SpanInfo) -> Collective:
+    """The collective that a span of its kind runs."""
     return Collective(_KINDS[info.kind], info.bytes, info.dtype, info.group)
+
+
+def messages_of(info: SpanInfo) -> list[tuple[bool, Collective]]:
+    """The messages of a span as collectives of pairs, each with whether it is sent."""
+    found = []
+    for way, count, places in info.messages:
+        shift = (places if way == "send" else -places) % info.group_size
+        found.append((way == "send", Collective("send", count, info.dtype, pair_name(info.group, shift))))
+    return found
+
+
+def _side(message: Collective, is_sent: bool, counts: Counter[tuple[str, bool]]) -> Side:
+    """The next message of its pair; `counts`: those before it."""
+    counts[message.group, is_sent] += 1
+    return Side(message, is_sent, counts[message.group, is_sent] - 1)
 
 
 class _Replayed:
@@ -133,11 +161,16 @@ class _Replayed:
         return [self.lane.ended[op] for op in range(first, end) if self.works[op].info is not None]
 
     @property
-    def step_seconds(self) -> float:
-        """Seconds of the step that counts; a step after another one ends with its last op, without the host's
+    def end(self) -> float:
+        """The end of the step that counts; a step after another one ends with its last op, without the host's
         time after it."""
         last = max(self._shown_ends(self.first, len(self.works)), default=0.0)
-        return (last if self.first else max(last, self.lane.host_time)) - self.begin
+        return last if self.first else max(last, self.lane.host_time)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of the step that counts, from the rank's own start on."""
+        return self.end - self.begin
 
     @property
     def host_ahead(self) -> float:

@@ -52,7 +52,7 @@ def pairs_of(plan: Plan) -> dict[str, Pairs]:
         members = plan.groups[name].members
         sends = np.isin(plan.program_of[members], programs)
         pairs = np.stack([members, np.roll(members, -shift, axis=1)], axis=2)[sends]
-        found[_pair_name(name, shift)] = Pairs(_pair_name(name, shift), pairs)
+        found[pair_name(name, shift)] = Pairs(pair_name(name, shift), pairs)
     return found
 
 
@@ -73,7 +73,7 @@ def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[S
             shift = message.shift % size if is_send else -message.shift % size
             key = call.group, message.direction, shift
             counts[key] = count = counts.get(key, -1) + 1
-            work = Collective("send", message.bytes, call.dtype, _pair_name(call.group, shift))
+            work = Collective("send", message.bytes, call.dtype, pair_name(call.group, shift))
             sides.append(Side(work, is_send, count))
         found[number] = tuple(sides)
     return found
@@ -83,7 +83,7 @@ def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
     """The sends of a call, as collectives of pairs."""
     size = groups[work.group].size
     return [
-        Collective("send", message.bytes, work.dtype, _pair_name(work.group, message.shift % size))
+        Collective("send", message.bytes, work.dtype, pair_name(work.group, message.shift % size))
         for message in work.messages
         if message.direction == "send"
     ]
@@ -129,5 +129,6 @@ def _calls(program: Program) -> Iterator[tuple[int, PointToPoint]]:
         yield number, work
 
 
-def _pair_name(group: str, shift: int) -> str:
+def pair_name(group: str, shift: int) -> str:
+    """Name of the kind of pairs whose receivers are `shift` places on in a kind of group."""
     return f"{group} +{shift}"

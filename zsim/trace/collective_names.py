@@ -176,4 +176,16 @@ def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequ
         "Process Group Description": info.group or "default_pg",
         "Process Group Ranks": f"[{written}]",
         "Seq": sequence,
+        **({"Messages": [list(message) for message in info.messages]} if info.messages else {}),
     }
+
+
+def messages_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
+    """The messages of a call as `collective_metadata` writes them (zsim's own key); () if not known."""
+    found = arguments.get("Messages")
+    if not isinstance(found, list):
+        return ()
+    messages = [message for message in found if isinstance(message, list) and len(message) == 3]
+    read = tuple((str(way), as_int(count), as_int(places)) for way, count, places in messages)
+    is_known = len(read) == len(found) and all(way in ("send", "recv") and n > 0 for way, n, _ in read)
+    return read if is_known else ()

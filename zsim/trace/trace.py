@@ -30,7 +30,8 @@ COLLECTIVES = frozenset(
 
 class SpanInfo(NamedTuple):
     """Description of an op; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
-    `stream` is "" if none was recorded: gloo has no streams."""
+    `stream` is "" if none was recorded: gloo has no streams. `messages`: of a call that sends and receives,
+    each message's direction, bytes and the places in its group to the other side; () if not recorded."""
 
     name: str
     kind: str
@@ -43,6 +44,7 @@ class SpanInfo(NamedTuple):
     module: str = ""
     flops: float = 0.0
     hbm_bytes: float = 0.0
+    messages: tuple[tuple[str, int, int], ...] = ()
 
 
 class SpanInfos(tuple[SpanInfo, ...], Unchanging):

@@ -46,7 +46,7 @@ _TOLERANCE = 2e-6  # seconds: the accuracy of launches and clocks
 _NEAR = 8  # ops: the ops of one collective are issued at most this far apart
 _REDUCTIONS = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # ops that a CPU run computes in line
-POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # not matched here: they take their recorded time
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
 def recorded_ranks(step: Trace) -> dict[int, RecordedRank]:
@@ -157,7 +157,7 @@ class _Reader:
             info,
             self.seconds[number],
             (self.start[number], self.end[number]),
-            info.kind in COLLECTIVES and info.kind not in POINT_TO_POINT,
+            bool(info.messages) if info.kind in POINT_TO_POINT else info.kind in COLLECTIVES,
             lag,
             host.seconds,
             host.calls,
@@ -207,9 +207,10 @@ class _Reader:
         if self.step.steps and self.rank in self.step.steps[0].bounds:
             start, end, host_start, host_end = self.step.steps[0].bounds[self.rank]
             return start, host_start, end, host_end
-        end = self.step.step_seconds
+        begin = self.step.begins.get(self.rank, 0.0)
+        end = begin + self.step.step_seconds
         blocked = (block[2] for block in self.step.host_blocks if block[0] == self.rank)
-        return 0.0, 0.0, end, min(end, max([0.0, *self.issue, *blocked]))
+        return begin, begin, end, min(end, max([begin, *self.issue, *blocked]))
 
     def _blocks(self) -> deque[tuple[float, float, SpanInfo]]:
         """The host's waits in order, each with the info of the op that it waited for."""

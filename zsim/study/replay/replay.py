@@ -18,7 +18,6 @@ from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.topology.node_types import require_alike
-from zsim.specs.topology.topology import Topology
 from zsim.study.replay.what_if import WhatIf, changed_rank, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
@@ -150,7 +149,7 @@ def replay(
     gpu = recorded_gpu(one.metadata, recorded_on)
     notes += _about_kernels(gpu, what_if.cluster.gpu)
     is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES
-    if not is_whole:
+    if not is_whole and what_if.blocks is None:
         chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
         if len(ranks) > 1:
             notes.append(f"rank {chosen}, the one that computes longest, represents all ranks")
@@ -163,8 +162,9 @@ def replay(
     num_steps = 1 if any(program_is_drained(rank.program) for rank in ranks.values()) else 2
     if num_steps == 2:
         ranks = {number: rank_twice(rank) for number, rank in ranks.items()}
-    topology = Topology(what_if.cluster, what_if.num_nodes, what_if.gpus_per_node)
-    place = Place(topology, what_if.groups, not is_whole, what_if.cluster.gpu.interference.compute_slowdown)
+    is_folded = not is_whole and what_if.blocks is None
+    after = what_if.cluster.gpu.interference.compute_slowdown
+    place = Place(what_if.topology, what_if.groups, is_folded, after, what_if.blocks)
     if place.is_uneven():
         notes.append("groups lie at unequal places of the network; the slowest represents them all")
     notes += dict.fromkeys(what_if.notes)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
+from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
@@ -26,6 +27,8 @@ from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.placement import check_most_gpus
 from zsim.specs.presets import gpu_preset_names
+from zsim.specs.topology.topology import Topology
+from zsim.study.replay.together import find_together
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _MATRIX = re.compile(
@@ -33,17 +36,26 @@ _MATRIX = re.compile(
 )
 _NOT_ON_FABRIC = frozenset({"gather", "scatter"})
 _SHARDING = frozenset({"all_gather", "reduce_scatter"})
+_ROUGHLY = (
+    "ranks at one place of a pipeline lie at unequal places of the network; the slowest represents them all"
+)
 
 
 @dataclass
 class WhatIf:
-    """The hardware of a replay: `groups` as they are there; `notes` on the assumptions."""
+    """The hardware of a replay: `groups` as they are there; `blocks`: see `Fabric`, where the recorded ranks
+    are replayed together, each for all at its place of a pipeline; `notes` on the assumptions."""
 
     cluster: Cluster
     num_nodes: int
     gpus_per_node: int
     groups: dict[str, Group]
+    blocks: Mapping[str, Ints] | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(self.cluster, self.num_nodes, self.gpus_per_node)
 
     @property
     def world_size(self) -> int:
@@ -61,10 +73,22 @@ def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | N
     check_most_gpus(world, "replay: ")
     num_nodes, per_node = _shape(cluster, world)
     what_if = WhatIf(cluster, num_nodes, per_node, {})
+    _check_sizes(step.infos)
+    has_messages = any(info.messages for info in step.infos)
+    if has_messages and world != step.world_size:
+        raise NotSimulatedError(
+            f"replay: ranks of the recording send to each other, and {world} GPUs have other pairs than "
+            f"{step.world_size}; simulate the job instead (zsim run --gpus {world})"
+        )
+    together = find_together(step, what_if.topology) if has_messages else None
+    if together is not None:
+        what_if.groups.update(together.groups)
+        what_if.blocks = together.blocks
+        what_if.notes += [] if together.by_links else [_ROUGHLY]
+        return what_if
     used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
     for name, info in used.items():
         what_if.groups[name] = _group(step, name, info, world, what_if.notes)
-    _check_sizes(step.infos)
     if any(info.kind in POINT_TO_POINT for info in step.infos):
         what_if.notes.append("send and recv take their recorded time: their fabric is not modelled here")
     return what_if
@@ -131,6 +155,8 @@ def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu:
             return work
         if info.kind in COLLECTIVES:
             info = info._replace(group_size=what_if.groups[info.group].size)
+            if info.kind in POINT_TO_POINT:
+                return replace(work, info=info, meets=work.meets and what_if.blocks is not None)
         elif info.kind in ("compute", "optimizer", "copy"):
             seconds /= matrix if is_matrix_product(info) else memory
             if info.kind == "optimizer":

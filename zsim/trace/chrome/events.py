@@ -109,9 +109,10 @@ class RankEvents:
         return (self.device, self.tids[span]) if on_gpu else (self.host, self.host + self.tids[span])
 
     def steps(self, step: int) -> Iterator[Event]:
-        end = round(self.trace.step_seconds * 1e9)
+        begin = self.trace.begins.get(self.rank, 0.0)
+        start, end = round(begin * 1e9), round((begin + self.trace.step_seconds) * 1e9)
         yield _complete(
-            "user_annotation", f"ProfilerStep#{step}", self.host, self.host, 0, end, {"External id": 0}
+            "user_annotation", f"ProfilerStep#{step}", self.host, self.host, start, end, {"External id": 0}
         )
 
     def spans(self) -> Iterator[Event]:

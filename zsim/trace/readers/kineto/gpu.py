@@ -15,6 +15,7 @@ from zsim.trace.collective_names import (
     full_tensor_bytes,
     group_name,
     is_collective_kernel,
+    messages_of,
     parse_ranks,
 )
 from zsim.trace.readers.kineto.context import Context
@@ -155,7 +156,9 @@ class _Collectives:
             kind, as_int(args.get("In msg nelems")), as_int(args.get("Out msg nelems")), dtype_bytes, size
         )
         self.num_unsized += full == 0
-        info = SpanInfo(name, _real_kind(kind), "", full, dtype, group, size, phase, module)
+        info = SpanInfo(
+            name, _real_kind(kind), "", full, dtype, group, size, phase, module, messages=messages_of(args)
+        )
         return info, as_int(args.get("Seq"), UNKNOWN)
 
     def _of_dims(self, sized: HostEvent | None, kind: str, name: str, phase: str, module: str) -> SpanInfo:
@@ -200,7 +203,7 @@ def _real_kind(kind: str) -> str:
 def _on_stream(info: SpanInfo, stream: str) -> SpanInfo:
     return SpanInfo(
         info.name, info.kind, stream, info.bytes, info.dtype, info.group, info.group_size, info.phase,
-        info.module, info.flops, info.hbm_bytes,
+        info.module, info.flops, info.hbm_bytes, info.messages,
     )  # fmt: skip
 
 

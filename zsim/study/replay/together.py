@@ -1,0 +1,137 @@
+"""Recorded ranks that are replayed together: each stands for all ranks at its place of a pipeline.
+
+# [Note: places of a pipeline]
+A simulated step has one rank of every class, and the recording of a pipeline one rank of every stage: the
+first, in even distances. The ranks up to the next one are at the same place, and all of them again where the
+stages begin anew. Groups of ranks without a file are those with files, moved by as much as their first ranks
+are apart. Whether ranks at a place are alike on the links too is then found as for a simulated job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.dataclass import dataclass
+from zsim.engine.recorded import collective_of, messages_of
+from zsim.fabric.folding.classes import JobPlacement, stable_classes
+from zsim.fabric.messages import Pairs, pair_name
+from zsim.plan.ops import Collective, Group
+from zsim.specs.topology.topology import Topology
+from zsim.trace.collective_names import group_ranks
+from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
+
+
+@dataclass(frozen=True)
+class Together:
+    """The recorded ranks as representatives: `groups` of the whole world, pairs included; `blocks`: see
+    `Fabric`; `by_links`: whether members of a block load the same links alike."""
+
+    groups: dict[str, Group]
+    blocks: Mapping[str, Ints]
+    by_links: bool
+
+
+def find_together(step: Trace, topology: Topology) -> Together | None:
+    """How the recorded ranks stand for the world of the step; None if the recording does not say it, or
+    sends no messages whose sides are known."""
+    ranks = np.unique(step.ranks).tolist()
+    used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
+    if not any(info.messages for info in step.infos) or not _have_sides(step.infos):
+        return None
+    rows = {name: _known_rows(step, name, info, ranks) for name, info in used.items()}
+    kinds = _kinds(ranks, step.world_size)
+    if kinds is None:
+        return None
+    groups: dict[str, Group] = {}
+    for name, known in rows.items():
+        members = _moved(known, kinds)
+        if members is None:
+            return None
+        groups[name] = Group(name, members)
+    works = [work for info in dict.fromkeys(step.infos) for work in _works(info)]
+    groups |= _pairs(step, groups, kinds, ranks)
+    placed = JobPlacement(topology, groups, works, kinds)
+    for by_links in (True, False):
+        classes = stable_classes([placed], by_links=by_links)[0]
+        if classes.representatives == sorted(ranks):
+            return Together(groups, classes.blocks, by_links)
+    return None
+
+
+def _have_sides(infos: Iterable[SpanInfo]) -> bool:
+    """Whether every send has a receive of its size, one place back or any other number of places."""
+    sides: dict[str, set[tuple[str, int, int]]] = {"send": set(), "recv": set()}
+    for info in infos:
+        for way, count, places in info.messages:
+            shift = places if way == "send" else -places
+            sides[way].add((info.group, count, shift % max(info.group_size, 1)))
+    return sides["send"] == sides["recv"]
+
+
+def _known_rows(step: Trace, name: str, info: SpanInfo, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """The communicators of a kind of group that the recording names."""
+    named = step.metadata.get("group_members", {}).get(name)
+    if named is not None:
+        return [tuple(row) for row in named]
+    own = (tuple(group_ranks(name, info.group_size, rank, step.metadata)) for rank in ranks)
+    return list(dict.fromkeys(own))
+
+
+def _kinds(ranks: Sequence[int], world: int) -> Ints | None:
+    """A number per rank of the world, equal for ranks at one recorded rank's place; None if the recorded
+    ranks do not have a place each. See [Note: places of a pipeline]."""
+    if len(ranks) == world:
+        return np.arange(world)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else world
+    is_even = list(ranks) == list(range(0, len(ranks) * stride, stride))
+    if not is_even or world % (len(ranks) * stride):
+        return None
+    return np.arange(world) // stride % len(ranks)
+
+
+def _moved(known: Sequence[tuple[int, ...]], kinds: Ints) -> Ints | None:
+    """All communicators of a kind of group, from those that are known; None where they do not fit."""
+    world = len(kinds)
+    by_kind = {int(kinds[row[0]]): row for row in reversed(known)}
+    is_free, found = np.ones(world, dtype=bool), []
+    exact = {row[0]: row for row in known}
+    for rank in range(world):
+        like = exact.get(rank) or by_kind.get(int(kinds[rank]))
+        if not is_free[rank] or like is None:
+            continue
+        row = np.array(like) + (rank - like[0])
+        if row.max() >= world or row.min() < 0 or not is_free[row].all():
+            return None
+        if not np.array_equal(kinds[row], kinds[np.array(like)]):
+            return None
+        is_free[row] = False
+        found.append(row)
+    return np.array(found) if found else None
+
+
+def _works(info: SpanInfo) -> list[Collective]:
+    """The work that a call puts on links: a collective, or its sends."""
+    if info.messages:
+        return [work for is_sent, work in messages_of(info) if is_sent]
+    return [collective_of(info)] if info.kind in COLLECTIVES else []
+
+
+def _pairs(step: Trace, groups: Mapping[str, Group], kinds: Ints, ranks: Sequence[int]) -> dict[str, Pairs]:
+    """The pairs between which ranks send, by name."""
+    senders: dict[tuple[str, int], set[int]] = {}
+    for rank in ranks:
+        for info in {step.infos[i] for i in np.unique(step.info_indices[step.ranks == rank]).tolist()}:
+            for way, _, places in info.messages:
+                if way == "send":
+                    key = info.group, places % info.group_size
+                    senders.setdefault(key, set()).add(int(kinds[rank]))
+    found = {}
+    for (name, shift), own in sorted(senders.items()):
+        members = groups[name].members
+        sends = np.isin(kinds[members], sorted(own))
+        pairs = np.stack([members, np.roll(members, -shift, axis=1)], axis=2)[sends]
+        found[pair_name(name, shift)] = Pairs(pair_name(name, shift), pairs)
+    return found
