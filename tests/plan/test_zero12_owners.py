@@ -71,3 +71,35 @@ def test_nothing_is_lost(numels: list[int], world_size: int, bucket: int, is_dea
     for calls in (groups.reduces(names, bucket), groups.all_reduces(names, bucket)):
         assert sum(call.numel for call in calls) == sum(numels)
         assert sum(call.slices for call in calls) == len(list(group.slices(names)))
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 5), st.integers(1, 60), st.booleans()
+)
+def test_counting_slices_is_cutting_them(
+    numels: list[int], world_size: int, bucket: int, is_dealt_out: bool
+) -> None:
+    """Two groups, whose parameters alternate in the bucket; what exceeds no bucket is one call each."""
+    every = {str(number): numel for number, numel in enumerate(numels)}
+    halves = [dict(list(every.items())[number::2]) for number in (0, 1)]
+    groups = [
+        FlatGroup(
+            half, world_size, -(-sum(half.values()) // world_size), is_dealt_out=is_dealt_out, group=name
+        )
+        for half, name in zip(halves, ("", "expert_data"), strict=True)
+        if half
+    ]
+    both = FlatGroups(groups)
+    names = sorted(every, reverse=True)
+    slices = both.slices(names)
+    assert both.num_slices(names) == len(slices)
+    for group, half in zip(groups, halves, strict=False):
+        cut = list(group.slices(half))
+        assert group.counted(half) == (len(cut), sum(numel for _, numel in cut))
+    by_name = {group.group: [0, 0] for group in groups}
+    for number, _, numel in slices:
+        by_name[groups[number].group][0] += numel
+        by_name[groups[number].group][1] += 1
+    if all(numel <= bucket for numel, _ in by_name.values()):
+        calls = {call.group: [call.numel, call.slices] for call in both.all_reduces(names, bucket)}
+        assert calls == by_name

@@ -214,3 +214,20 @@ def test_an_experiment_without_a_plan_has_no_remedy() -> None:
         origin="test",
     )
     assert remedy_of(given) is None
+
+
+@pytest.mark.parametrize(("given", "tried"), [("full", set()), ("selective-op", {"full"})])
+def test_less_checkpointing_is_no_remedy(
+    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch, given: str, tried: set[str]
+) -> None:
+    """It takes as long to look at as what helps, and keeps more."""
+    looked: list[Mapping[str, Any]] = []
+
+    def look(evaluator: object, candidate: Any) -> None:
+        looked.append(candidate.overrides)
+
+    monkeypatch.setattr("zsim.study.tune.remedy._look", look)
+    key = "training.activation_checkpointing"
+    assert remedy_of(changed(make_tiny({"kind": "fsdp2"}, memory="1 GB", **ALONE), {key: given})) is None
+    assert {changes[key] for changes in looked if key in changes} == tried
+    assert len(looked) > len(tried)

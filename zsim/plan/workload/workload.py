@@ -56,7 +56,7 @@ class ModuleCall:
 
     @property
     def trainable_parameters(self) -> tuple[Parameter, ...]:
-        return tuple(parameter for parameter in self.parameters if parameter.trainable)
+        return self.module.trainable_parameters
 
     @property
     def trainable_numel(self) -> int:

@@ -131,6 +131,10 @@ class Module:
         return sum(parameter.numel for parameter in self.parameters if parameter.trainable)
 
     @cached_property
+    def trainable_parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for parameter in self.parameters if parameter.trainable)
+
+    @cached_property
     def trains_weight(self) -> bool:
         """Whether the weight that it multiplies by gets a gradient."""
         if isinstance(self.work, GroupedLinear | Router) and self.work.is_merged:

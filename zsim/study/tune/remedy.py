@@ -136,9 +136,10 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
 
 
 def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:
-    """The given job with one axis changed; only to smaller micro-batches and higher stages."""
+    """The given job with one axis changed; only to smaller micro-batches, higher stages and more
+    checkpointing, whose choices come from the least to the most."""
     for axis in axes:
-        for choice in axis.of(given.base, {}):
+        for choice in _from_the_given(given, axis):
             changes = {
                 key: value
                 for key, value in choice.overrides.items()
@@ -148,6 +149,17 @@ def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]
             is_lower = STAGE in changes and changes[STAGE] < stage_of(given.base, {})
             if changes and not is_larger and not is_lower:
                 yield given.with_choice(axis.name, replace(choice, overrides=changes), -1)
+
+
+def _from_the_given(given: Candidate, axis: TunedAxis) -> list[AxisChoice]:
+    """An axis's choices; of checkpointing those behind the given one, if it is among them."""
+    choices = list(axis.of(given.base, {}))
+    if axis.name != "checkpointing":
+        return choices
+    for number, choice in enumerate(choices):
+        if all(value == value_of(given.base, {}, key) for key, value in choice.overrides.items()):
+            return choices[number + 1 :]
+    return choices
 
 
 def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -> Iterator[list[_Look]]:

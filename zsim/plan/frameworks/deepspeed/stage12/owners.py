@@ -56,6 +56,21 @@ class FlatGroup:
         if numel:
             yield owner, numel
 
+    def counted(self, names: Iterable[str]) -> tuple[int, int]:
+        """The number of a bucket's slices, which may be thousands where thousands of ranks own a part each of
+        a small group, and their elements."""
+        last, count, elements = -1, 0, 0
+        shard = self.shard_numel
+        for name in names:
+            numel = self.numels[name]
+            if numel:
+                start = self.offsets[name]
+                first, owner = start // shard, (start + numel - 1) // shard
+                count += owner - first + (first != last)
+                last = owner
+                elements += numel
+        return count, elements
+
     def most_owned_whole(self) -> int:
         """Elements of all parameters that overlap with a rank's part, counted whole, of the rank with
         most."""
@@ -91,9 +106,22 @@ class FlatGroups:
             found += [(number, owner, numel) for owner, numel in self.groups[number].slices(run)]
         return found
 
-    def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
+    def num_slices(self, names: Iterable[str]) -> int:
+        """The number of a bucket's slices."""
+        runs = groupby(names, key=self._of.__getitem__)
+        return sum(self.groups[number].counted(run)[0] for number, run in runs)
+
+    def all_reduces(self, names: Sequence[str], bucket_numel: int) -> list[BucketCall]:
         """The calls of allreduce_and_scatter: the slices of the same ranks are collected until they exceed a
         bucket."""
+        whole: dict[str, BucketCall] = {}
+        for number, run in groupby(names, key=self._of.__getitem__):
+            group = self.groups[number].group
+            count, numel = self.groups[number].counted(run)
+            before = whole.get(group, BucketCall(0, 0))
+            whole[group] = BucketCall(before.numel + numel, before.slices + count, group)
+        if all(call.numel <= bucket_numel for call in whole.values()):
+            return [call for call in whole.values() if call.numel]
         by_ranks: dict[str, list[int]] = {}
         for number, _, numel in self.slices(names):
             by_ranks.setdefault(self.groups[number].group, []).append(numel)

@@ -54,10 +54,9 @@ class BucketReducer:
             self._call("all_reduce", elements, averages=True)
         else:
             self._average(elements, self.param_bytes)
-            slices = self.flat.slices(names)
-            self._slice(len(slices))
+            self._slice(self.flat.num_slices(names))
             if self._slice_by_slice and not zero.use_multi_rank_bucket_allreduce:
-                self._reduce_slices([numel for _, _, numel in slices])
+                self._reduce_slices([numel for _, _, numel in self.flat.slices(names)])
                 return
             if zero.use_multi_rank_bucket_allreduce:
                 for call in self.flat.all_reduces(names, zero.reduce_bucket_size):
