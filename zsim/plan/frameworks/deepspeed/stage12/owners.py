@@ -7,7 +7,7 @@ or round-robin over the ranks (`_round_robin_reorder`), and every rank owns an e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -111,7 +111,7 @@ class FlatGroups:
         runs = groupby(names, key=self._of.__getitem__)
         return sum(self.groups[number].counted(run)[0] for number, run in runs)
 
-    def all_reduces(self, names: Sequence[str], bucket_numel: int) -> list[BucketCall]:
+    def all_reduces(self, names: Collection[str], bucket_numel: int) -> list[BucketCall]:
         """The calls of allreduce_and_scatter: the slices of the same ranks are collected until they exceed a
         bucket."""
         whole: dict[str, BucketCall] = {}
