@@ -10,6 +10,7 @@ from zsim.plan.make import make_plan
 from zsim.specs.experiment.data.loading import waiting_seconds
 from zsim.specs.model.spec import Residual
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.table import PublishedRun
@@ -360,3 +361,38 @@ def test_tests_of_megatrons_drop_out_unless_they_have_context_parallelism() -> N
         for cells in ({}, {"cp": "2", "n_gpus": "32"}, {"n_kv_heads": "4"})
     ]
     assert adds == [[0.1, 0.1], [0.0, 0.0], [0.1, 0.1]]
+
+
+@pytest.mark.parametrize(
+    ("source", "gpus", "nodes"),
+    [
+        ("mlperf-llama31-405b", 256, 16),
+        ("mlperf-llama31-405b", 2496, 16),
+        ("mlperf-lora", 144, 18),
+        ("dgxc-megatron", 512, 16),
+        ("nemo-docs-gb200", 128, 16),
+        ("nemo-docs-gb200", 64, 18),
+        ("somewhere", 256, 18),
+    ],
+)
+def test_racks_of_gb200_are_filled_as_their_launcher_asks(source: str, gpus: int, nodes: int) -> None:
+    """624 nodes of 39 racks are 16 of each, 36 of two 18; elsewhere nothing is known, and racks fill up."""
+    cells = {"gpu": "GB200-186GB", "gpus_per_node": "4", "n_gpus": str(gpus), "inter_gbps_per_gpu": "400"}
+    sizes = {"micro_batch": "1", "grad_accum": "1", "global_batch": str(gpus), "dp": str(gpus)}
+    found = row(**{**CORE, **cells, **sizes, "source": source, "strategy": f"TP1 PP1 DP{gpus} 1F1B"})
+    assert found.job.cluster.node_link.nodes_per_domain == nodes
+
+
+def test_kempnerforge_has_the_types_the_reductions_and_the_board_of_its_code() -> None:
+    """kempnerforge/distributed/parallel.py and training/grad.py of 01b461a; four H200 without NVSwitch."""
+    cells = {
+        "source": "kempnerforge-h200", "gpu": "H200-SXM-141GB", "gpus_per_node": "4", "n_gpus": "4",
+        "strategy": "FSDP2 2 x TP 2", "software": "KempnerForge 01b461a (PyTorch FSDP2 + TP)", "tp": "2",
+        "dp": "2", "zero_stage": "3", "precision": "bf16 mixed", "attn_kernel": "SDPA flash",
+        "inter_gbps_per_gpu": "400", "global_batch": "16", "optimizer": "AdamW fused fp32",
+    }  # fmt: skip
+    job = row(**cells).job
+    assert isinstance(job.strategy, Fsdp2)
+    assert (job.strategy.reduce_dtype, job.strategy.no_sync) == ("fp32", True)
+    assert (job.training.stored_dtype, job.training.gradient_clipping) == ("bf16", 1.0)
+    assert job.cluster.node_link.kind == "mesh"
