@@ -164,13 +164,6 @@ def test_vtrains_single_node_recomputes_nothing_and_reduces_in_line() -> None:
     assert "nothing is recomputed" in found.assumptions
 
 
-def test_dlperfs_one_port_a_node_has_the_rings_that_nccl_chooses() -> None:
-    """Where a tree over two nodes would be faster on idle links, which other rows have."""
-    cells = {"gpu": "V100-SXM2-16GB", "inter_gbps_per_gpu": "12.5"}
-    found = [row(source=source, **cells) for source in ("dlperf-megatron-v100", "somewhere")]
-    assert [each.job.cluster.collectives.choice for each in found] == ["tuning-model", "fastest"]
-
-
 def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> None:
     """Two groups of 8 among 16; 512 Mi elements to a bucket; the mapping is said."""
     found = row(**INTERNEVO)

@@ -4,6 +4,11 @@ These are NCCL's planning numbers, not measurements: they decide the choice, whi
 from the links. Source of tables and equations: NVIDIA/nccl src/graph/tuning.cc, 2.20 (commit b6475625) for
 ring and tree, 2.27 for NVLS, NVLSTree and PAT (ncclTunerConstantsDefaults, ncclTopoTuneModel,
 ncclTopoGetAlgoTime). Latencies in microseconds, bandwidths in GB/s, as in the source.
+
+# [Note: trees on two nodes] Each of two nodes is the root of one tree and the only child in the other, so a
+card sends half of what it does on a ring. NCCL plans so: on up to two nodes it takes a graph's bandwidth
+inside, which its search raises for trees to twice what they have between nodes where the links inside give it
+(src/graph/search.cc, "increase bwIntra for trees (2 nodes or collnet)", the same in 2.7, 2.8, 2.20 and 2.27).
 """
 
 from __future__ import annotations
@@ -103,6 +108,8 @@ def _bus_bandwidth(machine: Machine, algorithm: str, protocol: str, num_nodes: i
         if protocol == "ll":
             return min(_LL_MAX[generation][scale], bus * 0.25)
         return min(bus * 0.92, channels * _RING_LL128[generation]) if protocol == "ll128" else bus
+    if num_nodes == 2:  # [Note: trees on two nodes]
+        bus = min(intra, 2 * inter)
     bus = min(bus * 0.92, channels * _TREE_SIMPLE[generation][scale])
     if protocol == "ll":
         return min(bus / 3.8, _LL_MAX[generation][scale])
