@@ -1,4 +1,4 @@
-"""Host time of Transformer Engine's norms and grouped products, on CPU tensors and without its kernels.
+"""Host time of Transformer Engine's norms and products, on CPU tensors and without its kernels.
 
     python -m validation.engine_host FOLDER [--experts 1 4 16]
 
@@ -17,7 +17,7 @@ import importlib
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,7 @@ def load_from(folder: Path) -> None:
         stand_in(name)
     stand_in(
         "transformer_engine_torch",
+        generic_gemm=_product,
         te_general_grouped_gemm=lambda a, *rest: [None] * len(a),
         rmsnorm_fwd=lambda x, *rest: (torch.empty_like(x), None, torch.empty(x.shape[0])),
         rmsnorm_bwd=lambda dy, x, scale, weight, *rest: (torch.empty_like(x), torch.empty_like(weight)),
@@ -114,6 +115,15 @@ def load_from(folder: Path) -> None:
     library.empty = lambda *size, device=None, **kwargs: empty(*size, **kwargs)
 
 
+def _product(
+    a: Tensor, is_a: bool, b: Tensor, is_b: bool, out: Tensor | None, *rest: Any, **more: Any
+) -> Any:
+    if out is None:
+        columns = a.shape[0] if is_a else a.shape[-1]
+        out = torch.empty(*((b.shape[-1],) if is_b else b.shape[:-1]), columns, dtype=torch.bfloat16)
+    return out, None, None, None
+
+
 def norm() -> Callable[[], Tensor]:
     module: Any = importlib.import_module("transformer_engine.pytorch.module.rmsnorm")
     layer = module.RMSNorm(_WIDTH, device="cpu", dtype=torch.bfloat16)
@@ -133,10 +143,42 @@ def hook(weight: Any) -> Callable[..., None]:
     return added
 
 
+def with_hooks(layers: Sequence[Any]) -> list[Any]:
+    """The nodes behind the layers' weights, which live as long as the list does, with a hook each."""
+    kept = []
+    for layer in layers:
+        for weight in layer.parameters():
+            weight.main_grad, weight.grad_added_to_main_grad = torch.zeros(weight.shape), False
+            node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+            node.register_hook(hook(weight))
+            kept.append(node)
+    return kept
+
+
+def dense(count: int) -> Callable[[], Tensor]:
+    """So many dense products, one after the other."""
+    module: Any = importlib.import_module("transformer_engine.pytorch.module.linear")
+    layers = [
+        module.Linear(
+            _WIDTH, _WIDTH, bias=False, device="cpu", params_dtype=torch.bfloat16,
+            fuse_wgrad_accumulation=True, init_method=lambda weight: None,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    kept, rows = with_hooks(layers), torch.randn(_ROWS, _WIDTH).bfloat16().requires_grad_()
+
+    def forward(kept: list[Any] = kept) -> Tensor:
+        made = rows
+        for layer in layers:
+            made = layer(made)
+        return made
+
+    return forward
+
+
 def products(num_experts: int) -> Callable[[], Tensor]:
     """The two products of so many experts."""
     module: Any = importlib.import_module("transformer_engine.pytorch.module.grouped_linear")
-    kept: list[Any] = []
     layers = [
         module.GroupedLinear(
             num_experts, _WIDTH, _WIDTH, bias=False, device="cpu", params_dtype=torch.bfloat16,
@@ -144,15 +186,9 @@ def products(num_experts: int) -> Callable[[], Tensor]:
         )
         for _ in range(2)
     ]  # fmt: skip
-    for layer in layers:
-        for weight in layer.parameters():
-            weight.main_grad, weight.grad_added_to_main_grad = torch.zeros(weight.shape), False
-            node = weight.expand_as(weight).grad_fn.next_functions[0][0]
-            node.register_hook(hook(weight))
-            kept.append(node)
-    rows = torch.randn(num_experts, _WIDTH).bfloat16().requires_grad_()
+    kept, rows = with_hooks(layers), torch.randn(num_experts, _WIDTH).bfloat16().requires_grad_()
 
-    def forward(kept: list[Any] = kept) -> Tensor:  # the nodes live as long as it does
+    def forward(kept: list[Any] = kept) -> Tensor:
         made: Tensor = layers[1](layers[0](rows, [1] * num_experts), [1] * num_experts)
         return made
 
@@ -181,6 +217,8 @@ def main() -> None:
     print(f"nn.Linear, call after call: {call_after_call():.1f} us")
     load_from(given.folder)
     timed = {"RMSNorm": quickest_seconds(norm())}
+    for count in (2, 6):
+        timed[f"{count} dense products"] = quickest_seconds(dense(count))
     for count in given.experts:
         timed[f"two products of {count} experts"] = quickest_seconds(products(count))
     for name, (forward, backward) in timed.items():

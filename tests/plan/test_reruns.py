@@ -9,7 +9,7 @@ import pytest
 
 from zsim.cost.kernels.modules import total_flops
 from zsim.errors import NotSimulatedError
-from zsim.plan.frameworks.megatron.host_time import norms_alone
+from zsim.plan.frameworks.megatron.host_time import more_products, norms_alone
 from zsim.plan.make import make_plan, stages_of
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.ops import Collective, Kernels, Plan
@@ -244,18 +244,22 @@ def test_layers_and_their_experts_take_the_host_forward_and_backward(
 
 
 @pytest.mark.parametrize(
-    ("model", "alone"),
+    ("model", "alone", "more"),
     [
-        ("llama-3-8b", {(0, 0)}),
-        ("qwen3-8b", {(2, 0)}),
-        ("deepseek-v2-lite", {(1, 0), (1, 1)}),
-        ("mixtral-8x7b", {(0, 1)}),
-        ("bert-base", {(1, 0)}),  # before the MLP's product, and behind it, as the last of the block
+        ("llama-3-8b", {(0, 0)}, {(0, 0)}),
+        ("qwen3-8b", {(2, 0)}, {(0, 0)}),
+        ("deepseek-v2-lite", {(1, 0), (1, 1)}, {(2, 0), (2, 2)}),
+        ("deepseek-v3", {(1, 0), (1, 1)}, {(3, 0), (3, 2)}),
+        ("mixtral-8x7b", {(0, 1)}, {(0, 0)}),
+        ("bert-base", {(1, 0)}, {(0, 0)}),  # before the MLP's product, and behind it, the last of the block
     ],
 )
-def test_norms_before_a_product_are_part_of_it(model: str, alone: set[tuple[int, int]]) -> None:
-    """Those of queries and keys stand alone, the first with latent attention, and a router's; DeepSeek-V2's
-    first layer is dense."""
+def test_norms_and_products_of_a_layer_that_take_the_host_more(
+    model: str, alone: set[tuple[int, int]], more: set[tuple[int, int]]
+) -> None:
+    """Norms of queries and keys stand alone, the first with latent attention, and a router's; others are part
+    of a product. Latent attention has two further products, three with queries of low rank, shared experts
+    two. DeepSeek's first layers are dense."""
     job = resolve(
         Experiment(
             model=model,
@@ -268,7 +272,9 @@ def test_norms_before_a_product_are_part_of_it(model: str, alone: set[tuple[int,
     )
     (stage,) = stages_of(job.model, job.parallelism)
     segments = make_workload(stage, job.training).segments
-    assert {norms_alone(one) for one in segments if one.kind == "block"} == alone
+    blocks = [one for one in segments if one.kind == "block"]
+    assert {norms_alone(one) for one in blocks} == alone
+    assert {more_products(one) for one in blocks} == more
 
 
 @pytest.mark.parametrize(

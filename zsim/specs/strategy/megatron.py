@@ -20,6 +20,7 @@ from zsim.specs.strategy.megatron_experts import (
     attention_overhead,
     block_overhead,
     expert_overheads,
+    linear_overheads,
     norm_overheads,
     one_expert_overhead,
     pairing_overhead,
@@ -93,6 +94,7 @@ class Megatron:
     one_expert_overhead: str | None = None
     product_overhead: str | None = None
     norm_overheads: tuple[str | None, str | None] = (None, None)
+    linear_overheads: tuple[str | None, str | None] = (None, None)
     attention_overhead: str | None = None
     pairing_overhead: str | None = None
     skips_update: bool = False
@@ -180,6 +182,7 @@ def megatron_strategy(
         one_expert_overhead=one_expert_overhead(table, has_core),
         product_overhead=product_overhead(table, has_core),
         norm_overheads=norm_overheads(table, has_core),
+        linear_overheads=linear_overheads(table, has_core),
         attention_overhead=attention_overhead(table, training, has_core),
         pairing_overhead=pairing_overhead(table, has_core),
         skips_update=table.skips_update,

@@ -68,6 +68,13 @@ def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, st
     return None if "attn" in graphs else name, None if "moe_router" in graphs else name
 
 
+def linear_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
+    """The events of Transformer Engine's dense products beyond the four that a block is fitted with: of
+    attention, and of shared experts, which a graph of the router has, too."""
+    norms = norm_overheads(table, has_core)
+    return tuple(None if norm is None else "megatron_core_linear" for norm in norms)  # type: ignore[return-value]
+
+
 def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
     """The event of one local expert at each of its two products, where experts run one after the other."""
     if not has_core or table.engine != "megatron" or table.moe_grouped_gemm or table.cuda_graph:

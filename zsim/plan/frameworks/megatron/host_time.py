@@ -18,8 +18,8 @@ def enter_block(
     """Host time of a block: forking and restoring random states, products as autograd functions in Python;
     attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
     Engine); the parts of a layer between which another micro-batch's run (`TransformerLayerSchedulePlan` of
-    core 0.16.1 models/common/model_chunk_schedule_plan.py); norms that are modules of their own; of
-    nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
+    core 0.16.1 models/common/model_chunk_schedule_plan.py); norms that are modules of their own, and
+    products beyond a dense layer's; of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
@@ -28,9 +28,11 @@ def enter_block(
         if beside is not None:
             builder.host(f"enter {segment.name}", overhead=beside, events=passes)
     if any(strategy.norm_overheads):
-        for norm, count in zip(strategy.norm_overheads, norms_alone(segment), strict=True):
-            if norm is not None and count:
-                builder.host(f"enter {segment.name}", overhead=norm, events=passes * count)
+        events = (*strategy.norm_overheads, *strategy.linear_overheads)
+        counts = (*norms_alone(segment), *more_products(segment))
+        for beside, count in zip(events, counts, strict=True):
+            if beside is not None and count:
+                builder.host(f"enter {segment.name}", overhead=beside, events=passes * count)
     hops = split.ring_hops if split.style == "megatron" else 1
     if hops > 1:
         builder.host(f"enter {segment.name}", overhead="megatron_core_hop", events=passes * hops)
@@ -58,6 +60,21 @@ def norms_alone(segment: Segment) -> tuple[int, int]:
         if place not in routed and (place not in fused or (is_latent and place == places[0]))
     ]
     return len(alone), len(routed)
+
+
+def more_products(segment: Segment) -> tuple[int, int]:
+    """Dense products of a block beyond those of a dense layer, whose attention has two and whose MLP two: of
+    attention (latent attention has four or five), and of shared experts, for routed experts' products stand
+    in for the MLP's."""
+    works = [call.module.work for call in segment.calls if ".lora_" not in call.name]
+    attention = max((place for place, work in enumerate(works) if isinstance(work, Attention)), default=-1)
+    linears = [place for place, work in enumerate(works) if isinstance(work, Linear)]
+    before = sum(place < attention for place in linears)
+    behind = len(linears) - before
+    if attention < 0:
+        return 0, 0
+    routed = any(isinstance(work, Router) for work in works)
+    return max(before - 1, 0), max(behind - 1 - (0 if routed else 2), 0)
 
 
 def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) -> None:
