@@ -6,6 +6,7 @@ layer, whose down projection has rows of 64).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -285,3 +286,17 @@ def test_folded_is_unfolded(changes: dict[str, Any]) -> None:
     experiment = zsim.Experiment.model_validate(data)
     folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
     assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(("sharding", "times"), [("optim_grads_params", 1), ("optim_grads", 0)])
+def test_the_host_runs_the_hooks_of_sharded_layers(toys: Any, sharding: str, times: int) -> None:
+    """Four layers, forward and backward, of four modules with a parameter each: in front of the modules
+    forward, behind their gradients backward. Hooks were timed where parameters are sharded."""
+    fsdp = replace(FSDP, sharding=sharding)
+    plan = toy_plan(toys, fsdp, strategy={"block_overhead": "megatron_core_block"})
+    entered: Counter[str] = Counter()
+    for op in plan.ops:
+        if op.overhead is not None and op.overhead.startswith("megatron_fsdp"):
+            entered[op.overhead] += op.events
+    events = {"megatron_fsdp_unit": 8, "megatron_fsdp_module": 16, "megatron_fsdp_gradient": 16}
+    assert entered == {name: times * count for name, count in events.items() if times}

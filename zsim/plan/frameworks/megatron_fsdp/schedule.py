@@ -30,6 +30,7 @@ from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, en
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.frameworks.megatron_fsdp.gathers import LEAST_UNIT, ParameterGathers
 from zsim.plan.frameworks.megatron_fsdp.groups import ParameterGroup, Ranks, parameter_groups
+from zsim.plan.frameworks.megatron_fsdp.host_time import pass_unit
 from zsim.plan.frameworks.megatron_fsdp.reductions import GradientReductions
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
@@ -197,6 +198,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def before_forward(self, segment: Segment) -> None:
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, 1)
+        self._run_hooks(segment, is_backward=False)
         unit = self._unit_groups(segment)
         self.gathers.gather(unit, prefetch=FORWARD)
         self.gathers.wait(unit)
@@ -218,6 +220,11 @@ class MegatronFsdpSchedule(BlockTimedHooks):
     def after_forward(self, segment: Segment) -> None:
         self.gathers.release(self._unit_groups(segment), is_backward=False)
 
+    def _run_hooks(self, segment: Segment, *, is_backward: bool) -> None:
+        """Host time where layers are sharded, as it was timed."""
+        if self.fsdp.shards_parameters and self.strategy.block_overhead is not None:
+            pass_unit(self.builder, segment, is_backward=is_backward)
+
     def _unit_groups(self, segment: Segment) -> list[ParameterGroup]:
         return [group for group in self.groups if group.unit == segment.name]
 
@@ -237,6 +244,9 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         """A layer that is recomputed as a whole is gathered without a look ahead."""
         passes = 2 if segment.is_checkpointed else 1
         enter_block(self.builder, self.strategy, self.stage.parallelism, segment, passes)
+        if segment.is_checkpointed:
+            self._run_hooks(segment, is_backward=False)
+        self._run_hooks(segment, is_backward=True)
         self._unit = None
         if segment.is_checkpointed and not segment.num_before_recomputation:
             unit = self._unit_groups(segment)
