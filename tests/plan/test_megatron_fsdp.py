@@ -292,8 +292,8 @@ def test_folded_is_unfolded(changes: dict[str, Any]) -> None:
 def test_the_host_runs_the_hooks_of_sharded_layers(toys: Any, sharding: str, times: int) -> None:
     """Four layers, forward and backward, of four modules with a parameter each: in front of the modules
     forward, behind their gradients backward. Hooks were timed where parameters are sharded."""
-    fsdp = replace(FSDP, sharding=sharding)
-    plan = toy_plan(toys, fsdp, strategy={"block_overhead": "megatron_core_block"})
+    fsdp: Any = {"sharding": sharding}
+    plan = toy_plan(toys, replace(FSDP, **fsdp), strategy={"block_overhead": "megatron_core_block"})
     entered: Counter[str] = Counter()
     for op in plan.ops:
         if op.overhead is not None and op.overhead.startswith("megatron_fsdp"):

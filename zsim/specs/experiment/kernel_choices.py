@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zsim.errors import InputError, NotSimulatedError
@@ -24,26 +25,26 @@ _WHOLE = {"checkpoint_is_reentrant": True, "checkpoint_stops_early": False}
 def attention_of(
     table: TrainingTable,
     strategy: StrategyTable,
-    cluster: Cluster,
+    gpus: Sequence[Gpu],
     model: ModelSpec,
     parallelism: Parallelism,
 ) -> AttentionChoice | None:
-    """The generation of fused attention: as chosen, or what the program takes of itself: Transformer Engine
-    under Megatron, else torch's scaled_dot_product_attention, on Hopper."""
+    """The generation of fused attention on GPUs of one kind: as chosen, or what the program takes of itself:
+    Transformer Engine under Megatron, else torch's scaled_dot_product_attention, on Hopper."""
     if isinstance(strategy, MegatronTable):
         if not strategy.runs_transformer_engine:
             return table.attention
-        return _of_transformer_engine(table, strategy, cluster, model)
+        return _of_transformer_engine(table, strategy, gpus, model)
     lengths = table.lengths  # documents apart are a mask; padded ones are too
     is_plain = lengths is None or (lengths.batching == "packed" and lengths.attention_by_document is False)
     is_torch = layer_kernels_of(table, strategy, parallelism) == "torch" and is_plain
-    if table.attention is None and is_torch and _has_cudnn(cluster) and _is_hopper(cluster):
+    if table.attention is None and is_torch and _has_cudnn(gpus) and _is_hopper(gpus):
         return "cudnn" if _torch_takes_cudnn(model) else None
     return table.attention
 
 
 def _of_transformer_engine(
-    table: TrainingTable, strategy: MegatronTable, cluster: Cluster, model: ModelSpec
+    table: TrainingTable, strategy: MegatronTable, gpus: Sequence[Gpu], model: ModelSpec
 ) -> AttentionChoice | None:
     """Transformer Engine 1.2 to 2.18 (pytorch/attention.py, then pytorch/attention/dot_product_attention/
     utils.py `get_attention_backend`; common/fused_attn/fused_attn.cpp `nvte_get_fused_attn_backend`): cuDNN's
@@ -53,9 +54,9 @@ def _of_transformer_engine(
     fast as its other, and to be there (cuDNN 9.18.1)."""
     is_open = table.attention in (None, "flash")
     is_second = is_open or table.attention == "flash2"
-    has_cudnn = _has_cudnn(cluster)
-    is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in cluster.gpus)
-    is_refused = has_cudnn and not _is_hopper(cluster) and _drops_scores(model)
+    has_cudnn = _has_cudnn(gpus)
+    is_older = all(gpu.vendor == "nvidia" and _is_before(gpu, _HOPPER) for gpu in gpus)
+    is_refused = has_cudnn and not _is_hopper(gpus) and _drops_scores(model)
     if strategy.deterministic_mode and is_second and (is_older or is_refused):
         return "flash2-deterministic"
     return "cudnn" if is_open and has_cudnn else table.attention
@@ -74,12 +75,12 @@ def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: G
     return choice in (None, "flash") and int(gpu.compute_capability) not in (_HOPPER, _BLACKWELL)
 
 
-def _has_cudnn(cluster: Cluster) -> bool:
-    return all(gpu.vendor == "nvidia" and "cudnn" in gpu.attention.variants for gpu in cluster.gpus)
+def _has_cudnn(gpus: Sequence[Gpu]) -> bool:
+    return all(gpu.vendor == "nvidia" and "cudnn" in gpu.attention.variants for gpu in gpus)
 
 
-def _is_hopper(cluster: Cluster) -> bool:
-    return all(gpu.compute_capability == _HOPPER for gpu in cluster.gpus)
+def _is_hopper(gpus: Sequence[Gpu]) -> bool:
+    return all(gpu.compute_capability == _HOPPER for gpu in gpus)
 
 
 def _torch_takes_cudnn(model: ModelSpec) -> bool:
@@ -114,18 +115,26 @@ def _is_before(gpu: Gpu, capability: float) -> bool:
     return gpu.compute_capability is not None and gpu.compute_capability < capability
 
 
-def with_attention(cluster: Cluster, choice: AttentionChoice | None) -> Cluster:
-    """The cluster with its GPUs running the chosen generation of fused attention; unchanged for None,
+def with_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) -> Cluster:
+    """The cluster with its GPUs running each type's generation of fused attention; unchanged for None,
     "flash", "math", and for "flash2" on GPUs whose files have that curve as their own, as NVIDIA's before
     Blackwell."""
-    if choice in (None, "flash", "math"):
+    if all(choice in (None, "flash", "math") for choice in choices):
         return cluster
+    return cluster.with_gpus(
+        [_running(gpu, choice) for gpu, choice in zip(cluster.gpus, choices, strict=True)]
+    )
+
+
+def _running(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
+    if choice in (None, "flash", "math"):
+        return gpu
     if choice == "flash2":
-        return cluster.with_gpus([_second(gpu) for gpu in cluster.gpus])
+        return _second(gpu)
     if choice == "flash2-deterministic":
-        return cluster.with_gpus([_deterministic(gpu) for gpu in cluster.gpus])
+        return _deterministic(gpu)
     try:
-        return cluster.with_gpus([with_attention_variant(gpu, str(choice)) for gpu in cluster.gpus])
+        return with_attention_variant(gpu, str(choice))
     except InputError as error:
         raise InputError(f"training.attention: {error}") from None
 

@@ -131,8 +131,10 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         asked_degrees, style, table.kind, placement.world_size, len(model.blocks), layer_weights(model)
     )
     parallelism = with_release(parallelism, table, asked_degrees)
-    choice = attention_of(experiment.training, table, cluster, model, parallelism)
-    cluster = with_attention(cluster, choice)
+    choices = [attention_of(experiment.training, table, [gpu], model, parallelism) for gpu in cluster.gpus]
+    used = _types_in_use(cluster, placement)
+    runs_second = any(runs_flash_2(choices[kind], table, cluster.gpus[kind]) for kind in used)
+    cluster = with_attention(cluster, choices)
     parallelism = with_context_inner(parallelism, placement.world_size, placement.gpus_per_node)
     if isinstance(table, MegatronTable) and table.mtp_layers:
         model, parallelism = with_predictions(model, table, parallelism)
@@ -172,7 +174,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     training = replace(
         training,
         layer_kernels=layer_kernels_of(asked, table, parallelism),
-        expands_groups=any(runs_flash_2(choice, table, gpu) for gpu in cluster.gpus),
+        expands_groups=runs_second,
     )
     offloads = getattr(table, "cpu_offload", False)
     of_experts = resolve_experts(model, table, asked_degrees)
@@ -260,11 +262,15 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     )
 
 
+def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:
+    return list(distinct(cluster.type_of_node[list(placement.nodes)])) if cluster.nodes else [0]
+
+
 def _of_types_in_use(cluster: Cluster, placement: Placement) -> Cluster:
     """The cluster with only those types of nodes that the job is on, as all checks of GPUs see it."""
     if not cluster.nodes:
         return cluster
-    used = [cluster.nodes[kind] for kind in distinct(cluster.type_of_node[list(placement.nodes)])]
+    used = [cluster.nodes[kind] for kind in _types_in_use(cluster, placement)]
     first = {
         key: getattr(used[0], key) for key in ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
     }

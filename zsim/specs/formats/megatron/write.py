@@ -92,7 +92,7 @@ def _attention_backend(job: Job) -> str:
     if job.training.attention != "flash":
         return "unfused"
     asked = job.experiment
-    chosen = attention_of(asked.training, asked.strategy, job.cluster, job.model, job.parallelism)
+    chosen = attention_of(asked.training, asked.strategy, job.cluster.gpus, job.model, job.parallelism)
     return "fused" if chosen == "cudnn" else "flash"
 
 
