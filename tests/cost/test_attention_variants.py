@@ -11,6 +11,7 @@ from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels, total_flops
 from zsim.cost.memory.activations import backward_extra_bytes, saved_bytes
 from zsim.cost.memory.tensors import module_tensors
+from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -73,6 +74,38 @@ def test_a_fused_kernel_has_the_layer_s_window_where_it_is_shorter() -> None:
     assert found == {(16, True): 16, (16, False): 33, **dict.fromkeys(
         ((window, causal) for window in (64, None) for causal in (True, False)), 0
     )}  # fmt: skip
+
+
+def test_chunks_are_sequences_of_their_own() -> None:
+    """64 tokens in chunks of 16 are 8 sequences of 16: the same kernels."""
+    chunked, whole, short = (
+        [one for one in (*forward_kernels(*args), *backward_kernels(*args)) if "attention" in one.kind]
+        for args in (
+            (module(chunk=16), SHAPE, FLASH), (module(chunk=64), SHAPE, FLASH),
+            (module(), BatchShape(8, 16), FLASH),
+        )
+    )  # fmt: skip
+    assert [one.shape for one in chunked] == [(32, 16, 16, 16)] * 2
+    assert [one.shape for one in whole] == [(8, 64, 64, 16)] * 2
+    assert chunked == short
+
+
+@pytest.mark.parametrize(("length", "is_said"), [(8192, False), (16384, True)])
+def test_chunks_shorter_than_sequences_are_flex_attention(length: int, is_said: bool) -> None:
+    """Llama 4's chunks of 8,192 tokens; FlexAttention has no curve of its own. Context parallelism is refused
+    where they cut sequences."""
+    asked: dict[str, Any] = {
+        "model": "llama-4-scout", "cluster": "dgx-h100", "nodes": 16, "strategy": {"kind": "fsdp2"},
+        "training": {"sequence_length": length},
+    }  # fmt: skip
+    notes = resolve(Experiment(**asked)).notes
+    assert any("in chunks is torch's FlexAttention" in note for note in notes) is is_said
+    asked["parallelism"] = {"context": 2}
+    if is_said:
+        with pytest.raises(NotSimulatedError, match="is in chunks"):
+            resolve(Experiment(**asked))
+    else:
+        assert resolve(Experiment(**asked)).parallelism.context == 2
 
 
 def test_deterministic_backward_sums_the_gradient_of_queries_in_several_buffers() -> None:

@@ -173,7 +173,9 @@ def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 
 
 def _masked_kernel(work: Attention, kernel: Kernel) -> Kernel:
-    """The kernel with the layer's mask: a window only where it is shorter than the sequence."""
+    """The kernel with the layer's mask: a window, or chunks as sequences, only where they are shorter."""
+    if work.chunk is not None and work.chunk < kernel.shape[2]:
+        return _by_document(kernel, BatchShape(1, work.chunk, span=work.chunk))
     most = 0 if work.window is None else work.window if work.is_causal else 2 * work.window + 1
     window = most if most < kernel.shape[2] else 0
     return replace(kernel, is_causal=work.is_causal, window=window)

@@ -198,14 +198,26 @@ def with_context_masks(parallelism: Parallelism, model: ModelSpec, sequence_leng
     return replace(parallelism, context_masks=masks)
 
 
-def flex_note(parallelism: Parallelism, gpus: Sequence[Gpu]) -> str | None:
-    """The note on whose rates FlexAttention has: no GPU's file has a curve of it."""
-    if not parallelism.context_masks:
+def flex_note(
+    parallelism: Parallelism, gpus: Sequence[Gpu], model: ModelSpec, training: Training
+) -> str | None:
+    """The note on whose rates FlexAttention has: no GPU's file has a curve of it. Fused attention in chunks
+    is torch's, too: transformers' Llama 4 takes no FlashAttention, and its SDPA computes all scores beneath a
+    mask (5.24 models/llama4/modeling_llama4.py `_supports_flash_attn`, masking_utils.py
+    `_ignore_causal_mask_sdpa`); torchtitan gives it FlexAttention."""
+    works = [module.work for block in model.distinct_blocks for module in block.modules]
+    in_chunks = training.attention == "flash" and any(
+        isinstance(work, Attention) and work.chunk is not None and work.chunk < training.sequence_length
+        for work in works
+    )
+    if not parallelism.context_masks and not in_chunks:
         return None
     names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+    where = "with a window" if parallelism.context_masks else "in chunks"
+    beside = " under context parallelism" if parallelism.context_masks else ""
     return (
-        "attention with a window is torch's FlexAttention under context parallelism, of which no curve was "
-        f"measured on {names}: it is taken to be as fast as the fused attention of the GPU's file"
+        f"attention {where} is torch's FlexAttention{beside}, of which no curve was measured on {names}: it "
+        "is taken to be as fast as the fused attention of the GPU's file"
     )
 
 
@@ -236,7 +248,7 @@ def _check_attention(work: Attention, model: ModelSpec, training: Training, para
         raise NotSimulatedError(
             f"parallelism.context: zsim does not simulate it with the padding mask of '{model.name}'"
         )
-    found = _unshared(work)
+    found = _unshared(work, training.sequence_length)
     if found:
         raise NotSimulatedError(
             f"parallelism.context: the attention of '{model.name}' {found}, which zsim does not simulate "
@@ -265,11 +277,11 @@ def _check_mask_blocks(training: Training, parallelism: Parallelism) -> None:
         )
 
 
-def _unshared(work: Attention) -> str:
+def _unshared(work: Attention, sequence_length: int) -> str:
     """The trait of an attention that ranks do not share in zsim; "" if none."""
     traits = {
         "sees all tokens": not work.is_causal,
-        "is in chunks": work.chunk is not None,
+        "is in chunks": work.chunk is not None and work.chunk < sequence_length,
         "has sinks": work.has_sinks,
         "has a bias": work.bias != "none",
     }

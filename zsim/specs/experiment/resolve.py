@@ -227,8 +227,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         notes += [note for note in unread if note]
     check_captured(model, table.kind, training, parallelism)
     check_split(model, training, parallelism)
-    noted = (uneven_shards_note(model, parallelism, deepspeed), flex_note(parallelism, cluster.gpus))
-    notes += [note for note in noted if note]
+    noted = flex_note(parallelism, cluster.gpus, model, training)
+    notes += [note for note in (uneven_shards_note(model, parallelism, deepspeed), noted) if note]
     check_fp8_shapes(model, training, parallelism)
     strategy: Strategy
     cluster = whole
