@@ -19,7 +19,8 @@ def enter_block(
     attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
     Engine); the parts of a layer between which another micro-batch's run (`TransformerLayerSchedulePlan` of
     core 0.16.1 models/common/model_chunk_schedule_plan.py); norms that are modules of their own, and
-    products beyond a dense layer's; of nanotron's under a pipeline, what it waits for the ranks of its tensor parallelism."""
+    products beyond a dense layer's; of nanotron's under a pipeline, what it waits for the ranks of its tensor
+    parallelism."""
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
@@ -103,3 +104,24 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
             builder.host(f"enter {call.name}", overhead=strategy.product_overhead, events=products)
     if is_forward and strategy.one_expert_overhead is not None and isinstance(work, GroupedLinear):
         builder.host(f"enter {call.name}", overhead=strategy.one_expert_overhead, events=work.num_experts)
+
+
+def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool) -> None:
+    """Host time of Megatron-FSDP's hooks of a layer in one pass, beyond collectives and launches: its own,
+    those in front of its modules that have parameters in forward, those behind the gradients of its
+    parameters in backward. Routed experts have a parameter each for each of their products."""
+    if segment.kind != "block":
+        return
+    builder.host(f"hooks of {segment.name}", overhead="megatron_fsdp_unit")
+    owners = [call for call in segment.calls if call.parameters]
+    if is_backward:
+        tensors = [
+            (call.module.work.num_experts if isinstance(call.module.work, GroupedLinear) else 1)
+            * len(call.trainable_parameters)
+            for call in owners
+        ]
+        name, events = "megatron_fsdp_gradient", sum(tensors)
+    else:
+        name, events = "megatron_fsdp_module", len(owners)
+    if events:
+        builder.host(f"hooks of {segment.name}", overhead=name, events=events)

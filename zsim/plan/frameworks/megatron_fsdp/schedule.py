@@ -26,11 +26,15 @@ from zsim.cost.kernels.update import accumulate_kernels, fill_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import moves
 from zsim.plan.frameworks.megatron.fp8_weights import Fp8Weights, quantize_masters
-from zsim.plan.frameworks.megatron.host_time import enter_block, enter_chunk, enter_experts
+from zsim.plan.frameworks.megatron.host_time import (
+    enter_block,
+    enter_chunk,
+    enter_experts,
+    run_fsdp_hooks,
+)
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.frameworks.megatron_fsdp.gathers import LEAST_UNIT, ParameterGathers
 from zsim.plan.frameworks.megatron_fsdp.groups import ParameterGroup, Ranks, parameter_groups
-from zsim.plan.frameworks.megatron_fsdp.host_time import pass_unit
 from zsim.plan.frameworks.megatron_fsdp.reductions import GradientReductions
 from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
@@ -223,7 +227,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
     def _run_hooks(self, segment: Segment, *, is_backward: bool) -> None:
         """Host time where layers are sharded, as it was timed."""
         if self.fsdp.shards_parameters and self.strategy.block_overhead is not None:
-            pass_unit(self.builder, segment, is_backward=is_backward)
+            run_fsdp_hooks(self.builder, segment, is_backward=is_backward)
 
     def _unit_groups(self, segment: Segment) -> list[ParameterGroup]:
         return [group for group in self.groups if group.unit == segment.name]
