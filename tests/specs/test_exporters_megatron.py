@@ -101,6 +101,16 @@ CASES: dict[str, dict[str, Any]] = {
         "training": {"gradient_accumulation_steps": 6},
         "nodes": 3,
     },
+    "an embedding and a head alone": {
+        "parallelism": {
+            "pipeline": 2, "virtual_stages": 17, "first_stage_less_layers": 1, "last_stage_less_layers": 1,
+        },
+        "training": {"gradient_accumulation_steps": 8},
+    },
+    "stages without layers": {
+        "parallelism": {"pipeline": 4, "layers_per_stage": [0, 16, 0, 16]},
+        "training": {"gradient_accumulation_steps": 8},
+    },
     "context": {"parallelism": {"context": 2, "context_method": "all-to-all"}},
     "context of two levels": {"parallelism": {"context": 16, "context_method": "a2a+p2p"}},
     "deterministic": {"strategy": {"deterministic_mode": True}},

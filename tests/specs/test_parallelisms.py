@@ -136,6 +136,21 @@ def test_layers_are_dealt_out_as_the_framework_does() -> None:
     assert resolved(ends, "megatron").parallelism.layers_per_stage == (16, 16)
 
 
+@pytest.mark.parametrize("kind", ["fsdp2", "megatron"])
+def test_an_end_may_hold_the_embedding_or_the_head_alone(kind: str) -> None:
+    """As Llama 3 405B was trained: 126 layers and two ends on 128 stages."""
+    table = {"pipeline": 2, "virtual_stages": 17, "first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    assert resolved(table, kind).parallelism.layers_per_stage == (0, *[1] * 32, 0)
+
+
+@pytest.mark.parametrize(("less", "virtual", "most"), [(1, 18, 34), (2, 18, 18)])
+def test_too_many_stages_name_how_many_there_may_be(less: int, virtual: int, most: int) -> None:
+    table = {"pipeline": 2, "virtual_stages": virtual}
+    ends = {"first_stage_less_layers": less, "last_stage_less_layers": less}
+    with pytest.raises(InputError, match=rf"too few for 36 stages; expected at most {most} stages"):
+        resolved(table | ends, "fsdp2")
+
+
 def test_groups_of_a_mesh() -> None:
     mesh = Mesh((("pipeline", 2), ("data", 2), ("tensor", 2)))
     assert mesh.groups("tensor").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

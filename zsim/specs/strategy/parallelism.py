@@ -314,7 +314,8 @@ def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]
 def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tuple[int, ...]:
     """Layers of every virtual stage. As torchtitan's `generate_llm_fqn_per_model_part` counts (v0.2.2), the
     ends' missing layers are added, all are dealt out evenly, the remainder to the first stages, and taken off
-    again; Megatron refuses a remainder."""
+    again; Megatron refuses a remainder. Both leave an end without layers that is dealt no more than it holds
+    instead (Megatron-Core 0.16 `get_num_layers_to_build`), as Llama 3 405B was trained on 128 stages."""
     stages = found.num_stages
     if table.layers_per_stage is not None:
         given = table.layers_per_stage
@@ -339,11 +340,11 @@ def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tup
     layers = [each + (number < extra) for number in range(stages)]
     layers[0] -= first
     layers[-1] -= last
-    if min(layers) < 1:
-        empty = layers.index(min(layers))
+    if each < 1 or max(first, last) > each:  # an end may hold the embedding, or the head, alone
+        most = total if max(first, last) < 2 else total // max(first, last)
         raise InputError(
-            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} on {stages} stages leave stage "
-            f"{empty} without a layer; expected at most {max(1, num_layers - first - last)} stages"
+            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} are too few for {stages} stages; "
+            f"expected at most {max(1, most)} stages"
         )
     return tuple(layers)
 

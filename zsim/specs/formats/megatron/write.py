@@ -46,8 +46,6 @@ def why_not_megatron(job: Job) -> str | None:
         return "its mesh has the orders tp-cp-dp-pp and tp-cp-pp-dp"
     if parallelism.passes > 1:
         return "it runs one pipeline a step"
-    if min(parallelism.layers_per_stage, default=1) < 1:
-        return "it puts layers on every stage"
     return why_not_network(without_prediction(without_fp8_layers(job.model)))
 
 
