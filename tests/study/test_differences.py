@@ -11,7 +11,8 @@ from zsim.validated.ratios import SHORT
 ROW = {
     "model": "llama-3-8b", "gpu": "h100-sxm-80gb", "cluster": "dgx-h100", "nodes": 1, "gpus": 8,
     "strategy": "FSDP2", "training.micro_batch_size": 1, "step_tokens": 8192, "step_seconds": 1.0,
-    "step_seconds_low": 0.95, "step_seconds_high": 1.1, "allocator_retries": 0,
+    "step_seconds_low": 0.95, "step_seconds_high": 1.1, "allocator_retries": 0, "parallelism.tensor": 1,
+    "parallelism.data": 8,
 }  # fmt: skip
 
 
@@ -31,10 +32,26 @@ def test_a_row_without_an_interval_has_no_words() -> None:
         ({"cluster": "roce-h100"}, ["network"]),
         ({"gpu": "b200-sxm-180gb"}, ["another model or GPU"]),
         ({"strategy": "HSDP", "allocator_retries": 2}, ["strategy", SHORT]),
+        ({"parallelism.tensor": 2, "parallelism.data": 4}, ["parallelism"]),
+        ({"parallelism.data": 16, "gpus": 16, "nodes": 2}, ["GPUs"]),
     ],
 )
 def test_what_differs_is_found_in_the_rows(changes: dict[str, Any], settings: list[str]) -> None:
     assert differing_settings(ROW, {**ROW, **changes}) == settings
+
+
+def test_a_row_of_an_older_zsim_has_no_degrees_to_differ_in() -> None:
+    old = {key: value for key, value in ROW.items() if not key.startswith("parallelism.")}
+    assert differing_settings(old, {**ROW, "parallelism.tensor": 2}) == []
+    assert differing_settings({**ROW, "parallelism.tensor": 2}, old) == []
+
+
+def test_ratios_of_steps_whose_ranks_share_a_replica_are_known_less_well() -> None:
+    """Another micro-batch: 10 % is a difference with one rank to a replica, and none with two."""
+    slow = {**ROW, "training.micro_batch_size": 2, "step_tokens": 16384, "step_seconds": 2.2}
+    assert is_told_apart(ROW, slow)
+    shared = {"parallelism.tensor": 2, "parallelism.data": 4}
+    assert not is_told_apart({**ROW, **shared}, {**slow, **shared})
 
 
 def test_steps_are_compared_for_the_same_tokens() -> None:

@@ -46,8 +46,8 @@ def test_only_settings_that_differ_are_told() -> None:
 
 
 def test_a_small_difference_is_none_that_zsim_can_tell() -> None:
-    assert ratio_words(130.0, 100.0) == "+30.0 %"
-    assert ratio_words(101.0, 100.0) == "+1.0 %: no difference that zsim can tell"
+    assert ratio_words(130.0, 100.0, is_shared=False) == "+30.0 %"
+    assert ratio_words(101.0, 100.0, is_shared=False) == "+1.0 %: no difference that zsim can tell"
 
 
 def test_an_outcome_is_the_answers_and_is_simulated_once() -> None:

@@ -34,7 +34,7 @@ SAID = {"source": "made up", "evidence": "assumed"}
 def test_a_change_is_said_against_what_stood_there_before(
     now: float, before: float | None, said: str
 ) -> None:
-    assert change_words(now, before) == said
+    assert change_words(now, before, is_shared=False) == said
 
 
 def test_a_tier_without_a_limit_fits() -> None:

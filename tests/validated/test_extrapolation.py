@@ -34,6 +34,7 @@ def test_a_job_like_a_run_extrapolates_nothing(make_run: Callable[..., Validated
         ({"gpu": "mi300x-192gb"}, "GPU mi300x-192gb without a validated run"),
         ({"fabric": "EFA"}, "EFA without a validated run"),
         ({"strategy": "HSDP"}, "HSDP without a validated run"),
+        ({"is_mixture": True}, "no validated run of FSDP of a mixture of experts"),
         ({"gpus": 64, "nodes": 8}, "more GPUs than any validated run of FSDP (16)"),
         ({"parameters": 7 * 10**10}, "more parameters than any validated run of FSDP (8e9)"),
         ({"binding": "the network"}, "no validated run of FSDP on several nodes is bound by the network"),

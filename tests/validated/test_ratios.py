@@ -60,20 +60,37 @@ def test_the_batch_follows_from_the_length_and_the_number_of_gpus() -> None:
 
 def test_a_difference_within_the_interval_cannot_be_told() -> None:
     bound = shipped_estimates()["ratios"]["GPUs"]
-    assert not can_tell(1.0, 1.0 + bound / 2, ["GPUs"])
-    assert can_tell(1.0, 1.0 + 2 * bound, ["GPUs"])
-    assert can_tell(1.0 + 2 * bound, 1.0, ["GPUs"])
+    assert not can_tell(1.0, 1.0 + bound / 2, ["GPUs"], is_shared=False)
+    assert can_tell(1.0, 1.0 + 2 * bound, ["GPUs"], is_shared=False)
+    assert can_tell(1.0 + 2 * bound, 1.0, ["GPUs"], is_shared=False)
 
 
 def test_the_interval_of_a_ratio_is_about_the_ratio() -> None:
     for kind in KINDS:
-        low, high = ratio_range(0.5, [kind])
+        low, high = ratio_range(0.5, [kind], is_shared=False)
         assert 0 < low < 0.5 < high < 1
         assert low * high == pytest.approx(0.25)
 
 
 def test_what_is_shipped_knows_every_kind() -> None:
-    assert set(shipped_estimates()["ratios"]) == set(ratios.KINDS)
+    for name in ("ratios", "shared_ratios"):
+        assert set(shipped_estimates()[name]) == set(ratios.KINDS)
+
+
+def test_pairs_that_share_a_replica_are_estimated_apart(make_run: Callable[..., ValidatedRun]) -> None:
+    """Two runs of one rank to a replica are 1 % off, two of eight ranks 20 %, and so are one of each."""
+    runs = [make_run("one", 0.0), make_run("one", 0.01, gpus=32)]
+    runs += [make_run("two", 0.0, model_ranks=8), make_run("two", 0.2, gpus=32, model_ranks=8)]
+    runs += [make_run("three", 0.0), make_run("three", 0.2, gpus=32, model_ranks=8)]
+    assert estimate_ratio_errors(runs, is_shared=False)["GPUs"] == pytest.approx(0.01)
+    assert estimate_ratio_errors(runs, is_shared=True)["GPUs"] == pytest.approx(0.2)
+
+
+def test_degrees_are_a_setting_which_the_batch_follows(make_run: Callable[..., ValidatedRun]) -> None:
+    runs = [make_run("one", 0.0, degrees="TP 2"), make_run("one", 0.1, degrees="TP 4", micro_batch_size=2)]
+    (found,) = ratios.ratio_coverage([*runs, make_run("two", 0.0), make_run("two", 0.1, degrees="TP 4")])
+    assert (found.kind, found.pairs) == ("parallelism", 2)
+    assert kind_of(["batch", "parallelism"]) == "parallelism"
 
 
 def test_pairs_of_a_source_are_judged_by_those_of_others(make_run: Callable[..., ValidatedRun]) -> None:

@@ -19,6 +19,7 @@ from zsim.study.published.bars import bar_of_all, bars, table_lines
 from zsim.study.published.frameworks import framework_lines
 from zsim.study.published.likeness import validated_runs_of
 from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
+from zsim.study.published.recorded import joined, recorded_runs
 from zsim.study.published.regimes import accuracy_lines, regime_lines
 from zsim.study.published.statistics import error_figures, summarise
 from zsim.study.published.table import read_runs
@@ -123,9 +124,10 @@ def main() -> None:
 
 
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
-    """Write the table of validated runs and the estimates derived from it; returns the runs, read back."""
+    """Write the table of validated runs, the recorded ones included, and the estimates derived from it;
+    returns the runs, read back."""
     found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
-    runs = read_validated(validated_text(found))
+    runs = read_validated(validated_text(joined(found, recorded_runs())))
     texts = shipped_texts(runs)
     for path, text in zip((TABLE, ESTIMATES), texts, strict=True):
         path.write_text(text, encoding="utf-8")

@@ -3,9 +3,10 @@
     python -m validation.published.experts RUNS.csv
 
 predicts the rows of role calibrate and report that have routed experts and are not in expert_errors.csv yet,
-and writes them there as they come (measured, predicted, signed error, or why a row is skipped); then rewrites
-EXPERTS.md, the table, with experts_remaining.md behind it. Rows of deep pipelines take minutes. Delete
-expert_errors.csv to predict all again.
+and writes them there as they come (measured, predicted, signed error, or why a row is skipped), then into
+recorded_errors.csv, from which intervals are made; then rewrites EXPERTS.md, the table, with
+experts_remaining.md behind it. Rows of deep pipelines take minutes. Delete expert_errors.csv to predict all
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from statistics import mean, median
 
 from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.published.experts import is_mixture
-from zsim.study.published.predict import predict_row
+from zsim.study.published.predict import RowResult, predict_row
+from zsim.study.published.recorded import record
 from zsim.study.published.table import PublishedRun, read_runs
 
 HERE = Path(__file__).parent
@@ -30,9 +32,8 @@ COLUMNS = (
 Line = dict[str, str]
 
 
-def predicted(run: PublishedRun) -> Line:
+def line_of(run: PublishedRun, row: RowResult) -> Line:
     """The line of a mixture of experts."""
-    row = predict_row(run)
     figures = row.measured_seconds, row.predicted_seconds, row.relative_error, row.memory_relative_error
     known = row.row_id, row.source, row.role, run.text("gpu"), run.text("precision")
     return dict(zip(COLUMNS, (*known, *map(_text, figures), row.reason or ""), strict=True))
@@ -82,15 +83,18 @@ def main() -> None:
     path = HERE / "expert_errors.csv"
     lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
     known = {line["row_id"] for line in lines}
+    done: list[tuple[PublishedRun, RowResult]] = []
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not lines:
             writer.writeheader()
         for run in read_runs([Path(sys.argv[1])]).runs:
             if is_mixture(run) and run.role != "trend" and run.row_id not in known:
-                lines.append(predicted(run))
+                done.append((run, predict_row(run)))
+                lines.append(line_of(*done[-1]))
                 writer.writerow(lines[-1])
                 file.flush()
+    record(done)
     (HERE / "EXPERTS.md").write_text(tables(lines), encoding="utf-8")
 
 

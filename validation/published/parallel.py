@@ -1,6 +1,6 @@
 """Predicts the runs with tensor, pipeline or context parallelism of a table, and writes the error of each row
-into parallel_errors.csv as it comes, then parallel.md. Rows that are there are not predicted again; to begin
-anew, delete the file.
+into parallel_errors.csv as it comes, then recorded_errors.csv, from which intervals come, and parallel.md.
+Rows that are there are not predicted again; to begin anew, delete the file.
 
 python -m validation.published.parallel TRAINING_RUNS.csv [--processes N] [--rows N] [--seconds S]
 """
@@ -21,6 +21,7 @@ from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.published.frameworks import parallelism_table_lines
 from zsim.study.published.parallelism import model_ranks_of
 from zsim.study.published.predict import RowResult, predicted_rows
+from zsim.study.published.recorded import record
 from zsim.study.published.statistics import error_figures
 from zsim.study.published.table import PublishedRun, read_runs
 
@@ -44,7 +45,8 @@ def main() -> None:
     if asked.table is not None:
         runs = read_runs([asked.table]).runs
         todo = [run for run in chosen(runs) if run.row_id not in known][: asked.rows]
-        append(predicted_rows(todo, processes=asked.processes), asked.seconds)
+        rows = append(predicted_rows(todo, processes=asked.processes), asked.seconds)
+        record(zip(todo, rows, strict=False))  # fewer rows than runs, if the time was over
         known = read_errors(TABLE)
     PAGE.write_text("\n".join(page(list(known.values()))) + "\n", encoding="utf-8")
     print(f"wrote {PAGE}")
@@ -65,9 +67,10 @@ def chosen(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     return found
 
 
-def append(rows: Iterator[RowResult], most_seconds: float) -> None:
-    """Append the rows to the table as they come, until `most_seconds` have passed."""
+def append(rows: Iterator[RowResult], most_seconds: float) -> list[RowResult]:
+    """Append the rows to the table as they come, until `most_seconds` have passed; returns them."""
     began, is_new = time.monotonic(), not TABLE.exists()
+    done: list[RowResult] = []
     with TABLE.open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if is_new:
@@ -75,8 +78,10 @@ def append(rows: Iterator[RowResult], most_seconds: float) -> None:
         for row in rows:
             writer.writerow(cells_of(row))
             file.flush()
+            done.append(row)
             if time.monotonic() - began > most_seconds:
-                return
+                break
+    return done
 
 
 def cells_of(row: RowResult) -> list[str]:

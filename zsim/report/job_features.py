@@ -12,6 +12,7 @@ from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.model.expert_run import has_experts
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
 from zsim.validated.features import Features, binding_of
@@ -46,6 +47,8 @@ def job_features(
         fabric=_fabric(job, network),
         binding=binding_of(shares, retries),
         parameters=job.model.numel,
+        model_ranks=job.parallelism.model_ranks,
+        is_mixture=has_experts(job.model),
     )
 
 
@@ -72,7 +75,7 @@ def strategy_name(job: Job) -> str:
     """The sharding strategy, the parallelisms beside it, and whether it offloads: "ZeRO-3 + qwZ", "HSDP",
     "FSDP2 + TP + PP", "FSDP2 offloaded"."""
     asked = job.parallelism
-    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline}
+    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
     beside = "".join(f" + {name}" for name, degree in degrees.items() if degree > 1)
     return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
 

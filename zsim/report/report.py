@@ -171,6 +171,11 @@ class Report:
         return None if self.validation is None else self.validation.range_of(self.step_seconds)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several ranks share a replica of the model."""
+        return self.validation is not None and self.validation.features.model_ranks > 1
+
+    @property
     def fits(self) -> bool:
         return self.out_of_memory is None
 

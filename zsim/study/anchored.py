@@ -18,7 +18,7 @@ from zsim.errors import InputError
 from zsim.report.views.text.plain import paragraph
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.advice import simulate
-from zsim.study.differences import differing_settings
+from zsim.study.differences import differing_settings, is_shared
 from zsim.study.given import experiment_of
 from zsim.study.sweep.row import report_row
 from zsim.units import format_seconds
@@ -82,9 +82,12 @@ def anchored(
         low, high = measured_seconds * (1 - REPEATS), measured_seconds * (1 + REPEATS)
         return Anchored(measured_seconds, low, high, measured_seconds, predicted, (), {})
     other = simulate(experiment_of(experiment, settings))
-    kinds = differing_settings(report_row(result.report, result.job), report_row(other.report, other.job))
+    rows = report_row(result.report, result.job), report_row(other.report, other.job)
+    kinds, shared = differing_settings(*rows), any(map(is_shared, rows))
     ratio = predicted / other.report.step_seconds
-    low, high = ratio_range(ratio, kinds) if kinds else (ratio * (1 - REPEATS), ratio * (1 + REPEATS))
+    low, high = ratio * (1 - REPEATS), ratio * (1 + REPEATS)
+    if kinds:
+        low, high = ratio_range(ratio, kinds, is_shared=shared)
     return Anchored(
         measured_seconds * ratio,
         measured_seconds * low,

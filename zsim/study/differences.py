@@ -15,6 +15,7 @@ _COLUMNS = {
     "sequence length": ("training.sequence_length",),
     "GPUs": ("nodes", "gpus"),
     "strategy": ("strategy",),
+    "parallelism": (),
     "network": ("cluster",),
     "training": (
         "training.precision", "training.activation_checkpointing", "training.checkpoint_every",
@@ -46,6 +47,16 @@ def _strategy_settings(row: Mapping[str, Any]) -> Any:
     return {key: value for key, value in found.items() if key not in _NOT_STRATEGY}
 
 
+def _have_other_degrees(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows share replicas among ranks in another way. The number of replicas follows from it, and
+    rows of an older zsim do not say how they do."""
+    return any(
+        value != other.get(key, value)
+        for key, value in one.items()
+        if key.startswith("parallelism.") and key != "parallelism.data"
+    )
+
+
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The settings in which two rows of a sweep differ, as `zsim.validated.ratios` names them."""
     found = [
@@ -53,16 +64,23 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
         for name, columns in _COLUMNS.items()
         if any(one.get(column) != other.get(column) for column in columns)
         or (name == "strategy" and _strategy_settings(one) != _strategy_settings(other))
+        or (name == "parallelism" and _have_other_degrees(one, other))
     ]
     is_short = bool(one.get("allocator_retries") or other.get("allocator_retries"))
     return [*found, SHORT] if is_short and found else found
+
+
+def is_shared(row: Mapping[str, Any]) -> bool:
+    """Whether several ranks share a replica of the model in a row of a sweep."""
+    return any((row.get(f"parallelism.{axis}") or 1) > 1 for axis in ("tensor", "pipeline", "context"))
 
 
 def is_told_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether zsim can tell which of two rows is faster per token."""
     tokens = (one["step_tokens"], other["step_tokens"])
     costs = [row["step_seconds"] / count for row, count in zip((one, other), tokens, strict=True)]
-    return can_tell(costs[0], costs[1], differing_settings(one, other))
+    shared = is_shared(one) or is_shared(other)
+    return can_tell(costs[0], costs[1], differing_settings(one, other), is_shared=shared)
 
 
 def row_words(row: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:

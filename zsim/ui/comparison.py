@@ -96,14 +96,16 @@ def _against(one: Prediction, first: Prediction | str) -> Any:
 
     if one is first or isinstance(first, str):
         return None
-    words = ratio_words(one.tokens_per_second, first.tokens_per_second)
+    is_shared = one.is_shared or first.is_shared
+    words = ratio_words(one.tokens_per_second, first.tokens_per_second, is_shared=is_shared)
     return html.Span(words, className="small")
 
 
-def ratio_words(now: float, first: float) -> str:
-    """E.g. "+12.0 %", with a word of warning where validated runs cannot tell the two apart."""
+def ratio_words(now: float, first: float, *, is_shared: bool) -> str:
+    """E.g. "+12.0 %", with a word of warning where validated runs cannot tell the two apart; `is_shared`:
+    several ranks have a replica in one of them."""
     words = f"{(now / first - 1) * 100:+.1f} %"
-    return words if can_tell(first, now, [ANY]) else f"{words}: {NO_DIFFERENCE}"
+    return words if can_tell(first, now, [ANY], is_shared=is_shared) else f"{words}: {NO_DIFFERENCE}"
 
 
 def _interval(one: Prediction, slowest: float) -> Any:

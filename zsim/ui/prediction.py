@@ -33,6 +33,7 @@ class Prediction:
     tone: Tone
     step_seconds: float
     step_seconds_range: tuple[float, float] | None
+    is_shared: bool
     tokens_per_second_per_gpu: float | None
     tokens_per_second: float
     mfu_fraction: float | None
@@ -47,6 +48,7 @@ class Prediction:
             tone=fit.tone,
             step_seconds=report.step_seconds,
             step_seconds_range=report.step_seconds_range,
+            is_shared=report.is_shared,
             tokens_per_second_per_gpu=report.tokens_per_second_per_gpu,
             tokens_per_second=report.step_tokens / report.step_seconds,
             mfu_fraction=report.mfu_fraction,

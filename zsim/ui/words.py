@@ -34,7 +34,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.Div([] if fit.verdict != "does not fit" else LOOKING, className="views mends", id="mends"),
         html.P(found.limit, className="limit"),
         html.P(found.trust, className="limit", id="trust"),
-        html.P(change_words(found.tokens_per_second, before), id="change"),
+        html.P(change_words(found.tokens_per_second, before, is_shared=found.outcome.is_shared), id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
@@ -60,12 +60,13 @@ def mend_buttons(changes: Iterable[str]) -> list[Any]:
     return [html.Span("It fits with "), *buttons] if buttons else [html.Span(NOTHING)]
 
 
-def change_words(now: float, before: float | None) -> str:
-    """How much the last changed setting changed the throughput; "" below a thousandth."""
+def change_words(now: float, before: float | None, *, is_shared: bool) -> str:
+    """How much the last changed setting changed the throughput; "" below a thousandth. `is_shared`: several
+    ranks have a replica."""
     if not before or abs(now / before - 1) < 1e-3:
         return ""
     ratio, was = now / before, f"({before:,.0f})"
-    if not can_tell(before, now, [ANY]):
+    if not can_tell(before, now, [ANY], is_shared=is_shared):
         was += f": {NO_DIFFERENCE}"
     if ratio >= 2:
         return f"{ratio:.3g} times as many tokens per second as before {was}."

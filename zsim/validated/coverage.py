@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 from zsim.dataclass import dataclass
 from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun
+from zsim.validated.runs import ValidatedRun, without_source
 from zsim.validated.validation import Validation, validation_of
 
 
@@ -51,11 +51,12 @@ def leave_one_source_out(
 ) -> list[Judged]:
     """Every run with its validation by the runs of other sources."""
     known: dict[tuple[str, Features], Validation] = {}
+    others = {source: without_source(runs, source) for source in {run.source for run in runs}}
     judged = []
     for run in runs:
         key = (run.source, run.features)
         if key not in known:
-            known[key] = validation_of(run.features, runs, widening, without=run.source)
+            known[key] = validation_of(run.features, others[run.source], widening)
         judged.append(Judged(run, known[key]))
     return judged
 

@@ -97,8 +97,15 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
     """The errors and their interval. A job whose closest cell has runs of fewer than `ENOUGH` sources is
     trusted no better than the closest broader cell with enough sources, nor than the narrower cells with
     enough sources in that one (`_WITHIN`), nor than other frameworks' jobs with its binding if its framework
-    has no run with it."""
+    has no run with it. Jobs of the same cells have the same."""
     runs = ValidatedRuns.of(runs)
+    known: tuple[Errors, tuple[float, float]] | None = runs.by_cells.get(features.cells)
+    if known is None:
+        known = runs.by_cells[features.cells] = _interval_like(features, runs)
+    return known
+
+
+def _interval_like(features: Features, runs: ValidatedRuns) -> tuple[Errors, tuple[float, float]]:
     errors = errors_like(features, runs)
     low, high = errors.interval()
     for number, other in _broader(features, runs):

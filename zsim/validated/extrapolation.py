@@ -14,7 +14,7 @@ from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.validated.errors import LEVEL, interval_like, quantiles
 from zsim.validated.features import Features
-from zsim.validated.runs import ValidatedRun, without_source
+from zsim.validated.runs import ValidatedRun, ValidatedRuns, without_source
 
 _Holds = Callable[[Features, Features], bool]
 
@@ -35,12 +35,17 @@ def _same_kind(run: Features, job: Features) -> bool:
 @dataclass(frozen=True, slots=True)
 class Respect:
     """`applies`: which jobs have the respect; `holds`: whether a run vouches for a job; `group`: groups of
-    jobs, a new one of which an extrapolating job is taken to be. For counted respects a run vouches up to
-    twice its count, since the widening is estimated for one doubling."""
+    jobs, a new one of which an extrapolating job is taken to be; `asks`: see `asked`, default as `group`. For
+    counted respects a run vouches up to twice its count, since the widening is estimated for one doubling."""
 
     applies: Callable[[Features], bool]
     holds: _Holds
     group: Callable[[Features], Any]
+    asks: Callable[[Features], Any] | None = None
+
+    def asked(self, job: Features) -> Any:
+        """The part of a job that `holds` reads: jobs with the same are vouched for by the same runs."""
+        return (self.asks or self.group)(job)
 
 
 RESPECTS: Mapping[str, Respect] = {
@@ -58,6 +63,11 @@ RESPECTS: Mapping[str, Respect] = {
     "strategy": Respect(
         lambda job: True, lambda run, job: run.strategy == job.strategy, lambda job: job.strategy
     ),
+    "mixture": Respect(
+        lambda job: job.is_mixture,
+        lambda run, job: run.framework == job.framework and run.is_mixture,
+        lambda job: job.framework,
+    ),
     "several nodes": Respect(
         lambda job: job.is_several,
         lambda run, job: run.framework == job.framework and run.is_several,
@@ -72,6 +82,7 @@ RESPECTS: Mapping[str, Respect] = {
         lambda job: True,
         lambda run, job: run.framework == job.framework and 2 * run.parameters > job.parameters,
         lambda job: job.framework,
+        lambda job: (job.framework, job.parameters),
     ),
     "binding": Respect(
         lambda job: True,
@@ -83,7 +94,7 @@ RESPECTS: Mapping[str, Respect] = {
 
 def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapolation]:
     """The respects in which no run vouches for the job, in the order of `RESPECTS`."""
-    known = [run.features for run in runs]
+    known = ValidatedRuns.of(runs).features
     own = [run for run in known if run.framework == job.framework]
     found = []
 
@@ -106,6 +117,8 @@ def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapol
     if lacks("strategy", known):
         add("strategy", f"{job.strategy} without a validated run")
     of = f" of {job.framework}" if any(run.framework == job.framework for run in known) else ""
+    if lacks("mixture", own):
+        add("mixture", f"no validated run{of} of a mixture of experts")
     if lacks("several nodes", own):
         add("several nodes", f"no validated run{of} on several nodes")
     for respect, what in (("gpus", "more GPUs"), ("parameters", "more parameters")):
@@ -159,24 +172,33 @@ def scores_without(runs: Sequence[ValidatedRun], respect: Respect | None = None)
     """Each run's error as a multiple of the end of its interval, judged only by runs of other sources that do
     not vouch for it in the respect. Runs that lack the respect are missing."""
     scores: dict[ValidatedRun, float] = {}
-    intervals: dict[tuple[str, Features], tuple[float, float] | None] = {}
-    others = {source: without_source(runs, source) for source in {run.source for run in runs}}
+    judges: dict[tuple[str, Features], ValidatedRuns] = {}
+    others = {source: _Others(without_source(runs, source)) for source in {run.source for run in runs}}
     for run in runs:
         key = (run.source, run.features)
-        if key not in intervals:
-            intervals[key] = _interval_without(run.features, others[run.source], respect)
-        interval = intervals[key]
-        if interval is not None:
+        if key not in judges:
+            judges[key] = others[run.source].that_lack(respect, run.features)
+        if judges[key]:
+            interval = interval_like(run.features, judges[key])[1]
             scores[run] = run.error / interval[run.error > 0]
     return scores
 
 
-def _interval_without(
-    job: Features, others: Sequence[ValidatedRun], respect: Respect | None
-) -> tuple[float, float] | None:
-    if respect is None:
-        return interval_like(job, others)[1] if others else None
-    if not respect.applies(job):
-        return None
-    left = [run for run in others if not respect.holds(run.features, job)]
-    return interval_like(job, left)[1] if left else None
+class _Others:
+    """The runs of other sources, with the parts of them that were asked for."""
+
+    def __init__(self, runs: ValidatedRuns) -> None:
+        self._runs = runs
+        self._parts: dict[Any, ValidatedRuns] = {}
+
+    def that_lack(self, respect: Respect | None, job: Features) -> ValidatedRuns:
+        """The runs that do not vouch for a job in a respect; none if the respect does not apply to it."""
+        if respect is None:
+            return self._runs
+        if not respect.applies(job):
+            return ValidatedRuns()
+        asked = respect.asked(job)
+        if asked not in self._parts:
+            left = {one for one in self._runs.features if not respect.holds(one, job)}
+            self._parts[asked] = ValidatedRuns(run for run in self._runs if run.features in left)
+        return self._parts[asked]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -23,6 +24,7 @@ _SHARES = (
     (HOST, "host_bound", 0.1),
 )
 
+_BESIDE = re.compile(r" \+ (TP|CP|PP|EP)\b")
 NUM_CELLS = 5  # that a job belongs to
 
 
@@ -30,7 +32,7 @@ NUM_CELLS = 5  # that a job belongs to
 class Features:
     """`framework`: FSDP, DeepSpeed, DDP ...; `strategy`: a way of the framework ("ZeRO-3"); `fabric`: what
     joins the GPUs, the links on one node, the network on several ("" if not known or not needed); `binding`:
-    what bounds the step."""
+    what bounds the step; `model_ranks`: how many share a replica; `is_mixture`: of experts."""
 
     framework: str
     strategy: str
@@ -40,6 +42,8 @@ class Features:
     fabric: str
     binding: str
     parameters: int
+    model_ranks: int = 1
+    is_mixture: bool = False
 
     @property
     def chip(self) -> str:
@@ -55,13 +59,19 @@ class Features:
     def cells(self) -> tuple[tuple[str | bool, ...], ...]:
         """Keys of the cells of alike runs that the job belongs to, from the closest cell to that of all
         runs."""
+        alike = self.framework, self.is_several
         return (
-            (self.framework, self.is_several, self.binding, self.chip),
-            (self.framework, self.is_several, self.binding),
-            (self.framework, self.is_several),
+            (*alike, self.binding, self.chip, self.model_ranks > 1, self.is_mixture),
+            (*alike, self.binding),
+            alike,
             (self.is_several,),
             (),
         )
+
+
+def data_strategy(strategy: str) -> str:
+    """A strategy's name without the parallelisms beside data parallelism: "FSDP2" for "FSDP2 + TP + PP"."""
+    return _BESIDE.sub("", strategy)
 
 
 def chip_of(gpu: str) -> str:

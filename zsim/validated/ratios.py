@@ -4,8 +4,9 @@
 The errors of two steps on one machine have the same sign and the same causes, so the error of their ratio is
 smaller than either. It is measured on pairs of published runs of one source on one GPU that differ in one
 setting: the difference of their two signed errors. Sources weigh the same, as in [Note: what an interval
-assumes], and a setting that few sources vary borrows from all pairs (`BROADER`). A pair may be taken either
-way round, so the interval of the ratio's logarithm is symmetric.
+assumes], and a setting that few sources vary borrows from all pairs (`BROADER`). Pairs in which several ranks
+share a replica are three times as far off as others, and are estimated apart. A pair may be taken either way
+round, so the interval of the ratio's logarithm is symmetric.
 """
 
 from __future__ import annotations
@@ -19,38 +20,54 @@ import numpy as np
 
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
-from zsim.validated.errors import BROADER, LEVEL, quantiles, weights_by_source
-from zsim.validated.features import ALLOCATOR
+from zsim.validated.errors import BROADER, LEVEL, quantiles
+from zsim.validated.features import ALLOCATOR, data_strategy
 from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 NO_DIFFERENCE = "no difference that zsim can tell"
 ANY = "several settings"
 SHORT = "torch's allocator runs short in one or both"
 
-# The settings by which two runs of one model on one kind of GPU differ. The batch follows from the length
-# and from the number of GPUs, and then does not count as a setting of its own.
+# The settings by which two runs of one model on one kind of GPU differ. The batch follows from the length,
+# the number of GPUs and the degrees of parallelisms, and then does not count as a setting of its own.
 SETTINGS: Mapping[str, Callable[[ValidatedRun], object]] = {
     "batch": lambda run: (run.settings.micro_batch_size, run.settings.gradient_accumulation_steps),
     "sequence length": lambda run: run.settings.sequence_length,
     "GPUs": lambda run: (run.features.nodes, run.features.gpus),
-    "strategy": lambda run: run.features.strategy,
+    "strategy": lambda run: data_strategy(run.features.strategy),
+    "parallelism": lambda run: run.settings.degrees,
     "network": lambda run: (run.features.fabric, run.settings.network_gbps),
     "training": lambda run: run.settings.training,
 }
-_LEADING = ("sequence length", "GPUs")
+_LEADING = ("sequence length", "GPUs", "parallelism")
 KINDS = (*SETTINGS, SHORT, ANY)
 
 
-def estimate_ratio_errors(runs: Sequence[ValidatedRun]) -> dict[str, float]:
+def estimate_ratio_errors(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> dict[str, float]:
     """By differing setting (`KINDS`), the bound that `LEVEL` of the errors of the ratio's logarithm do not
-    exceed."""
-    return _bounds(list(_pairs(runs)))
+    exceed. `is_shared`: only of pairs of which one has several ranks to a replica, or none has."""
+    return _bounds(_by_source(_pairs(runs, is_shared)))
 
 
-def _bounds(pairs: Sequence[Pair]) -> dict[str, float]:
-    every = [pair for pair in pairs if pair.kind != SHORT]
-    own = {kind: [pair for pair in pairs if pair.kind == kind] for kind in KINDS} | {ANY: every}
-    return {kind: _quantile(own[kind], every) for kind in KINDS}
+_BySource = Mapping[str, Mapping[str, Floats]]  # errors of pairs, by kind and source
+
+
+def _by_source(pairs: Iterable[Pair]) -> _BySource:
+    """The errors of the pairs of every kind; those in `ANY` setting are all but the `SHORT` ones."""
+    found: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
+    for pair in pairs:
+        for kind in {pair.kind, pair.kind if pair.kind == SHORT else ANY}:
+            found[kind].setdefault(pair.source, []).append(pair.error)
+    return {kind: {source: np.array(errors) for source, errors in own.items()} for kind, own in found.items()}
+
+
+def _bounds(errors: _BySource, without: str | None = None) -> dict[str, float]:
+    """The bound of every kind, by the pairs of all sources but one."""
+    left = {
+        kind: [own for source, own in by_source.items() if source != without]
+        for kind, by_source in errors.items()
+    }
+    return {kind: _quantile(left[kind], left[ANY]) for kind in KINDS}
 
 
 def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
@@ -76,19 +93,18 @@ class RatioCoverage:
     covered_by_source: float
 
 
-def ratio_coverage(runs: Sequence[ValidatedRun]) -> list[RatioCoverage]:
+def ratio_coverage(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> list[RatioCoverage]:
     """The coverage of every kind, each source's pairs judged by those of the others; kinds without pairs are
     left out."""
-    pairs = list(_pairs(runs))
-    bounds = _bounds(pairs)
+    pairs = list(_pairs(runs, is_shared))
+    errors = _by_source(pairs)
+    bounds = _bounds(errors)
+    by_others = {source: _bounds(errors, source) for source in {pair.source for pair in pairs}}
     inside: dict[str, dict[str, list[bool]]] = {}
-    for source in sorted({pair.source for pair in pairs}):
-        others = _bounds([pair for pair in pairs if pair.source != source])
-        for pair in pairs:
-            if pair.source == source:
-                by_source = inside.setdefault(pair.kind, {})
-                differ = (SHORT,) if pair.kind == SHORT else pair.settings
-                by_source.setdefault(source, []).append(pair.error <= bound_of(differ, others))
+    for pair in pairs:
+        differ = (SHORT,) if pair.kind == SHORT else pair.settings
+        is_inside = pair.error <= bound_of(differ, by_others[pair.source])
+        inside.setdefault(pair.kind, {}).setdefault(pair.source, []).append(is_inside)
     return [
         RatioCoverage(
             kind,
@@ -114,18 +130,25 @@ class Pair:
     settings: tuple[str, ...] = ()
 
 
-def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
-    """All pairs; runs that differ in no setting are not a pair."""
+def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[Pair]:
+    """All pairs, or those of which one has several ranks to a replica, or none has; runs that differ in no
+    setting are not a pair."""
     alike: dict[tuple[str, str, str], list[ValidatedRun]] = {}
     for run in runs:
         alike.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
     for (source, _, _), group in alike.items():
+        values = {id(run): [value(run) for value in SETTINGS.values()] for run in group}
         for one, other in combinations(group, 2):
-            kinds = [name for name, value in SETTINGS.items() if value(one) != value(other)]
+            if is_shared is not None and is_shared != (
+                max(one.features.model_ranks, other.features.model_ranks) > 1
+            ):
+                continue
+            settings = zip(SETTINGS, values[id(one)], values[id(other)], strict=True)
+            kinds = tuple(name for name, value, another in settings if value != another)
             if kinds:
                 is_short = ALLOCATOR in (one.features.binding, other.features.binding)
                 kind = SHORT if is_short else kind_of(kinds)
-                yield Pair(kind, source, abs(one.error - other.error), tuple(kinds))
+                yield Pair(kind, source, abs(one.error - other.error), kinds)
 
 
 def kind_of(kinds: Iterable[str]) -> str:
@@ -136,28 +159,32 @@ def kind_of(kinds: Iterable[str]) -> str:
     return names[0] if len(names) == 1 and names[0] in SETTINGS else ANY
 
 
-def _quantile(own: Sequence[Pair], every: Sequence[Pair]) -> float:
-    """The `LEVEL` quantile of the errors of `own` pairs, borrowing from `every` pair the more, the fewer
-    sources `own` has."""
+def _quantile(own: Sequence[Floats], every: Sequence[Floats]) -> float:
+    """The `LEVEL` quantile of the errors of `own` pairs, source by source, borrowing from `every` pair the
+    more, the fewer sources `own` has."""
+    share = len(own) / (len(own) + BROADER)
     values: list[Floats] = []
     weights: list[Floats] = []
-    count = len({pair.source for pair in own})
-    share = count / (count + BROADER)
-    for pairs, part in ((own, share), (every, 1 - share)):
-        if pairs and part:
-            values.append(np.array([pair.error for pair in pairs]))
-            weights.append(part * weights_by_source([pair.source for pair in pairs])[0])
+    for sources, part in ((own, share), (every, 1 - share)):
+        for errors in sources if part else ():
+            values.append(errors)
+            weights.append(np.full(len(errors), part / len(sources) / len(errors)))
     return quantiles(np.concatenate(values), np.concatenate(weights), (LEVEL,))[0] if values else 0.0
 
 
-def ratio_range(ratio: float, kinds: Iterable[str]) -> tuple[float, float]:
+def shipped_bound(kinds: Iterable[str], *, is_shared: bool) -> float:
+    """`bound_of` by the shipped pairs. `is_shared`: several ranks have a replica in one step or in both."""
+    return bound_of(kinds, shipped_estimates()["shared_ratios" if is_shared else "ratios"])
+
+
+def ratio_range(ratio: float, kinds: Iterable[str], *, is_shared: bool) -> tuple[float, float]:
     """The interval that contains the ratio of two steps with 80 %, where `kinds` of `SETTINGS` (or `SHORT`)
-    differ."""
-    bound = bound_of(kinds, shipped_estimates()["ratios"])
+    differ; `is_shared`: several ranks have a replica in one of them or in both."""
+    bound = shipped_bound(kinds, is_shared=is_shared)
     return ratio * exp(-bound), ratio * exp(bound)
 
 
-def can_tell(one_seconds: float, other_seconds: float, kinds: Iterable[str]) -> bool:
+def can_tell(one_seconds: float, other_seconds: float, kinds: Iterable[str], *, is_shared: bool) -> bool:
     """Whether the interval of the ratio excludes 1: whether zsim can tell which configuration is faster."""
-    low, high = ratio_range(one_seconds / other_seconds, kinds)
+    low, high = ratio_range(one_seconds / other_seconds, kinds, is_shared=is_shared)
     return not low <= 1.0 <= high

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,7 +27,7 @@ ESTIMATES = PRESETS / "validated_errors.toml"
 class Settings:
     """Settings that make two runs of one source on one GPU comparable: equal but for one of these (and the
     number of GPUs and the strategy). `training`: precision and checkpointing; `network_gbps` per GPU, 0 on
-    one node."""
+    one node; `degrees`: of the parallelisms beside data parallelism, as "TP 8, PP 4 x 2"."""
 
     model: str
     sequence_length: int
@@ -35,6 +35,7 @@ class Settings:
     gradient_accumulation_steps: float
     training: str
     network_gbps: float
+    degrees: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,16 @@ class ValidatedRuns(tuple[ValidatedRun, ...]):
         """The error of each run."""
         return np.array([run.error for run in self])
 
+    @cached_property
+    def features(self) -> Sequence[Features]:
+        """Features of the runs, each once."""
+        return list(dict.fromkeys(run.features for run in self))
+
+    @cached_property
+    def by_cells(self) -> dict[Hashable, Any]:
+        """Values derived from these runs for jobs of the same cells."""
+        return {}
+
 
 _OWN = ("row_id", "source", "role", "tier")
 _FEATURES = tuple(field.name for field in fields(Features))
@@ -92,7 +103,8 @@ def validated_runs() -> ValidatedRuns:
 
 @cache
 def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
-    """Estimates from the shipped table: "widening" by respect, "ratios" by the setting that differs."""
+    """Estimates from the shipped table: "widening" by respect, "ratios" and
+    "shared_ratios" by the setting that differs."""
     return tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))
 
 
@@ -110,17 +122,19 @@ def _run(row: Sequence[str], known: dict[tuple[str, ...], Features]) -> Validate
     row_id, source, role, tier, *rest = row
     asked, settings, error = tuple(rest[: len(_FEATURES)]), rest[len(_FEATURES) : -1], rest[-1]
     if asked not in known:
-        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters = asked
-        numbers = int(nodes), int(gpus)
-        known[asked] = Features(framework, strategy, gpu, *numbers, fabric, binding, int(parameters))
-    model, length, micro_batch, steps, training, network = settings
+        framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, ranks, is_mixture = asked
+        sizes = int(parameters), int(ranks)
+        known[asked] = Features(
+            framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, *sizes, is_mixture == "True"
+        )
+    model, length, micro_batch, steps, training, network, degrees = settings
     return ValidatedRun(
         row_id,
         source,
         role,
         tier,
         known[asked],
-        Settings(model, int(length), int(micro_batch), float(steps), training, float(network)),
+        Settings(model, int(length), int(micro_batch), float(steps), training, float(network), degrees),
         float(error),
     )
 

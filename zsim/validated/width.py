@@ -17,7 +17,7 @@ from zsim.validated.errors import (
 )
 from zsim.validated.extrapolation import Extrapolation, extrapolations, stretch_of
 from zsim.validated.features import Features
-from zsim.validated.ratios import bound_of
+from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs
 
 _DTYPES = (
@@ -138,10 +138,10 @@ def dtype_of(training: str) -> str:
     return next((name for name, pattern in _DTYPES if re.search(pattern, first)), "")
 
 
-def ratio_bound(kinds: Sequence[str]) -> float:
+def ratio_bound(kinds: Sequence[str], *, is_shared: bool) -> float:
     """How far the ratio of two steps that differ in `kinds` (`zsim.validated.ratios.SETTINGS`) is off for
-    80 % of published pairs, as a fraction."""
-    return expm1(bound_of(kinds, shipped_estimates()["ratios"]))
+    80 % of published pairs, as a fraction; `is_shared`: of those in which several ranks share a replica."""
+    return expm1(shipped_bound(kinds, is_shared=is_shared))
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,6 +14,9 @@ _HEAD = """\
 # How many times as far from the prediction the ends of an interval are where no validated run vouches for
 # a job in a respect (zsim/validated/extrapolation.py); of what is counted, per doubling.
 """
+_SHARED = """
+# As ratios, of pairs in which several ranks share a replica of the model.
+"""
 _RATIOS = """
 # How far the logarithm of a ratio of two steps is off, for 80 % of pairs of runs of one source on one GPU
 # that differ in one setting; what differs in several is at least as far off as each of them
@@ -24,8 +27,8 @@ _RATIOS = """
 def shipped_texts(runs: Sequence[ValidatedRun]) -> tuple[str, str]:
     """The texts of validated_runs.csv and validated_errors.toml."""
     return validated_text(runs), _HEAD + _table("widening", estimate_widening(runs)) + _RATIOS + _table(
-        "ratios", estimate_ratio_errors(runs)
-    )
+        "ratios", estimate_ratio_errors(runs, is_shared=False)
+    ) + _SHARED + _table("shared_ratios", estimate_ratio_errors(runs, is_shared=True))
 
 
 def _table(name: str, values: dict[str, float]) -> str:

@@ -253,7 +253,7 @@ def trust_of(report: Report) -> Trust:
         grounds=parts,
         measure=measurements(parts, name, found.features.nodes, per_node),
         smaller=smaller,
-        smaller_bound=ratio_bound(kinds),
+        smaller_bound=ratio_bound(kinds, is_shared=report.is_shared),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import log
 
+from zsim.specs.experiment.job import Job
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.predict import RowResult, measured_seconds
 from zsim.study.published.table import PublishedRun
@@ -14,17 +15,19 @@ from zsim.validated.runs import Settings, ValidatedRun
 def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]) -> list[ValidatedRun]:
     """The rows of the table of validated runs: the runs whose step was published and could be predicted."""
     by_id = {result.row_id: result for result in results}
-    found = []
-    for run in runs:
-        result, measured = by_id.get(run.row_id), measured_seconds(run)
-        if result is None or result.validation is None or not result.predicted_seconds or not measured:
-            continue
-        error = log(measured / result.predicted_seconds)
-        settings = row_settings(run, row_job(run))
-        tier = run.text("tier")
-        features = result.validation.features
-        found.append(ValidatedRun(run.row_id, run.source, run.role, tier, features, settings, error))
-    return found
+    pairs = ((run, by_id[run.row_id]) for run in runs if run.row_id in by_id)
+    return [found for run, result in pairs if (found := validated_run_of(run, result)) is not None]
+
+
+def validated_run_of(run: PublishedRun, result: RowResult) -> ValidatedRun | None:
+    """A run as a row of the table; None if its step was not published or could not be predicted."""
+    measured = measured_seconds(run)
+    if result.validation is None or not result.predicted_seconds or not measured:
+        return None
+    error = log(measured / result.predicted_seconds)
+    settings = row_settings(run, row_job(run))
+    features = result.validation.features
+    return ValidatedRun(run.row_id, run.source, run.role, run.text("tier"), features, settings, error)
 
 
 def row_settings(run: PublishedRun, row: RowJob) -> Settings:
@@ -40,4 +43,14 @@ def row_settings(run: PublishedRun, row: RowJob) -> Settings:
             "\n", " "
         ),
         network_gbps=(run.number("inter_gbps_per_gpu") or 0.0) if gpus > per_node else 0.0,
+        degrees=_degrees(row.job),
     )
+
+
+def _degrees(job: Job) -> str:
+    """The degrees of the parallelisms beside data parallelism: "TP 8, PP 4 x 2, EP 8"; "" without any."""
+    asked = job.parallelism
+    stages = f"{asked.pipeline}{f' x {asked.virtual_stages}' if asked.virtual_stages > 1 else ''}"
+    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
+    words = {"PP": stages}
+    return ", ".join(f"{name} {words.get(name, size)}" for name, size in degrees.items() if size > 1)

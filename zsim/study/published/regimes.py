@@ -86,10 +86,17 @@ def _coverage_lines(judged: Sequence[Judged]) -> list[str]:
 
 def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
     columns = named_columns(
-        "what differs", "pairs", "sources", "80 % within", "within, pairs", "within, sources"
+        "ranks to a replica",
+        "what differs",
+        "pairs",
+        "sources",
+        "80 % within",
+        "within, pairs",
+        "within, sources",
     )
     rows = [
         (
+            ranks,
             found.kind,
             f"{found.pairs:,}",
             f"{found.sources}",
@@ -97,7 +104,8 @@ def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
             f"{found.covered:.0%}",
             f"{found.covered_by_source:.0%}",
         )
-        for found in ratio_coverage(runs)
+        for ranks, is_shared in (("one", False), ("several", True))
+        for found in ratio_coverage(runs, is_shared=is_shared)
     ]
     return [
         "## How far a difference is to be trusted",

@@ -70,7 +70,7 @@ def efficiency(scaling: Scaling) -> Figure:
     shares = [scaling.efficiency(scale) * 100 for scale in runs]
     figure = Figure(layout(420))
     others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
-    ends = {scale.gpus: ratio_range(share, ["GPUs"]) for scale, share in others}
+    ends = {scale.gpus: ratio_range(share, ["GPUs"], is_shared=scale.is_shared) for scale, share in others}
     ends[scaling.base.gpus] = (100.0, 100.0)
     _band(figure, [(scale.gpus, *ends[scale.gpus]) for scale in runs])
     figure.add_scatter(

@@ -34,7 +34,7 @@ from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.tables import DeepSpeedTable
-from zsim.study.differences import range_of_row
+from zsim.study.differences import is_shared, range_of_row
 from zsim.study.search import most_that_fits
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.run_columns import RUN_COLUMNS
@@ -50,7 +50,8 @@ _MAX_COUNTS = 200
 @dataclass(frozen=True)
 class Scale:
     """The experiment on `gpus` GPUs, or `error`, the reason why there is none. `costs`: GPU-seconds per
-    token, by cause. `whole_run`: columns of the run of days, where the experiment has `[run]`."""
+    token, by cause. `is_shared`: several ranks have a replica. `whole_run`: columns of the run of days, where
+    the experiment has `[run]`."""
 
     gpus: int
     error: str | None = None
@@ -67,6 +68,7 @@ class Scale:
     allocator_retries: int | None = None
     largest_micro_batch: int | None = None
     step_seconds_range: tuple[float, float] | None = None
+    is_shared: bool = False
     whole_run: Mapping[str, Any] | None = None
 
     @property
@@ -372,6 +374,7 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
         row["allocator_retries"],
         largest,
         range_of_row(row),
+        is_shared(row),
         {name: row.get(name) for name in RUN_COLUMNS} if "run_error" in row else None,
     )
 

@@ -69,7 +69,7 @@ def sentences(scaling: Scaling) -> Iterator[str]:
         yield (
             f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
             f"{bend.after * 100:.0f} %; {because(bend, scaling)}"
-            f"{'' if can_tell(bend.before, bend.after, ['GPUs']) else f' ({NO_DIFFERENCE})'}."
+            f"{'' if _is_told_apart(bend, scaling) else f' ({NO_DIFFERENCE})'}."
         )
     if not bends and len(scaling.runs) > 1:
         last = scaling.runs[-1]
@@ -84,6 +84,10 @@ def sentences(scaling: Scaling) -> Iterator[str]:
                 f"{scale.gpus:,} GPUs: micro-batch {scale.largest_micro_batch} fits as well, but torch's "
                 f"allocator runs short with it; {scale.micro_batch_size} makes a sequence cheapest."
             )
+
+
+def _is_told_apart(bend: Bend, scaling: Scaling) -> bool:
+    return can_tell(bend.before, bend.after, ["GPUs"], is_shared=scaling.base.is_shared)
 
 
 def because(bend: Bend, scaling: Scaling) -> str:

@@ -68,6 +68,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
             {setting.key: setting.value for setting in describe(job.strategy, job.num_nodes)}
         )
     row["strategy"] = content["labels"].get("strategy")
+    row |= {f"parallelism.{key}": _plain(value) for key, value in content["parallelism"].items()}
     row |= {
         key: content[key]
         for key in (

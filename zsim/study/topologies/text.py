@@ -110,7 +110,8 @@ def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
 def _is_told_apart(one: TopologyComparison, other: TopologyComparison) -> bool:
     gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
     kinds = ["network"] if gpus[0] == gpus[1] else ["network", "GPU"]
-    return can_tell(one.report.step_seconds, other.report.step_seconds, kinds)
+    steps = one.report.step_seconds, other.report.step_seconds
+    return can_tell(*steps, kinds, is_shared=one.report.is_shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""The validated runs of tables that the checkout has not: recorded as their rows are predicted, which takes
+long, and joined with those of its own tables into the table that intervals are made from
+(`validation/published/accuracy.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from zsim.resources import CHECKOUT
+from zsim.study.published.likeness import validated_run_of
+from zsim.study.published.predict import RowResult
+from zsim.study.published.table import PublishedRun
+from zsim.validated.runs import ValidatedRun, read_validated, validated_text
+
+TABLE = CHECKOUT / "validation" / "published" / "recorded_errors.csv"
+COMPLETE = ("A", "B")  # tier C lacks settings, and is kept for its memory
+
+
+def recorded_runs(path: Path = TABLE) -> list[ValidatedRun]:
+    """The recorded runs; none without a file."""
+    return list(read_validated(path.read_text(encoding="utf-8"))) if path.exists() else []
+
+
+def record(pairs: Iterable[tuple[PublishedRun, RowResult]], path: Path = TABLE) -> None:
+    """Write the runs that were predicted beside those that are recorded, in place of their older selves; a
+    run that is skipped now goes."""
+    found = {run.row_id: run for run in recorded_runs(path)}
+    for run, result in pairs:
+        made = validated_run_of(run, result) if result.tier in COMPLETE else None
+        if made is None:
+            found.pop(run.row_id, None)
+        else:
+            found[run.row_id] = made
+    path.write_text(validated_text(found[name] for name in sorted(found)), encoding="utf-8")
+
+
+def joined(own: Sequence[ValidatedRun], recorded: Sequence[ValidatedRun]) -> list[ValidatedRun]:
+    """A table's own runs, then the recorded ones that it has not."""
+    known = {run.row_id for run in own}
+    return [*own, *(run for run in recorded if run.row_id not in known)]
