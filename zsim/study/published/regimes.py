@@ -39,8 +39,13 @@ def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
 
 
 def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
-    found, whole = by_regime(judged), coverage_of(judged)
-    return found if whole is None else {**found, _ALL: whole}
+    """Framework by framework; of all of them those with shared replicas, and mixtures; and all."""
+    parts = {
+        "several ranks to a replica": coverage_of(judged, lambda job: job.model_ranks > 1),
+        "mixtures of experts": coverage_of(judged, lambda job: job.is_mixture),
+        _ALL: coverage_of(judged),
+    }
+    return {**by_regime(judged), **{name: part for name, part in parts.items() if part is not None}}
 
 
 def regime_lines(judged: Sequence[Judged]) -> list[str]:
@@ -49,8 +54,10 @@ def regime_lines(judged: Sequence[Judged]) -> list[str]:
     return [
         "## By framework and number of nodes",
         "",
-        "Most rows are of one source, MosaicML's FSDP on A100, so the mean over rows is mostly its error.",
-        "Beside it stands the mean of the sources' own means: a job of yours is a new source.",
+        "Most rows are of three sources, MosaicML's FSDP on A100, nanotron's sweep and vTrain's tables, so the",
+        "mean over rows is mostly their error. Beside it stands the mean of the sources' own means: a job of",
+        "yours is a new source. Rows of tables that are not in the checkout are in",
+        "[recorded_errors.csv](../validation/published/recorded_errors.csv).",
         "",
         *regime_table([one.run for one in judged]),
         "",
