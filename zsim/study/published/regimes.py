@@ -54,9 +54,9 @@ def regime_lines(judged: Sequence[Judged]) -> list[str]:
     return [
         "## By framework and number of nodes",
         "",
-        "Most rows are of three sources, MosaicML's FSDP on A100, nanotron's sweep and vTrain's tables, so the",
-        "mean over rows is mostly their error. Beside it stands the mean of the sources' own means: a job of",
-        "yours is a new source. Rows of tables that are not in the checkout are in",
+        "Most rows are of three sources, MosaicML's FSDP on A100, nanotron's sweep and vTrain's tables,",
+        "so the mean over rows is mostly their error. Beside it stands the mean of the sources' own",
+        "means: a job of yours is a new source. Rows of tables that are not in the checkout are in",
         "[recorded_errors.csv](../validation/published/recorded_errors.csv).",
         "",
         *regime_table([one.run for one in judged]),
