@@ -175,6 +175,8 @@ def test_tensor_parallelism_around_autoep_is_refused_by_release(
         ({"expert": 1}, {}, "and autoep_size 1, which DeepSpeed 0.19.8 refuses"),
         ({}, {"zero": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "and ZeRO's offload"),
         ({"dispatcher": "deepep"}, {}, "and DeepEP, which DeepSpeed 0.19.8 refuses"),
+        ({"pipeline": 2}, {"zero": {"stage": 1}}, "and a pipeline, which DeepSpeed 0.19.8 refuses"),
+        ({"context": 2}, {}, "and Ulysses, which DeepSpeed 0.19.8 refuses"),
     ],
 )
 def test_what_cannot_be_folded_is_refused_as_by_deepspeed(
@@ -182,8 +184,10 @@ def test_what_cannot_be_folded_is_refused_as_by_deepspeed(
 ) -> None:
     block = {"autoep_size": changes.get("expert", 4), "comm_backend": changes.get("dispatcher", "comm")}
     block |= {"comm_max_tokens_per_rank": 4096} if "dispatcher" in changes else {}
+    degrees: dict[str, Any] = {"tensor": 2}
+    degrees |= {key: changes[key] for key in ("pipeline", "context") if key in changes}
     with pytest.raises(InputError, match=sentence):
-        job_of({"version": "0.19.8"}, {"tensor": 2}, **{"zero": {"stage": 2}, **keys}, block=block)
+        job_of({"version": "0.19.8"}, degrees, **{"zero": {"stage": 2}, **keys}, block=block)
 
 
 def test_releases_with_mics_refuse_it_beside_autoep() -> None:

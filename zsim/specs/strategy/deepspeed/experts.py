@@ -186,7 +186,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
             "which DeepSpeed refuses; expected 1"
         )
     if parallelism.tensor > 1 and split.library == "autoep":
-        _check_folding(config, split, parallelism.tensor)
+        _check_folding(config, split, parallelism)
     for key in ("tensor", "context", "pipeline"):
         if getattr(parallelism, key) > 1:
             raise NotSimulatedError(
@@ -197,7 +197,7 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
         raise InputError("parallelism.dispatcher: DeepSpeed's own MoE layer has 'all-to-all' only")
 
 
-def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, tensor: int) -> None:
+def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
     """Raises InputError where a release refuses AutoTP beside AutoEP (`_validate` of 0.19.2
     module_inject/auto_ep_config.py; at stage 3 runtime/engine.py of 0.19.3 to 0.19.5; of 0.19.3 to 0.19.8
     `validate_folding_global` of module_inject/auto_ep_folding.py, and DeepEP in auto_ep_layer.py), else
@@ -211,7 +211,7 @@ def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, tensor: int) -> 
     averaged over the tensor-parallel ranks, as is, in fp32 and parameter by parameter, the gradient of all
     that these hold whole.
     """
-    release, where = config.release, f"parallelism.tensor: found {tensor} with AutoEP"
+    release, where = config.release, f"parallelism.tensor: found {parallelism.tensor} with AutoEP"
     if release.number < _AUTOEP_WITH_AUTOTP_SINCE:
         raise InputError(
             f"{where}, beside which DeepSpeed {release} refuses AutoTP; expected 1 (0.19.3 and newer fold "
@@ -221,6 +221,16 @@ def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, tensor: int) -> 
         raise InputError(
             f"{where} at stage 3, which DeepSpeed {release} refuses ('AutoEP with ZeRO Stage 3 does not "
             "support AutoTP yet'); expected 1"
+        )
+    if parallelism.pipeline > 1:
+        raise InputError(
+            f"{where} and a pipeline, which DeepSpeed {release} refuses ('AutoEP+AutoTP folding currently "
+            "supports pp_size=1 only'); expected parallelism.pipeline 1, or tensor 1"
+        )
+    if parallelism.context > 1:
+        raise InputError(
+            f"{where} and Ulysses, which DeepSpeed {release} refuses ('mutually exclusive for AutoEP "
+            "folding'); expected parallelism.context 1, or tensor 1"
         )
     if split.ranks == 1:
         raise InputError(
