@@ -13,6 +13,7 @@ from zsim.cost.flops import (
 )
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import Embedding, ModelSpec
+from zsim.specs.strategy.training import Checkpointing
 
 
 def forward_flops_per_token(model: ModelSpec, length: int) -> float:
@@ -76,6 +77,25 @@ def test_recomputation_adds_to_the_hardware_flops_only() -> None:
     assert full == base + attention + 2 * 96 * 1_812_099_072
     half = hardware_flops_per_token(model, 2048, ["full", "none"] * 48)
     assert half == base + attention / 2 + 96 * 1_812_099_072
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "again"),
+    [
+        ("llama-3-8b", ["mlp", "layernorm"], 32 * 2 * 3 * 4096 * 14336),
+        ("llama-3-8b", ["moe", "shared_experts"], 0),
+        # 8 of 256 experts, a shared one and the gate behind 3 dense layers
+        ("deepseek-v3", ["moe"], 58 * 2 * (9 * 3 * 7168 * 2048 + 7168 * 256)),
+        ("deepseek-v3", ["shared_experts"], 58 * 2 * 3 * 7168 * 2048),
+        ("deepseek-v3", ["mlp"], 3 * 2 * 3 * 7168 * 18432),
+        ("deepseek-v3", ["mla_up_proj"], 61 * 2 * (1536 * 128 * 192 + 512 * 128 * 256)),
+    ],
+)
+def test_modules_that_run_again_add_their_products(name: str, modules: list[str], again: int) -> None:
+    model = load_model(name)
+    policies: list[Checkpointing] = ["none"] * len(model.blocks)
+    base = model_flops_per_token(model, 64)
+    assert hardware_flops_per_token(model, 64, policies, modules) - base == pytest.approx(again)
 
 
 @pytest.mark.parametrize(

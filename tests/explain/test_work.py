@@ -22,7 +22,7 @@ from zsim.report.views.html.report import tiles
 from zsim.report.views.text.run_cost import cost_rows
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import parallelism_label
+from zsim.specs.experiment.labels import parallelism_label, training_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.huggingface import load_model
@@ -124,6 +124,16 @@ def test_the_headline_has_the_degrees() -> None:
 
 def test_validated_runs_of_data_parallelism_alone_say_little_about_a_pipeline() -> None:
     assert strategy_name(job()) == "FSDP2 + TP + PP"
+
+
+def test_modules_that_run_again_are_named_and_count_as_hardware_flops() -> None:
+    training = {"activation_checkpointing": "selective", "recompute_modules": ["mlp"]}
+    found = resolve(
+        Experiment(model="llama-2-7b", cluster="dgx-h100", training=training, strategy={"kind": "megatron"})
+    )
+    assert training_label(found) == "bf16, selective (mlp) activation checkpointing"
+    work = step_work(found)
+    assert work.hardware_flops - work.model_flops == 32 * 2 * 3 * 4096 * 11008 * work.tokens_per_gpu
 
 
 def test_active_parameters_leave_out_experts_that_a_token_does_not_pass() -> None:

@@ -11,14 +11,15 @@ not causal) count the products themselves, forward and backward: 2 m n k each, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Norm
 from zsim.specs.model.traced import Traced
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
+_UP_PROJECTIONS = ("q_b_proj", "kv_b_proj")  # of latent attention, by transformers' names
 _WITH_FROZEN = "6N + 12LdS per token, N with embeddings, 4N of frozen ones"
 TRACED_CONVENTION = "2mnk of every product, forward and backward, attention over all pairs"
 
@@ -88,10 +89,14 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def hardware_flops_per_token(
-    model: ModelSpec, sequence_length: int, checkpointing: Sequence[Checkpointing] = ()
+    model: ModelSpec,
+    sequence_length: int,
+    checkpointing: Sequence[Checkpointing] = (),
+    modules: Collection[str] = (),
 ) -> float:
     """`model_flops_per_token` plus the recomputation, by the policy of each block (() for none): full adds
     the block's 2 N + 4 d S, selective 4 d S, selective-op N (every second product, so about half of 2 N).
+    `modules`: Megatron's names of what runs again in every block beside that, whose products count.
 
     By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one whole forward of the
     blocks, although torch stops before a last product whose result is not needed.
@@ -102,7 +107,24 @@ def hardware_flops_per_token(
         blocks = [block for block, own in zip(model.blocks, checkpointing, strict=True) if own == policy]
         again = _forward_products if counts_products and policy == "full" else _recomputed_flops
         flops += sum(count * again(block, sequence_length, policy) for block, count in _distinct(blocks))
+    if modules:
+        flops += _sum_over_blocks(model, lambda block: _products_again(block, sequence_length, modules))
     return flops
+
+
+def _products_again(block: Block, sequence_length: int, names: Collection[str]) -> float:
+    """FLOPs of a block's products that run again by Megatron's `names` (`zsim.plan.workload.reruns`)."""
+    last_norm = max((n for n, one in enumerate(block.modules) if isinstance(one.work, Norm)), default=-1)
+    behind = [module for module in block.modules[last_norm + 1 :] if forward_flops(module, sequence_length)]
+    routed = [module for module in behind if isinstance(module.work, Router | Experts)]
+    again: list[Module] = []
+    if ("moe" if routed else "mlp") in names:
+        again = behind
+    elif routed and "shared_experts" in names:
+        again = [module for module in behind if module not in routed]
+    if "mla_up_proj" in names:
+        again = [*again, *(module for module in block.modules if module.name.endswith(_UP_PROJECTIONS))]
+    return sum(forward_flops(module, sequence_length) for module in again)
 
 
 def _forward_products(block: Block, sequence_length: int, policy: Checkpointing) -> float:

@@ -33,7 +33,7 @@ def step_work(job: Job) -> StepWork:
         each = np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
         tokens = padded = float(each.sum()) / job.world_size
     policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
-    hardware = hardware_flops_per_token(job.model, length, policies)
+    hardware = hardware_flops_per_token(job.model, length, policies, training.recompute_modules)
     dtype = training.precision
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)

@@ -71,6 +71,9 @@ def training_label(job: Job) -> str:
         kept = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
     else:
         kept = "no" if policy == "none" else policy
+        if training.recompute_modules:
+            core = () if policy == "none" else ("core_attn",)
+            kept = f"selective ({', '.join((*core, *training.recompute_modules))})"
         kept += f" (1 block of {every})" if every > 1 and policy != "none" else ""
     precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
     return f"{precision}, {kept} activation checkpointing"
