@@ -93,6 +93,15 @@ def test_a_pipeline_on_other_gpus_is_refused(tmp_path: Path) -> None:
         zsim.replay(trace, cluster="dgx-h100", gpus=16)
 
 
+@pytest.mark.parametrize("name", ["two stages", "interleaved", "DeepSpeed's"])
+def test_one_rank_of_a_pipeline_keeps_the_time_of_its_sends(name: str, tmp_path: Path) -> None:
+    """As `zsim run --out` writes it: what the others do is in no file, but how long it was waited for."""
+    step, _ = written(name, tmp_path)
+    replay = zsim.replay(zsim.read_trace(tmp_path / "trace" / "rank0.json.gz"), cluster="dgx-h100")
+    assert replay.step_seconds == pytest.approx(step.step_seconds, rel=0.02)
+    assert any("send and recv take their recorded time" in note for note in replay.notes)
+
+
 def test_sends_without_sides_keep_their_time(tmp_path: Path) -> None:
     """As in torch's recordings: one rank stands for all, and the replay says so."""
     _, trace = written("two stages", tmp_path)

@@ -43,7 +43,7 @@ def find_together(step: Trace, topology: Topology) -> Together | None:
         return None
     rows = {name: _known_rows(step, name, info, ranks) for name, info in used.items()}
     kinds = _kinds(ranks, step.world_size)
-    if kinds is None:
+    if kinds is None or not all(_is_complete(info, rows.get(info.group, []), kinds) for info in step.infos):
         return None
     groups: dict[str, Group] = {}
     for name, known in rows.items():
@@ -90,6 +90,22 @@ def _kinds(ranks: Sequence[int], world: int) -> Ints | None:
     if not is_even or world % (len(ranks) * stride):
         return None
     return np.arange(world) // stride % len(ranks)
+
+
+def _is_complete(info: SpanInfo, rows: Sequence[tuple[int, ...]], kinds: Ints) -> bool:
+    """Whether the other sides of a call's messages are recorded: the ranks of its group are at a place each,
+    or at one place, and then every call must send on what it receives, as in a ring. (A file of one pipeline
+    rank has neither.)"""
+    if not info.messages:
+        return True
+    if all(len(set(kinds[list(row)].tolist())) == len(row) for row in rows):
+        return True
+    sides: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for way, count, places in info.messages:
+        shift = places if way == "send" else -places
+        sides[way == "send"].append((count, shift % info.group_size))
+    is_ring = sorted(sides[True]) == sorted(sides[False])
+    return is_ring and all(len(set(kinds[list(row)].tolist())) == 1 for row in rows)
 
 
 def _moved(known: Sequence[tuple[int, ...]], kinds: Ints) -> Ints | None:

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
+import numpy as np
+
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, NotSimulatedError
@@ -86,7 +88,11 @@ def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | N
         what_if.blocks = together.blocks
         what_if.notes += [] if together.by_links else [_ROUGHLY]
         return what_if
-    used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
+    used = {
+        info.group: info
+        for info in step.infos
+        if info.kind in COLLECTIVES and info.kind not in POINT_TO_POINT
+    }
     for name, info in used.items():
         what_if.groups[name] = _group(step, name, info, world, what_if.notes)
     if any(info.kind in POINT_TO_POINT for info in step.infos):
@@ -123,6 +129,9 @@ def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str])
                 f"expected a multiple of {step.world_size // size}"
             )
         size = grown // step.world_size
+    rows = step.metadata.get("group_members", {}).get(name, ())
+    if world == step.world_size and world % (size * stride) and any(0 in row for row in rows):
+        return Group(name, np.array([row for row in rows if 0 in row]))  # the first and the last stage
     if world % (size * stride):
         raise InputError(
             f"{world} GPUs do not split into groups '{name}' of {size} ranks {stride} apart; expected a "
@@ -153,10 +162,10 @@ def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu:
         info, seconds = work.info, work.seconds
         if info is None:
             return work
+        if info.kind in POINT_TO_POINT and what_if.blocks is None:  # with what it waited: see the note
+            return replace(work, meets=False, seconds=work.recorded[1] - work.recorded[0])
         if info.kind in COLLECTIVES:
             info = info._replace(group_size=what_if.groups[info.group].size)
-            if info.kind in POINT_TO_POINT:
-                return replace(work, info=info, meets=work.meets and what_if.blocks is not None)
         elif info.kind in ("compute", "optimizer", "copy"):
             seconds /= matrix if is_matrix_product(info) else memory
             if info.kind == "optimizer":
