@@ -69,6 +69,17 @@ def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
 # -- batches ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("mode", "found"),
+    [("weak", [(8, 1, 8), (16, 1, 8)]), ("strong", [(8, 1, 32), (16, 1, 16)])],
+)
+def test_a_batch_given_for_all_gpus_is_kept_by_gpu_or_in_all(tmp_path: Path, mode: str, found: Any) -> None:
+    """256 sequences on the experiment's 32 GPUs are 8 for each: every count was refused, since the batch was
+    asked of it too."""
+    training = {"sequence_length": 256, "global_batch_size": 256}
+    assert batches(ran(tmp_path, [8, 16], mode, nodes=4, training=training)) == found
+
+
 def test_weak_scaling_keeps_every_gpus_batch(tmp_path: Path) -> None:
     training = {"sequence_length": 256, "micro_batch_size": 3, "gradient_accumulation_steps": 2}
     scaling = ran(tmp_path, [8, 16], training=training)

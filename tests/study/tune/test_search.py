@@ -16,6 +16,7 @@ from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator, few_micro_batches, memory_of
 from zsim.study.tune.search import cheapest, fastest, search
+from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]
 # (strategy, axes that stay): spaces of 20 to 60 configurations.
@@ -198,3 +199,15 @@ def test_every_axis_has_its_own_name_within_a_kind() -> None:
 def test_an_experiment_that_cannot_be_is_refused_as_ever() -> None:
     with pytest.raises(InputError, match="unknown model"):
         base_of(zsim.Experiment(model="gpt-none", cluster="dgx-h100"))
+
+
+@pytest.mark.parametrize("goal", ["fastest", "largest-batch"])
+def test_a_batch_given_for_all_gpus_is_searched_like_its_micro_batches(make_tiny: Tiny, goal: Any) -> None:
+    """2 nodes x 8 GPUs x 8 micro-batches of 1: of more than a few, a few are looked at, which the batch of
+    all refused, and then nothing was said to fit."""
+    asked = {"gradient_accumulation_steps": None, "global_batch_size": 128}
+    given = make_tiny({"kind": "fsdp2"}, **asked)
+    same = make_tiny({"kind": "fsdp2"}, gradient_accumulation_steps=8)
+    found, expected = (tune(one, goal=goal, keep=["all"], jobs=1) for one in (given, same))
+    assert found.best[0].seconds == expected.best[0].seconds
+    assert found.best[0].candidate.overrides == expected.best[0].candidate.overrides

@@ -221,10 +221,11 @@ def run_scaling(
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)
-    own = _try_resolve(experiment)
-    if own is None and (grow is not None or (mode == "strong" and global_batch is None)):
+    own, asked = _try_resolve(experiment), experiment.training.global_batch_size
+    is_of_all = mode == "strong" and (global_batch or asked) is not None
+    if own is None and (grow is not None or ((mode == "strong" or asked is not None) and not is_of_all)):
         resolve(experiment)  # raises with the reason why there is no batch to keep, or no degree
-    batch = global_batch or (own and _batch(own)) or 1
+    batch = global_batch or asked or (own and _batch(own)) or 1
     points, largest = [], []
     for number, count in enumerate(counts):
         at, most, error = None, None, None
@@ -332,7 +333,7 @@ def _split(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[in
 def _with_batch(
     experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, replicas: int
 ) -> Experiment:
-    changes = dict(overrides)
+    changes = {**overrides, "training.global_batch_size": None}
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.config is not None:
         changes |= {

@@ -117,6 +117,8 @@ def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
     training = dict(data.get("training", {}))
     training["micro_batch_size"] = job.training.micro_batch_size
     training["gradient_accumulation_steps"] = job.training.gradient_accumulation_steps
+    if job.sequences is None:
+        training.pop("global_batch_size", None)  # the same as the two, which a search may change
     strategy = {"kind": job.kind, **data.get("strategy", {})}
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable):

@@ -134,12 +134,12 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
 
 
 def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
-    """The experiment with at most `most` micro-batches: of those of `few_of` the number does not change
-    memory."""
+    """The experiment with at most `most` micro-batches, then not its whole batch: of those of `few_of` the
+    number does not change memory."""
     training = experiment.training
     if (training.gradient_accumulation_steps or 1) <= most:
         return experiment
-    few = training.model_copy(update={"gradient_accumulation_steps": most})
+    few = training.model_copy(update={"gradient_accumulation_steps": most, "global_batch_size": None})
     return experiment.model_copy(update={"training": few})
 
 
