@@ -299,6 +299,13 @@ def test_a_key_that_is_near_to_nothing_is_answered_in_a_few_lines(table: str) ->
     assert len(said) < 500
 
 
+def test_groups_of_no_ranks_are_a_usage_error() -> None:
+    """0 was taken for "left out"."""
+    done = zsim("topology", "bench", "dgx-h100", "--group", "0")
+    assert done.returncode == 2
+    assert "--group" in done.stderr
+
+
 def test_a_typo_in_an_option_is_a_usage_error() -> None:
     done = zsim("run", "--nodez", "2")
     assert done.returncode == 2

@@ -59,7 +59,7 @@ def bench(
     collective: Annotated[
         str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
     ] = ("all_reduce"),
-    group: Annotated[int | None, typer.Option(help="Ranks per group; all groups at once.")] = None,
+    group: Annotated[int | None, typer.Option(min=1, help="Ranks per group; all groups at once.")] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="Force it, as NCCL_ALGO does: ring, tree, nvls, ...")
     ] = None,
