@@ -126,6 +126,23 @@ def test_a_cheaper_step_to_measure_has_a_quarter_of_the_nodes(report: Report) ->
 
 
 @pytest.mark.parametrize(
+    ("model_ranks", "parallelism", "smaller"),
+    [
+        (8, {"tensor": 8, "pipeline": 1}, "nodes=4"),
+        (48, {"tensor": 8, "pipeline": 6}, "nodes=6"),
+        (128, {"tensor": 8, "pipeline": 16}, "training.sequence_length=4096"),
+        (4, {"tensor": 1, "pipeline": 4, "expert": 16, "expert_tensor": 1}, "nodes=8"),
+    ],
+)
+def test_the_smaller_step_holds_whole_replicas_and_groups_of_experts(
+    report: Report, model_ranks: int, parallelism: dict[str, int], smaller: str
+) -> None:
+    """Of 16 nodes of 8: replicas of 48 ranks need 6 nodes; 4 stages of 16 ranks of experts need 8."""
+    known = validation_of(replace(JOB, model_ranks=model_ranks))
+    assert trust_of(replace(report, validation=known, parallelism=parallelism)).smaller == smaller
+
+
+@pytest.mark.parametrize(
     ("low", "high", "begin"),
     [(0.95, 1.1, "Yes, closely"), (0.9, 1.3, "Roughly"), (0.6, 1.8, "As an order of size")],
 )

@@ -80,3 +80,31 @@ def test_a_batch_in_deepspeeds_file_is_not_another_strategy() -> None:
         "strategy.settings": json.dumps({**settings, "zero_optimization.reduce_bucket_size": "6"}),
     }
     assert differing_settings(row, bucket) == ["strategy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [
+        ({"style": "megatron", "context_method": "p2p", "async_tensor": True}, []),
+        ({"context_method": "p2p"}, []),
+        ({"context_inner": 2, "context_masks": True, "tensor_grain": 128}, []),
+        ({"style": "megatron", "tensor": 2}, ["parallelism"]),
+        ({"virtual_stages": 2}, ["parallelism"]),
+        ({"expert": 8}, ["parallelism"]),
+        ({"sequence_parallel": True}, ["parallelism"]),
+        ({"context": 2, "context_method": "p2p"}, ["parallelism"]),
+    ],
+)
+def test_how_a_framework_runs_what_is_not_asked_for_is_no_setting(
+    changes: dict[str, Any], settings: list[str]
+) -> None:
+    """FSDP2 and Megatron, both with data parallelism alone, differ in the strategy."""
+    how = {
+        "style": "torch", "context": 1, "context_method": "all-gather", "context_inner": 1, "expert": 1,
+        "context_masks": False, "tensor_grain": 1, "async_tensor": False, "virtual_stages": 1,
+        "sequence_parallel": False,
+    }  # fmt: skip
+    one, other = (
+        {**ROW, **{f"parallelism.{key}": value for key, value in own.items()}} for own in (how, how | changes)
+    )
+    assert differing_settings(one, other) == settings

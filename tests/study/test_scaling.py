@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.page import causes, scaling_dict, scaling_page
 from zsim.study.scaling.scaling import Bend, Scale, Scaling, best_of, parse_counts, run_scaling
-from zsim.study.scaling.text import sentences
+from zsim.study.scaling.text import range_of_efficiency, sentences
 from zsim.study.search import most_that_fits
+from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
+from zsim.validated.runs import shipped_estimates
 
 GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}
 
@@ -190,6 +194,21 @@ LOST = by_hand(
 
 def test_efficiency_is_what_a_token_costs_where_it_costs_least() -> None:
     assert [LOST.efficiency(scale) for scale in LOST.runs] == pytest.approx([1, 1, 0.8, 0.5, 1 / 3])
+
+
+def test_a_bend_is_judged_by_its_own_ends_and_by_the_degree_that_grows() -> None:
+    """A token costs more at 32 GPUs: a difference with a rank to a replica at both ends, none with two at
+    one, whatever the base has."""
+    alone, shared = (shipped_estimates()[name]["GPUs"] for name in ("ratios", "shared_ratios"))
+    more = exp((alone + shared) / 2)
+    found = by_hand((8, {"compute": 1.0}), (16, {"compute": 1.0}), (32, {"compute": more}))
+    *others, last = found.scales
+    other = replace(found, scales=(*others, replace(last, is_shared=True)))
+    told, untold = (next(sentences(scaling)) for scaling in (found, other))
+    assert NO_DIFFERENCE not in told
+    assert NO_DIFFERENCE in untold
+    grown = range_of_efficiency(0.9, replace(found, grow="tensor"), last)
+    assert grown == ratio_range(0.9, ["GPUs", "parallelism"], is_shared=False)
 
 
 def test_a_knee_has_the_cause_that_grew_most_and_neighbours_are_one() -> None:

@@ -13,7 +13,7 @@ from tests.validated.conftest import FEATURES
 from zsim.validated.nearest import nearest_runs
 from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.validation import validation_of
-from zsim.validated.width import dtype_of, uncounted, width_stages
+from zsim.validated.width import cell_words, dtype_of, uncounted, width_stages
 
 Make = Callable[..., ValidatedRun]
 
@@ -70,6 +70,20 @@ def test_stages_only_widen_and_say_why(make_run: Make) -> None:
     assert "more GPUs than any validated run of FSDP (16) (1.50 times as far per doubling)" in stages[2].why
     assert all(one.low >= other.low and one.high <= other.high for one, other in pairwise(stages))
     assert stages[2].high == pytest.approx(exp(log(stages[1].high) * (1 + 0.5 * 2)))  # 4 doublings: sqrt(4)
+
+
+def test_a_job_without_a_run_as_close_is_no_better_than_each_closer_kind(make_run: Make) -> None:
+    """Sources enough, but all on other chips: not said to be too few."""
+    runs = [make_run(f"s{n}", 0.1 * n, gpu=gpu) for gpu in ("v100", "a100") for n in range(4)]
+    first, second = width_stages(replace(FEATURES, gpu="b200"), runs, {"gpu": 1.0})
+    assert "8 runs of 4 sources like it" in first.why
+    assert second.why.startswith("none closer to it: trusted no better than each kind of FSDP ")
+
+
+def test_a_cell_is_named_with_what_makes_it_one() -> None:
+    job = replace(FEATURES, model_ranks=2, is_mixture=True)
+    assert cell_words(job, 0).endswith("on H100 with several ranks to a replica of a mixture of experts")
+    assert cell_words(job, 1) == cell_words(FEATURES, 1)
 
 
 def test_length_and_precision_beyond_the_runs_are_said(make_run: Make) -> None:

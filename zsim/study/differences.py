@@ -47,14 +47,26 @@ def _strategy_settings(row: Mapping[str, Any]) -> Any:
     return {key: value for key, value in found.items() if key not in _NOT_STRATEGY}
 
 
+# What follows from a row's other columns: the GPUs, the length, the batch and the strategy.
+_FOLLOWING = frozenset(
+    {"data", "style", "context_inner", "context_masks", "tensor_grain", "buffered_micro_batches"}
+)
+_DEGREES = frozenset({"tensor", "pipeline", "virtual_stages", "context", "expert", "expert_tensor"})
+
+
 def _have_other_degrees(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two rows share replicas among ranks in another way. The number of replicas follows from it, and
-    rows of an older zsim do not say how they do."""
-    return any(
-        value != other.get(key, value)
+    """Whether two rows share replicas among ranks to other degrees, or under one framework in another way.
+    Rows of an older zsim do not say how they do."""
+    differ = {
+        key.removeprefix("parallelism.")
         for key, value in one.items()
-        if key.startswith("parallelism.") and key != "parallelism.data"
-    )
+        if key.startswith("parallelism.") and value != other.get(key, value)
+    } - _FOLLOWING
+    if one.get("parallelism.style") != other.get("parallelism.style"):
+        differ &= _DEGREES
+    if all((row.get("parallelism.context") or 1) == 1 for row in (one, other)):
+        differ.discard("context_method")
+    return bool(differ)
 
 
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -39,8 +39,9 @@ REPEATS = 0.006
 UNLIKE = 3  # from this cell on runs are not like the job
 
 # By the number of the broader cell (`Features.cells`) that a job borrows from, the narrower cells that it
-# is trusted no better than: other chips'; where the job's binding is little known, those of jobs bound by
-# kernels, on which zsim is best; where its framework is little known, the other frameworks'.
+# is trusted no better than: those of other chips, of other ranks to a replica and of mixtures or dense
+# models; where the job's binding is little known, those of jobs bound by kernels, on which zsim is best;
+# where its framework is little known, the other frameworks'.
 _FRAMEWORK = 2
 _FRAMEWORKS: tuple[tuple[int, ...], Callable[[Features], bool]] = ((_FRAMEWORK,), lambda f: True)
 _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (

@@ -76,8 +76,10 @@ def _own_words(errors: Errors) -> str:
 def _broader_words(job: Features, runs: Sequence[ValidatedRun], sources: int) -> str:
     cell = broader_cell(job, runs)
     inside = [run for run in runs if run.features.cells[cell] == job.cells[cell]]
+    is_few = sources < ENOUGH
+    lack = f"{counted(sources, 'source')} like it, fewer than {ENOUGH}" if is_few else "none closer to it"
     return (
-        f"{counted(sources, 'source')} like it, fewer than {ENOUGH}: trusted no better than "
+        f"{lack}: trusted no better than {'' if is_few else 'each kind of '}"
         f"{cell_words(job, cell)}, {counted(len(inside), 'run')} of "
         f"{counted(len({run.source for run in inside}), 'source')}"
     )
@@ -93,7 +95,11 @@ def cell_words(job: Features, cell: int) -> str:
     words = f"{job.framework} {where}"
     if cell <= 1:
         words += f" bound by {job.binding}"
-    return words + (f" on {job.chip.upper()}" if cell == 0 else "")
+    if cell == 0:
+        words += f" on {job.chip.upper()}"
+        words += " with several ranks to a replica" if job.model_ranks > 1 else ""
+        words += " of a mixture of experts" if job.is_mixture else ""
+    return words
 
 
 def _stretch_words(beyond: Sequence[Extrapolation], widening: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from zsim.dataclass import dataclass
@@ -17,6 +18,7 @@ from zsim.report.views.shown import Figures, Shown
 from zsim.report.views.text.plain import Column, paragraph, shell, table
 from zsim.report.views.text.sentences import headline
 from zsim.units import format_seconds
+from zsim.validated.features import Features
 from zsim.validated.nearest import NearRun, nearest_runs
 from zsim.validated.validation import Validation, range_words
 from zsim.validated.width import WidthStage, cell_words, counted, ratio_bound, uncounted, width_stages
@@ -24,6 +26,7 @@ from zsim.validated.width import WidthStage, cell_words, counted, ratio_bound, u
 TITLE = "Should I believe this?"
 _CLOSE, _ROUGH = 0.1, 0.3  # half widths of the interval, by which it is put into words
 _SHOWN_MORE = 3
+_DEGREES = ("pipeline", "expert", "expert_tensor")
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,7 +244,7 @@ def trust_of(report: Report) -> Trust:
     parts = grounds(report)
     cluster = report.experiment.get("cluster") or {}
     name, per_node = str(cluster.get("name", "CLUSTER")), int(cluster.get("gpus_per_node", 1))
-    smaller, kinds = _smaller(found.features.nodes, length)
+    smaller, kinds = _smaller(report, found.features, length)
     return Trust(
         job=headline(report),
         step_seconds=report.step_seconds,
@@ -257,10 +260,15 @@ def trust_of(report: Report) -> Trust:
     )
 
 
-def _smaller(nodes: int, sequence_length: float | None) -> tuple[str, list[str]]:
-    """A cheaper step to measure, as a setting, and the settings in which it differs."""
-    if nodes > 1:
-        return f"nodes={max(nodes // 4, 1)}", ["GPUs"]
+def _smaller(report: Report, job: Features, sequence_length: float | None) -> tuple[str, list[str]]:
+    """A cheaper step to measure, as a setting, and the settings in which it differs: fewer nodes that hold
+    whole replicas and whole groups of experts, if there are, or half of the sequence."""
+    degrees = {name: int(report.parallelism.get(name) or 1) for name in _DEGREES}
+    experts = degrees["pipeline"] * degrees["expert"] * degrees["expert_tensor"]
+    whole, per_node = lcm(job.model_ranks, experts), job.gpus // job.nodes
+    for nodes in range(max(job.nodes // 4, 1), job.nodes):
+        if nodes * per_node % whole == 0:
+            return f"nodes={nodes}", ["GPUs"]
     return f"training.sequence_length={max(int(sequence_length or 2) // 2, 1)}", ["sequence length"]
 
 

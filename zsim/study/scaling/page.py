@@ -11,10 +11,9 @@ from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
 from zsim.study.scaling.scaling import Bend, Scale, Scaling
-from zsim.study.scaling.text import MODES, WORTH_SAYING, because, sentences
+from zsim.study.scaling.text import MODES, WORTH_SAYING, because, range_of_efficiency, sentences
 from zsim.study.scaling.whole_runs import run_dict, run_section
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.ratios import ratio_range
 from zsim.validated.validation import range_words
 
 
@@ -70,8 +69,9 @@ def efficiency(scaling: Scaling) -> Figure:
     shares = [scaling.efficiency(scale) * 100 for scale in runs]
     figure = Figure(layout(420))
     others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
-    ends = {scale.gpus: ratio_range(share, ["GPUs"], is_shared=scale.is_shared) for scale, share in others}
-    ends[scaling.base.gpus] = (100.0, 100.0)
+    base = scaling.base
+    ends = {scale.gpus: range_of_efficiency(share, scaling, scale, base) for scale, share in others}
+    ends[base.gpus] = (100.0, 100.0)
     _band(figure, [(scale.gpus, *ends[scale.gpus]) for scale in runs])
     figure.add_scatter(
         name="of linear",

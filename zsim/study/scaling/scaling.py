@@ -107,13 +107,15 @@ class Bend:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All counts in order. Efficiency is relative to `base`, where a token costs least, see `best_of`."""
+    """All counts in order. Efficiency is relative to `base`, where a token costs least, see `best_of`;
+    `grow`: the degree of `GROWN` that grows with the GPUs, if any."""
 
     title: str
     mode: Mode
     scales: tuple[Scale, ...]
     base: Scale
     is_stopped: bool = False
+    grow: str | None = None
 
     def efficiency(self, scale: Scale) -> float:
         return self.base.token_gpu_seconds / scale.token_gpu_seconds
@@ -246,7 +248,7 @@ def run_scaling(
         raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
     base = best_of(runs) if runs else scales[0]
     first = next((p.experiment for p, s in zip(points, scales, strict=True) if s is base), None)
-    return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped)
+    return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped, grow)
 
 
 def _try_resolve(experiment: Experiment) -> Job | None:

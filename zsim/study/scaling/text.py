@@ -8,7 +8,7 @@ from zsim.report.critical.causes import cause_meaning, cause_noun
 from zsim.report.views.text.plain import Column, paragraph, table
 from zsim.study.scaling.scaling import KNEE, Bend, Scale, Scaling
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.ratios import NO_DIFFERENCE, can_tell
+from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
 
 MODES = {
     "weak": "weak scaling: the same batch on every GPU",
@@ -86,8 +86,16 @@ def sentences(scaling: Scaling) -> Iterator[str]:
             )
 
 
+def range_of_efficiency(efficiency: float, scaling: Scaling, *scales: Scale) -> tuple[float, float]:
+    """The interval that contains the efficiency of one of two counts against the other with 80 %."""
+    settings = ["GPUs"] if scaling.grow is None else ["GPUs", "parallelism"]
+    return ratio_range(efficiency, settings, is_shared=any(scale.is_shared for scale in scales))
+
+
 def _is_told_apart(bend: Bend, scaling: Scaling) -> bool:
-    return can_tell(bend.before, bend.after, ["GPUs"], is_shared=scaling.base.is_shared)
+    ends = (scale for scale in scaling.runs if scale.gpus in (bend.start, bend.end))
+    low, high = range_of_efficiency(bend.after / bend.before, scaling, *ends)
+    return not low <= 1.0 <= high
 
 
 def because(bend: Bend, scaling: Scaling) -> str:
