@@ -347,3 +347,21 @@ def test_what_frozen_modules_do_not_keep_is_refused_by_name() -> None:
                 )
             )
         )
+
+
+@pytest.mark.parametrize("model", ["gemma2-9b", "olmo2-7b"])
+def test_an_mlp_that_a_norm_follows_is_refused_where_nothing_would_run_again(model: str) -> None:
+    def planned(name: str) -> Plan:
+        recomputed = {"activation_checkpointing": "selective", "recompute_modules": [name]}
+        return make_plan(
+            resolve(
+                Experiment(
+                    model=model, cluster="dgx-h100", gpus=8,
+                    training={"sequence_length": 64, **recomputed}, strategy={"kind": "megatron"},
+                )
+            )
+        )  # fmt: skip
+
+    with pytest.raises(NotSimulatedError, match=r"'mlp' of a model whose MLP is followed by a norm"):
+        planned("mlp")
+    assert planned("core_attn") is not None

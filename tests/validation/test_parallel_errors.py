@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +24,50 @@ def run_of(**cells: str) -> PublishedRun:
     return PublishedRun(cells["row_id"], "s", cells.get("role", "report"), cells, "runs.csv: line 2")
 
 
-def test_rows_are_read_back_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "errors.csv"
-    monkeypatch.setattr(parallel, "TABLE", table)
-    parallel.append(iter([FAST]), float("inf"))
-    parallel.append(iter([SKIPPED, SLOW]), float("inf"))
-    assert list(parallel.read_errors(table).values()) == [FAST, SKIPPED, SLOW]
+RUNS = [run_of(row_id="a-1"), run_of(row_id="b-1"), run_of(row_id="c-1")]
 
 
-def test_no_row_is_begun_after_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of the rows that are recorded, call by call, with a table of errors in `tmp_path`."""
+    calls: list[list[str]] = []
     monkeypatch.setattr(parallel, "TABLE", tmp_path / "errors.csv")
+    monkeypatch.setattr(
+        parallel, "record", lambda pairs: calls.append([run.row_id for run, row in pairs if row.row_id])
+    )
+    return calls
+
+
+@pytest.mark.usefixtures("recorded")
+def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    parallel.append(RUNS[:1], iter([FAST]), float("inf"))
+    parallel.append(RUNS[1:], iter([SKIPPED, SLOW]), float("inf"))
+    assert list(parallel.read_errors(tmp_path / "errors.csv").values()) == [FAST, SKIPPED, SLOW]
+
+
+def test_no_row_is_begun_after_the_time_is_over(recorded: list[list[str]], tmp_path: Path) -> None:
     rows = iter([FAST, SLOW])
-    parallel.append(rows, 0.0)
+    parallel.append(RUNS, rows, 0.0)
     assert list(parallel.read_errors(tmp_path / "errors.csv")) == ["a-1"]
     assert next(rows) is SLOW
+    assert recorded == [["a-1"]]
+
+
+def test_what_is_interrupted_is_recorded_as_far_as_it_is_in_the_table(
+    recorded: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded one by one, and the third is not made."""
+
+    def rows() -> Iterator[RowResult]:
+        yield FAST
+        yield SLOW
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "_RECORDED_AT_ONCE", 1)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.append(RUNS, rows(), float("inf"))
+    assert [name for call in recorded for name in call] == ["a-1", "b-1"]
+    assert list(parallel.read_errors(tmp_path / "errors.csv")) == ["a-1", "b-1"]
 
 
 def test_chosen_rows_share_a_replica_of_a_dense_model() -> None:

@@ -14,14 +14,15 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 
 from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.published.experts import is_mixture
 from zsim.study.published.predict import RowResult, predict_row
-from zsim.study.published.recorded import record
+from zsim.study.published.recorded import record, recorded_runs
 from zsim.study.published.table import PublishedRun, read_runs
 
 HERE = Path(__file__).parent
@@ -78,13 +79,24 @@ def _figures(errors: Iterable[float]) -> tuple[str, ...]:
     return (f"{mean(sizes):.1%}", f"{median(sizes):.1%}", f"{max(sizes):.1%}", f"{mean(signed):+.1%}")
 
 
+@contextmanager
+def record_at_end(done: Sequence[tuple[PublishedRun, RowResult]]) -> Iterator[None]:
+    """A context at whose end, an interrupted one's too, what is done is recorded: rows of the table are not
+    predicted again."""
+    try:
+        yield
+    finally:
+        record(done)
+
+
 def main() -> None:
     """Predict what is missing, and write both files."""
     path = HERE / "expert_errors.csv"
     lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
     known = {line["row_id"] for line in lines}
     done: list[tuple[PublishedRun, RowResult]] = []
-    with path.open("a", newline="", encoding="utf-8") as file:
+    recorded_runs()  # raises now, not after all rows, if its columns are of another release
+    with path.open("a", newline="", encoding="utf-8") as file, record_at_end(done):
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not lines:
             writer.writeheader()
@@ -94,7 +106,6 @@ def main() -> None:
                 lines.append(line_of(*done[-1]))
                 writer.writerow(lines[-1])
                 file.flush()
-    record(done)
     (HERE / "EXPERTS.md").write_text(tables(lines), encoding="utf-8")
 
 

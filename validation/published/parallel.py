@@ -21,7 +21,7 @@ from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.published.frameworks import parallelism_table_lines
 from zsim.study.published.parallelism import model_ranks_of
 from zsim.study.published.predict import RowResult, predicted_rows
-from zsim.study.published.recorded import record
+from zsim.study.published.recorded import record, recorded_runs
 from zsim.study.published.statistics import error_figures
 from zsim.study.published.table import PublishedRun, read_runs
 
@@ -32,6 +32,7 @@ _TEXTS = ("row_id", "source", "role", "tier", "framework", "parallelism", "statu
 _FIGURES = ("measured_seconds", "predicted_seconds", "relative_error", "memory_relative_error")
 _COLUMNS = (*_TEXTS, *_FIGURES)
 _SEED = 1
+_RECORDED_AT_ONCE = 20
 
 
 def main() -> None:
@@ -45,8 +46,8 @@ def main() -> None:
     if asked.table is not None:
         runs = read_runs([asked.table]).runs
         todo = [run for run in chosen(runs) if run.row_id not in known][: asked.rows]
-        rows = append(predicted_rows(todo, processes=asked.processes), asked.seconds)
-        record(zip(todo, rows, strict=False))  # fewer rows than runs, if the time was over
+        recorded_runs()  # raises now, not after hours, if its columns are of another release
+        append(todo, predicted_rows(todo, processes=asked.processes), asked.seconds)
         known = read_errors(TABLE)
     PAGE.write_text("\n".join(page(list(known.values()))) + "\n", encoding="utf-8")
     print(f"wrote {PAGE}")
@@ -67,21 +68,27 @@ def chosen(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     return found
 
 
-def append(rows: Iterator[RowResult], most_seconds: float) -> list[RowResult]:
-    """Append the rows to the table as they come, until `most_seconds` have passed; returns them."""
+def append(runs: Sequence[PublishedRun], rows: Iterator[RowResult], most_seconds: float) -> None:
+    """Append the rows of the runs to the table as they come, until `most_seconds` have passed, and record
+    them, every few and where it is interrupted: a row that is in the table is not predicted again."""
     began, is_new = time.monotonic(), not TABLE.exists()
-    done: list[RowResult] = []
+    done: list[tuple[PublishedRun, RowResult]] = []
     with TABLE.open("a", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(_COLUMNS)
-        for row in rows:
-            writer.writerow(cells_of(row))
-            file.flush()
-            done.append(row)
-            if time.monotonic() - began > most_seconds:
-                break
-    return done
+        try:
+            for run, row in zip(runs, rows, strict=False):
+                writer.writerow(cells_of(row))
+                file.flush()
+                done.append((run, row))
+                if time.monotonic() - began > most_seconds:
+                    break
+                if len(done) == _RECORDED_AT_ONCE:
+                    record(done)
+                    done.clear()
+        finally:
+            record(done)
 
 
 def cells_of(row: RowResult) -> list[str]:

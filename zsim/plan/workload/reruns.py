@@ -42,6 +42,7 @@ def with_reruns(
     norm, mlp = _mlp(modules)
     router = next((n for n in mlp if isinstance(modules[n].work, Router)), None)
     is_routed = router is not None
+    _check_found(modules, mlp, names)
     if router is not None and "moe" in names:
         runs.append(_checkpoint(modules, found, norm, mlp, has_norm="layernorm" in names))
     elif router is None and "mlp" in names and mlp:
@@ -67,6 +68,17 @@ def _mlp(modules: Sequence[Module]) -> tuple[int, range]:
     last = max((n for n, one in enumerate(modules) if isinstance(one.work, Norm)), default=-1)
     end = next((n for n in range(last + 1, len(modules)) if isinstance(modules[n].work, Residual)), last + 1)
     return last, range(last + 1, end)
+
+
+def _check_found(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:
+    """Raises NotSimulatedError where `names` run an MLP again that has its norm behind it."""
+    is_routed = any(isinstance(module.work, Router) for module in modules)
+    asked = sorted({*names} & ({"moe", "shared_experts", "moe_act"} if is_routed else {"mlp"}))
+    if asked and not mlp and any(isinstance(module.work, _READERS) for module in modules):
+        raise NotSimulatedError(
+            f"training.recompute_modules: '{asked[0]}' of a model whose MLP is followed by a norm is not "
+            "simulated; expected core_attn alone, or activation_checkpointing 'full'"
+        )
 
 
 def _reader(modules: Sequence[Module], run: range) -> int:
