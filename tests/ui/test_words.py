@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import exp
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.ui.test_form import made
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
 from zsim.ui.taken import file_content
-from zsim.ui.words import change_words, sentence
+from zsim.ui.words import answer_words, change_words, sentence
+from zsim.validated.ratios import ANY, NO_DIFFERENCE, shipped_bound
 
 SAID = {"source": "made up", "evidence": "assumed"}
 
@@ -35,6 +37,16 @@ def test_a_change_is_said_against_what_stood_there_before(
     now: float, before: float | None, said: str
 ) -> None:
     assert change_words(now, before, is_shared=False) == said
+
+
+def test_a_change_from_shared_replicas_is_judged_as_one() -> None:
+    """Between what is told apart with a rank to a replica before and now, and with several before."""
+    bounds = [shipped_bound([ANY], is_shared=is_shared) for is_shared in (False, True)]
+    found, between = answer(made(nodes=1)), sum(bounds) / 2
+    last = {"tokens_per_second": found.tokens_per_second * exp(-between)}
+    assert not found.outcome.is_shared
+    said = [str(answer_words(found, {**last, "is_shared": was_shared})) for was_shared in (False, True)]
+    assert [NO_DIFFERENCE in words for words in said] == [bound > between for bound in bounds]
 
 
 def test_a_tier_without_a_limit_fits() -> None:

@@ -113,12 +113,13 @@ def _answer(app: Any, answers: Answers, outcomes: Predictions) -> None:
         return {
             "error": "",
             "stale": "",
-            "answer": answer_words(found, (last or {}).get("tokens_per_second")),
+            "answer": answer_words(found, last),
             "figures": {name: figure.to_plotly_json() for name, figure in found.figures.items()},
             "asked": {
                 **asked,
                 "token": json.dumps(asked, sort_keys=True, default=str),
                 "tokens_per_second": found.tokens_per_second,
+                "is_shared": found.outcome.is_shared,
             },
             "views": view_buttons(found.views),
             "files": list(files_and_notes(found)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
@@ -21,12 +21,14 @@ JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.
 OF_STEP = (REPORT_FILE, FILM_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
 
 
-def answer_words(found: Answer, before: float | None = None) -> list[Any]:
-    """Title, verdict, limits, numbers and memory tiers of an answer; `before`: tokens per second of the
-    previous answer."""
+def answer_words(found: Answer, last: Mapping[str, Any] | None = None) -> list[Any]:
+    """Title, verdict, limits, numbers and memory tiers of an answer; `last`: `tokens_per_second` and
+    `is_shared` of the previous one."""
     from dash import html
 
-    fit = found.fit
+    last = last or {}
+    fit, is_shared = found.fit, found.outcome.is_shared or bool(last.get("is_shared"))
+    change = change_words(found.tokens_per_second, last.get("tokens_per_second"), is_shared=is_shared)
     verdict = html.P([html.Strong(fit.label), " ", fit.words], className=f"verdict {fit.tone}")
     return [
         html.H1(_unbroken(found.title)),
@@ -34,7 +36,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.Div([] if fit.verdict != "does not fit" else LOOKING, className="views mends", id="mends"),
         html.P(found.limit, className="limit"),
         html.P(found.trust, className="limit", id="trust"),
-        html.P(change_words(found.tokens_per_second, before, is_shared=found.outcome.is_shared), id="change"),
+        html.P(change, id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
         html.P(f"{GIGABYTES}.", className="source"),
@@ -62,7 +64,7 @@ def mend_buttons(changes: Iterable[str]) -> list[Any]:
 
 def change_words(now: float, before: float | None, *, is_shared: bool) -> str:
     """How much the last changed setting changed the throughput; "" below a thousandth. `is_shared`: several
-    ranks have a replica."""
+    ranks have a replica, or had one."""
     if not before or abs(now / before - 1) < 1e-3:
         return ""
     ratio, was = now / before, f"({before:,.0f})"

@@ -5,8 +5,8 @@ The errors of two steps on one machine have the same sign and the same causes, s
 smaller than either. It is measured on pairs of published runs of one source on one GPU that differ in one
 setting: the difference of their two signed errors. Sources weigh the same, as in [Note: what an interval
 assumes], and a setting that few sources vary borrows from all pairs (`BROADER`). Pairs in which several ranks
-share a replica are three times as far off as others, and are estimated apart. A pair may be taken either way
-round, so the interval of the ratio's logarithm is symmetric.
+share a replica are further off than others, most of all where the batch differs, and are estimated apart. A
+pair may be taken either way round, so the interval of the ratio's logarithm is symmetric.
 """
 
 from __future__ import annotations

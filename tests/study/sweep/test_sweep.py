@@ -424,6 +424,8 @@ def test_degrees_and_their_order_are_axes_like_others(tmp_path: Path) -> None:
     swept(tmp_path, DEGREES)
     rows = table(tmp_path / "out")
     assert [row["parallelism.pipeline"] for row in rows] == ["1", "1", "2", "2", "3", "3"]
+    assert (rows[0]["parallelism.tensor"], rows[0]["parallelism.data"]) == ("2", "8")
+    assert "parallelism.schedule_text" not in rows[0]  # a whole file
     assert [row["status"] for row in rows] == ["ok"] * 4 + ["error"] * 2
     seconds = [row["step_seconds"] for row in rows[:4]]
     assert seconds[0] == seconds[1]

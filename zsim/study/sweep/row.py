@@ -68,7 +68,11 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
             {setting.key: setting.value for setting in describe(job.strategy, job.num_nodes)}
         )
     row["strategy"] = content["labels"].get("strategy")
-    row |= {f"parallelism.{key}": _plain(value) for key, value in content["parallelism"].items()}
+    row |= {
+        f"parallelism.{key}": _plain(value)
+        for key, value in content["parallelism"].items()
+        if key != "schedule_text"  # a file's, of a line per action
+    }
     row |= {
         key: content[key]
         for key in (
