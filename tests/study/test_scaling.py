@@ -22,8 +22,7 @@ from zsim.study.scaling.page import causes, scaling_dict, scaling_page
 from zsim.study.scaling.scaling import Bend, Scale, Scaling, best_of, parse_counts, run_scaling
 from zsim.study.scaling.text import range_of_efficiency, sentences
 from zsim.study.search import most_that_fits
-from zsim.validated.ratios import NO_DIFFERENCE, ratio_range
-from zsim.validated.runs import shipped_estimates
+from zsim.validated.ratios import NO_DIFFERENCE, ratio_range, shipped_bound
 
 GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}
 
@@ -197,16 +196,15 @@ def test_efficiency_is_what_a_token_costs_where_it_costs_least() -> None:
 
 
 def test_a_bend_is_judged_by_its_own_ends_and_by_the_degree_that_grows() -> None:
-    """A token costs more at 32 GPUs: a difference with a rank to a replica at both ends, none with two at
-    one, whatever the base has."""
-    alone, shared = (shipped_estimates()[name]["GPUs"] for name in ("ratios", "shared_ratios"))
-    more = exp((alone + shared) / 2)
-    found = by_hand((8, {"compute": 1.0}), (16, {"compute": 1.0}), (32, {"compute": more}))
+    """A token costs more at 32 GPUs, between what is told apart with a rank to a replica at both ends and
+    with several at one, whatever the base has."""
+    bounds = [shipped_bound(["GPUs"], is_shared=is_shared) for is_shared in (False, True)]
+    between = sum(bounds) / 2
+    found = by_hand((8, {"compute": 1.0}), (16, {"compute": 1.0}), (32, {"compute": exp(between)}))
     *others, last = found.scales
     other = replace(found, scales=(*others, replace(last, is_shared=True)))
-    told, untold = (next(sentences(scaling)) for scaling in (found, other))
-    assert NO_DIFFERENCE not in told
-    assert NO_DIFFERENCE in untold
+    said = [next(sentences(scaling)) for scaling in (found, other)]
+    assert [NO_DIFFERENCE in words for words in said] == [bound > between for bound in bounds]
     grown = range_of_efficiency(0.9, replace(found, grow="tensor"), last)
     assert grown == ratio_range(0.9, ["GPUs", "parallelism"], is_shared=False)
 
