@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from validation.engine_host import call_after_call
-from validation.megatron_host import Nothing, Operators
+from validation.megatron_host import Nothing, Operators, quickest_seconds
 
-_WIDTH, _TIMES, _EACH = 64, 40, 5
+_WIDTH = 64
 
 
 class Block(nn.Module):
@@ -57,19 +57,7 @@ def load_from(folder: Path) -> Any:
 
 def seconds_of(model: nn.Module, rows: Tensor) -> tuple[float, float]:
     """Time of the main thread, forward and backward."""
-    found = []
-    for _ in range(_TIMES):
-        spent = [0.0, 0.0]
-        for _ in range(_EACH):
-            first = time.thread_time()
-            made = model(rows)
-            second = time.thread_time()
-            made.sum().backward()
-            spent[0] += second - first
-            spent[1] += time.thread_time() - second
-        found.append((spent[0] / _EACH, spent[1] / _EACH))
-    forwards, backwards = zip(*found, strict=True)
-    return min(forwards), min(backwards)
+    return quickest_seconds(lambda: model(rows), time.thread_time)
 
 
 def operators_of(model: nn.Module, rows: Tensor) -> tuple[int, int]:
