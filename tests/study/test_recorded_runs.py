@@ -57,6 +57,18 @@ def test_incomplete_rows_are_not_recorded(run: PublishedRun, result: RowResult, 
     assert recorded_runs(tmp_path / "recorded.csv") == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [("4 steps only; padded", False), ("smoke test, few steps", False), ("14 steps", True)],
+)
+def test_a_few_first_steps_vouch_for_nothing(
+    run: PublishedRun, result: RowResult, tmp_path: Path, flags: str, counts: bool
+) -> None:
+    noted = PublishedRun(run.row_id, run.source, run.role, {**run.cells, "flags": flags}, run.where)
+    record([(noted, result)], tmp_path / "recorded.csv")
+    assert len(recorded_runs(tmp_path / "recorded.csv")) == counts
+
+
 def test_a_tables_own_runs_go_before_recorded_ones(three_runs: list[ValidatedRun]) -> None:
     own, older, other = three_runs
     assert joined([own], [replace(older, row_id=own.row_id), other]) == [own, other]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from math import log
 
@@ -10,6 +11,8 @@ from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.predict import RowResult, measured_seconds
 from zsim.study.published.table import PublishedRun
 from zsim.validated.runs import Settings, ValidatedRun
+
+_FEW_STEPS = re.compile(r"\b(few|[1-5]) steps\b")
 
 
 def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]) -> list[ValidatedRun]:
@@ -20,9 +23,12 @@ def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]
 
 
 def validated_run_of(run: PublishedRun, result: RowResult) -> ValidatedRun | None:
-    """A run as a row of the table; None if its step was not published or could not be predicted."""
+    """A run as a row of the table; None if its step was not published or could not be predicted, or if its
+    flags say that only a few steps were timed, the slow first ones among them."""
     measured = measured_seconds(run)
     if result.validation is None or not result.predicted_seconds or not measured:
+        return None
+    if _FEW_STEPS.search(run.text("flags")):
         return None
     error = log(measured / result.predicted_seconds)
     settings = row_settings(run, row_job(run))
