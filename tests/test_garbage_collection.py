@@ -80,7 +80,7 @@ except SystemExit:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2", "megatron"])
 def test_a_plan_leaves_nothing_in_cycles(kind: str) -> None:
-    """The chunks of a rank name each other while they issue their step; about 4,000 objects each were left."""
+    """The chunks of a rank name each other while they issue their step; 4,000 objects each were left."""
     asked = {"model": "gpt2-medium", "cluster": "dgx-a100-40gb", "strategy": {"kind": kind}}
     if kind == "megatron":
         asked["parallelism"] = {"pipeline": 2, "tensor": 2}

@@ -31,8 +31,8 @@ LEVEL = 0.8  # of the intervals
 # coverage is 78 to 80 % over rows and 83 to 85 % as the mean of sources.
 BROADER = 1.0
 # Number of sources from which on a cell is trusted by itself. With 2, 3 and 4 coverage is 81, 79 and 79 %
-# over rows, and 84 % as the mean of sources; half of Megatron's intervals on one node are wider than 23 % each
-# way with 2, than 9 % with 3 and 4.
+# over rows, and 84 % as the mean of sources; half of Megatron's intervals on one node are wider than 23 %
+# each way with 2, than 9 % with 3 and 4.
 ENOUGH = 3
 # Repeated runs of one configuration differ by this in their step (MosaicML's, validation/published).
 REPEATS = 0.006
