@@ -84,9 +84,8 @@ def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
 def step_of(cluster: str, seconds: float, gpu: str = "h100") -> Any:
     """What is asked of a TopologyComparison: its cluster, the seconds of a step and the GPU."""
     experiment = {"cluster": {"gpu": {"name": gpu}}}
-    return SimpleNamespace(
-        cluster=cluster, report=SimpleNamespace(step_seconds=seconds, experiment=experiment)
-    )
+    report = SimpleNamespace(step_seconds=seconds, experiment=experiment, is_shared=False)
+    return SimpleNamespace(cluster=cluster, report=report)
 
 
 def test_clusters_are_undecided_only_if_no_two_of_them_can_be_told_apart() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from zsim import garbage_collection
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
 from zsim.validated.features import NUM_CELLS, Features
@@ -98,7 +99,8 @@ _NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
 @cache
 def validated_runs() -> ValidatedRuns:
     """The runs of the shipped table."""
-    return read_validated(TABLE.read_text(encoding="utf-8"))
+    with garbage_collection.paused():
+        return read_validated(TABLE.read_text(encoding="utf-8"))
 
 
 @cache
