@@ -12,7 +12,6 @@ model.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import sys
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from validation.engine_host import call_after_call
-from validation.megatron_host import Nothing, Operators, quickest_seconds
+from validation.megatron_host import operators_of, quickest_seconds, stand_in_for_cuda
 
 _WIDTH = 64
 
@@ -44,11 +43,8 @@ class Block(nn.Module):
 def load_from(folder: Path) -> Any:
     """Megatron-FSDP's module, with stand-ins for CUDA."""
     sys.path.insert(0, str(folder / "megatron" / "core" / "distributed" / "fsdp" / "src"))
-    cuda: Any = torch.cuda
+    cuda = stand_in_for_cuda()
     cuda.current_device = cuda.memory_allocated = cuda.memory_reserved = lambda *args: 0
-    cuda.Stream = cuda.current_stream = cuda.Event = lambda *args, **kwargs: Nothing()
-    cuda.stream = lambda stream: contextlib.nullcontext()
-    cuda.is_available, cuda.synchronize = (lambda: False), (lambda *args: None)
     cuda.empty_cache = lambda: None
     tensor: Any = Tensor
     tensor.cuda = lambda self, *args, **kwargs: self
@@ -58,15 +54,6 @@ def load_from(folder: Path) -> Any:
 def seconds_of(model: nn.Module, rows: Tensor) -> tuple[float, float]:
     """Time of the main thread, forward and backward."""
     return quickest_seconds(lambda: model(rows), time.thread_time)
-
-
-def operators_of(model: nn.Module, rows: Tensor) -> tuple[int, int]:
-    """Operators forward and backward."""
-    with Operators() as both:
-        made = model(rows)
-        count = both.count
-        made.sum().backward()
-    return count, both.count - count
 
 
 def main() -> None:
@@ -89,7 +76,8 @@ def main() -> None:
         fsdp_unit_modules=[Block], zero_dp_strategy=3, device=torch.device("cpu"),
         check_for_nan_in_grad=False,
     )  # fmt: skip
-    counts = [b - a for a, b in zip(operators_of(alone, rows), operators_of(sharded, rows), strict=True)]
+    operators = operators_of(lambda: alone(rows)), operators_of(lambda: sharded(rows))
+    counts = [more - less for less, more in zip(*operators, strict=True)]
     seconds = [b - a for a, b in zip(seconds_of(alone, rows), seconds_of(sharded, rows), strict=True)]
     print(f"nn.Linear, call after call: {call_after_call():.1f} us")
     print(

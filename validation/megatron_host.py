@@ -34,15 +34,20 @@ class Nothing:
         return lambda *args, **kwargs: self
 
 
-def load_from(folder: Path) -> None:
-    """Let Megatron-Core be imported from a folder, with stand-ins that do nothing for CUDA."""
-    sys.path.insert(0, str(folder))
+def stand_in_for_cuda() -> Any:
+    """torch.cuda, whose streams and events do nothing from now on."""
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: torch.device("cpu")
     cuda.Stream = cuda.current_stream = cuda.Event = lambda *args, **kwargs: Nothing()
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.is_available = lambda: False
     cuda.synchronize = lambda *args: None
+    return cuda
+
+
+def load_from(folder: Path) -> None:
+    """Let Megatron-Core be imported from a folder, with stand-ins that do nothing for CUDA."""
+    sys.path.insert(0, str(folder))
+    stand_in_for_cuda().current_device = lambda: torch.device("cpu")
 
 
 class Operators(TorchDispatchMode):
@@ -112,6 +117,15 @@ def quickest_seconds(
     return min(forwards), min(backwards)
 
 
+def operators_of(forward: Callable[[], torch.Tensor]) -> tuple[int, int]:
+    """Operators of a forward and of its backward, that of a sum included."""
+    with Operators() as both:
+        made = forward()
+        count = both.count
+        made.sum().backward()
+    return count, both.count - count
+
+
 def main() -> None:
     """Time it, and print."""
     arguments = argparse.ArgumentParser(prog="python -m validation.megatron_host")
@@ -123,13 +137,10 @@ def main() -> None:
     for is_deterministic in (False, True):
         torch.use_deterministic_algorithms(is_deterministic)
         quickest = [seconds * 1e3 for seconds in quickest_seconds(forward)]
-        with Operators() as both:
-            made = forward()
-            count = both.count
-            made.sum().backward()
+        counts = operators_of(forward)
         print(
-            f"deterministic {is_deterministic}: forward {quickest[0]:.2f} ms, {count} operators; "
-            f"backward {quickest[1]:.2f} ms, {both.count - count}"
+            f"deterministic {is_deterministic}: forward {quickest[0]:.2f} ms, {counts[0]} operators; "
+            f"backward {quickest[1]:.2f} ms, {counts[1]}"
         )
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from zsim.specs.model.expert_run import mlp_run
 from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Norm
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module
 from zsim.specs.model.traced import Traced
 from zsim.specs.strategy.training import Checkpointing
 
@@ -114,8 +115,7 @@ def hardware_flops_per_token(
 
 def _products_again(block: Block, sequence_length: int, names: Collection[str]) -> float:
     """FLOPs of a block's products that run again by Megatron's `names` (`zsim.plan.workload.reruns`)."""
-    last_norm = max((n for n, one in enumerate(block.modules) if isinstance(one.work, Norm)), default=-1)
-    behind = [module for module in block.modules[last_norm + 1 :] if forward_flops(module, sequence_length)]
+    behind = [block.modules[number] for number in mlp_run(block.modules)[1]]
     routed = [module for module in behind if isinstance(module.work, Router | Experts)]
     again: list[Module] = []
     if ("moe" if routed else "mlp") in names:

@@ -133,12 +133,17 @@ def collective_of(info: SpanInfo) -> Collective:
     return Collective(_KINDS[info.kind], info.bytes, info.dtype, info.group)
 
 
+def shift_of(way: str, places: int, group_size: int) -> int:
+    """The places in its group from a message's sender to its receiver; `places`: to the other side."""
+    return (places if way == "send" else -places) % group_size
+
+
 def messages_of(info: SpanInfo) -> list[tuple[bool, Collective]]:
     """The messages of a span as collectives of pairs, each with whether it is sent."""
     found = []
     for way, count, places in info.messages:
-        shift = (places if way == "send" else -places) % info.group_size
-        found.append((way == "send", Collective("send", count, info.dtype, pair_name(info.group, shift))))
+        pair = pair_name(info.group, shift_of(way, places, info.group_size))
+        found.append((way == "send", Collective("send", count, info.dtype, pair)))
     return found
 
 

@@ -74,10 +74,15 @@ def _framework(job: Job) -> str:
 def strategy_name(job: Job) -> str:
     """The sharding strategy, the parallelisms beside it, and whether it offloads: "ZeRO-3 + qwZ", "HSDP",
     "FSDP2 + TP + PP", "FSDP2 offloaded"."""
+    beside = "".join(f" + {name}" for name in degrees_of(job))
+    return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
+
+
+def degrees_of(job: Job) -> dict[str, int]:
+    """The degrees above 1 of the parallelisms beside data parallelism."""
     asked = job.parallelism
     degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
-    beside = "".join(f" + {name}" for name, degree in degrees.items() if degree > 1)
-    return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
+    return {name: degree for name, degree in degrees.items() if degree > 1}
 
 
 def _data_strategy(job: Job) -> str:

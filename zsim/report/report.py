@@ -173,7 +173,7 @@ class Report:
     @property
     def is_shared(self) -> bool:
         """Whether several ranks share a replica of the model."""
-        return self.validation is not None and self.validation.features.model_ranks > 1
+        return self.validation is not None and self.validation.features.is_shared
 
     @property
     def fits(self) -> bool:

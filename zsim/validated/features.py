@@ -55,13 +55,18 @@ class Features:
         """Whether the job runs on several nodes."""
         return self.nodes > 1
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks share a replica of the model."""
+        return self.model_ranks > 1
+
     @cached_property
     def cells(self) -> tuple[tuple[str | bool, ...], ...]:
         """Keys of the cells of alike runs that the job belongs to, from the closest cell to that of all
         runs."""
         alike = self.framework, self.is_several
         return (
-            (*alike, self.binding, self.chip, self.model_ranks > 1, self.is_mixture),
+            (*alike, self.binding, self.chip, self.is_shared, self.is_mixture),
             (*alike, self.binding),
             alike,
             (self.is_several,),

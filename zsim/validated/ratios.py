@@ -139,9 +139,8 @@ def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[Pai
     for (source, _, _), group in alike.items():
         values = {id(run): [value(run) for value in SETTINGS.values()] for run in group}
         for one, other in combinations(group, 2):
-            if is_shared is not None and is_shared != (
-                max(one.features.model_ranks, other.features.model_ranks) > 1
-            ):
+            shared = one.features.is_shared or other.features.is_shared
+            if is_shared not in (None, shared):
                 continue
             settings = zip(SETTINGS, values[id(one)], values[id(other)], strict=True)
             kinds = tuple(name for name, value, another in settings if value != another)

@@ -96,7 +96,7 @@ def regime_of(features: Features, cell: int = 0) -> str:
     words = [features.framework, "several nodes" if features.is_several else "one node"]
     if cell == 0:
         words.append(features.chip.upper())
-        words += ["several ranks to a replica"] if features.model_ranks > 1 else []
+        words += ["several ranks to a replica"] if features.is_shared else []
         words += ["mixture of experts"] if features.is_mixture else []
     if cell <= 1:
         words.append(f"bound by {features.binding}")

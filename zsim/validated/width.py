@@ -97,7 +97,7 @@ def cell_words(job: Features, cell: int) -> str:
         words += f" bound by {job.binding}"
     if cell == 0:
         words += f" on {job.chip.upper()}"
-        words += " with several ranks to a replica" if job.model_ranks > 1 else ""
+        words += " with several ranks to a replica" if job.is_shared else ""
         words += " of a mixture of experts" if job.is_mixture else ""
     return words
 

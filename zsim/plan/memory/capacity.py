@@ -102,8 +102,13 @@ def program_startup_bytes(job: Job, plan: Plan, number: int) -> int:
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
     """Maximum host or NVMe bytes of the fullest node over a step, the sum of its ranks' maxima; on hosts of
     several types, of the node with the least memory left."""
-    peaks = [program.once(device_peaks).get(device, 0) for program in plan.programs]
+    peaks = _peaks(plan, device)
     return _least_room(job, plan, peaks)[0] if device == "host" else _of_fullest_node(job, plan, peaks)
+
+
+def _peaks(plan: Plan, device: Device) -> list[int]:
+    """The maximum of a rank's bytes on a device over a step, program by program."""
+    return [program.once(device_peaks).get(device, 0) for program in plan.programs]
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
@@ -152,9 +157,9 @@ def over_pinned_limit(job: Job, plan: Plan) -> tuple[int, int] | None:
 def node_capacity_bytes(job: Job, plan: Plan) -> dict[Device, int | None]:
     """The capacity in bytes of a node's host memory and drives, None without drives; of the memory that of
     the node of `node_peak_bytes`."""
-    nvme, peaks = job.cluster.nvme, [program.once(device_peaks).get("host", 0) for program in plan.programs]
+    nvme = job.cluster.nvme
     return {
-        "host": _least_room(job, plan, peaks)[1],
+        "host": _least_room(job, plan, _peaks(plan, "host"))[1],
         "nvme": nvme.drives * nvme.capacity if nvme else None,
     }
 
@@ -169,8 +174,8 @@ def load(job: Job, plan: Plan) -> float:
     fit."""
     cluster = job.cluster
     held = [(bytes, host.pinned_limit) for bytes, host in pinned_by_host(job, plan)]
-    peaks = [program.once(device_peaks).get("host", 0) for program in plan.programs]
-    held += [(bytes, host.memory) for bytes, host in _fullest_by_type(job, plan, peaks)]
+    nodes = _fullest_by_type(job, plan, _peaks(plan, "host"))
+    held += [(bytes, host.memory) for bytes, host in nodes]
     held.append((node_peak_bytes(job, plan, "nvme"), node_capacity_bytes(job, plan)["nvme"] or 0))
     for number in range(len(plan.programs)):
         peak = max(program_peak_bytes(job, plan, number), program_startup_bytes(job, plan, number))

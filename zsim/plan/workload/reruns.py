@@ -23,8 +23,9 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.ops import Kernels
 from zsim.plan.workload.issued import kernels_of, launches_of
 from zsim.plan.workload.modules import ModuleWork, Rerun, Works
+from zsim.specs.model.expert_run import mlp_run
 from zsim.specs.model.experts import GroupedLinear, Router
-from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm, Residual
+from zsim.specs.model.spec import Activation, Attention, Linear, Module, Norm
 
 _READERS = Linear | Router | GroupedLinear
 _UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
@@ -39,7 +40,7 @@ def with_reruns(
         _normalise_again(modules, found)
     if "mla_up_proj" in names:
         _project_again(modules, found)
-    norm, mlp = _mlp(modules)
+    norm, mlp = mlp_run(modules)
     router = next((n for n in mlp if isinstance(modules[n].work, Router)), None)
     is_routed = router is not None
     _check_found(modules, mlp, names)
@@ -61,13 +62,6 @@ def with_reruns(
                         modules[number - 1], *found[number - 1 : number + 1]
                     )
     return tuple(found), tuple(runs)
-
-
-def _mlp(modules: Sequence[Module]) -> tuple[int, range]:
-    """The number of the last norm that a product reads, and the modules from there to the residual."""
-    last = max((n for n, one in enumerate(modules) if isinstance(one.work, Norm)), default=-1)
-    end = next((n for n in range(last + 1, len(modules)) if isinstance(modules[n].work, Residual)), last + 1)
-    return last, range(last + 1, end)
 
 
 def _check_found(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:

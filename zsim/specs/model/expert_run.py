@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.specs.model.experts import Experts, Router
 from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Residual
 
@@ -15,6 +17,14 @@ def experts_of(model: ModelSpec) -> Experts | None:
     """The experts of the model's first layer that has any."""
     works = (module.work for block in model.distinct_blocks for module in block.modules)
     return next((work for work in works if isinstance(work, Experts)), None)
+
+
+def mlp_run(modules: Sequence[Module]) -> tuple[int, range]:
+    """The number of a block's last norm, and those of the modules from there to the residual; of a block with
+    its norm behind the MLP none."""
+    last = max((n for n, one in enumerate(modules) if isinstance(one.work, Norm)), default=-1)
+    end = next((n for n in range(last + 1, len(modules)) if isinstance(modules[n].work, Residual)), last + 1)
+    return last, range(last + 1, end)
 
 
 def expert_run(block: Block) -> range:

@@ -71,8 +71,9 @@ def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, st
 def linear_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
     """The events of Transformer Engine's dense products beyond the four that a block is fitted with: of
     attention, and of shared experts, which a graph of the router has, too."""
-    norms = norm_overheads(table, has_core)
-    return tuple(None if norm is None else "megatron_core_linear" for norm in norms)  # type: ignore[return-value]
+    attention, experts = norm_overheads(table, has_core)
+    name = "megatron_core_linear"
+    return name if attention else None, name if experts else None
 
 
 def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:

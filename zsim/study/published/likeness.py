@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from math import log
 
+from zsim.report.job_features import degrees_of
 from zsim.specs.experiment.job import Job
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.predict import RowResult, measured_seconds
@@ -55,8 +56,6 @@ def row_settings(run: PublishedRun, row: RowJob) -> Settings:
 
 def _degrees(job: Job) -> str:
     """The degrees of the parallelisms beside data parallelism: "TP 8, PP 4 x 2, EP 8"; "" without any."""
-    asked = job.parallelism
-    stages = f"{asked.pipeline}{f' x {asked.virtual_stages}' if asked.virtual_stages > 1 else ''}"
-    degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
-    words = {"PP": stages}
-    return ", ".join(f"{name} {words.get(name, size)}" for name, size in degrees.items() if size > 1)
+    virtual = job.parallelism.virtual_stages
+    stages = {"PP": f" x {virtual}"} if virtual > 1 else {}
+    return ", ".join(f"{name} {degree}{stages.get(name, '')}" for name, degree in degrees_of(job).items())

@@ -41,7 +41,7 @@ def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
 def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
     """Framework by framework; of all of them those with shared replicas, and mixtures; and all."""
     parts = {
-        "several ranks to a replica": coverage_of(judged, lambda job: job.model_ranks > 1),
+        "several ranks to a replica": coverage_of(judged, lambda job: job.is_shared),
         "mixtures of experts": coverage_of(judged, lambda job: job.is_mixture),
         _ALL: coverage_of(judged),
     }

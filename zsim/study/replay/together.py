@@ -15,7 +15,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
-from zsim.engine.recorded import collective_of, messages_of
+from zsim.engine.recorded import collective_of, messages_of, shift_of
 from zsim.fabric.folding.classes import JobPlacement, stable_classes
 from zsim.fabric.messages import Pairs, pair_name
 from zsim.plan.ops import Collective, Group
@@ -66,8 +66,7 @@ def _have_sides(infos: Iterable[SpanInfo]) -> bool:
     sides: dict[str, set[tuple[str, int, int]]] = {"send": set(), "recv": set()}
     for info in infos:
         for way, count, places in info.messages:
-            shift = places if way == "send" else -places
-            sides[way].add((info.group, count, shift % max(info.group_size, 1)))
+            sides[way].add((info.group, count, shift_of(way, places, max(info.group_size, 1))))
     return sides["send"] == sides["recv"]
 
 
@@ -102,8 +101,7 @@ def _is_complete(info: SpanInfo, rows: Sequence[tuple[int, ...]], kinds: Ints) -
         return True
     sides: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for way, count, places in info.messages:
-        shift = places if way == "send" else -places
-        sides[way == "send"].append((count, shift % info.group_size))
+        sides[way == "send"].append((count, shift_of(way, places, info.group_size)))
     is_ring = sorted(sides[True]) == sorted(sides[False])
     return is_ring and all(len(set(kinds[list(row)].tolist())) == 1 for row in rows)
 
@@ -142,7 +140,7 @@ def _pairs(step: Trace, groups: Mapping[str, Group], kinds: Ints, ranks: Sequenc
         for info in {step.infos[i] for i in np.unique(step.info_indices[step.ranks == rank]).tolist()}:
             for way, _, places in info.messages:
                 if way == "send":
-                    key = info.group, places % info.group_size
+                    key = info.group, shift_of(way, places, info.group_size)
                     senders.setdefault(key, set()).add(int(kinds[rank]))
     found = {}
     for (name, shift), own in sorted(senders.items()):

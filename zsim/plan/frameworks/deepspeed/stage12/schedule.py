@@ -50,7 +50,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self._numels = {name: one.numel for name, one in named if one.trainable}
         self._shapes = {name: one.shape for name, one in named}
         self._frozen_bytes = frozen_bytes(workload, config.param_dtype)
-        self._matrices = shapes_of(workload.model, config)
+        self._matrices = shapes_of(workload.model, config) if config.optimizer.by_head else self._shapes
         self._groups = [self._in_order(one) for one in optimizer_groups(stage, self.group, named)]
         self._flats = [self._flattened(one) for one in self._groups]
         self.shard_numel = sum(flat.shard_numel for flat in self._flats)
