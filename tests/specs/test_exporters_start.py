@@ -59,6 +59,7 @@ accelerator.backward(model(torch.ones(1, 8)).sum())
 optimizer.step()
 if accelerator.is_main_process:
     print("STARTED on", accelerator.num_processes)
+accelerator.end_training()  # a process that ends with a group open may end in gloo's threads: SIGABRT
 """
 
 
