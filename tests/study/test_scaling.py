@@ -233,8 +233,8 @@ def test_a_cause_is_netted_against_what_it_replaced() -> None:
     (knee,) = moved.knees()
     assert knee == Bend(8, 16, 1.0, 0.8, "latency", 1.0, 0.25, 0.2, "compute")
     assert list(sentences(moved)) == [
-        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 20 % more because of collectives' "
-        "latency (100 % more, partly offset by less compute on the critical path)."
+        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 25 % more, 20 % because of "
+        "collectives' latency (100 % more, partly offset by less compute on the critical path)."
     ]
 
 

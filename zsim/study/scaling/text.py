@@ -101,7 +101,6 @@ def _is_told_apart(bend: Bend, scaling: Scaling) -> bool:
 def because(bend: Bend, scaling: Scaling) -> str:
     """The reason for a change of efficiency: the causes by which a token costs more, or less."""
     more, less = ("more", "less") if bend.net_change > 0 else ("less", "more")
-    much = f"{abs(bend.net_change) * 100:.0f} % {more}"
     netted = abs(bend.cause_change - bend.net_change)
     but = ""
     if bend.offset and netted >= WORTH_SAYING:
@@ -109,4 +108,6 @@ def because(bend: Bend, scaling: Scaling) -> str:
             f" ({abs(bend.cause_change) * 100:.0f} % {more}, partly offset by {less} "
             f"{cause_meaning(bend.offset).label} on the critical path)"
         )
-    return f"a token costs {much} because of {cause_noun(bend.cause)}{but}"
+    whole, part = (f"{abs(change) * 100:.0f} %" for change in (bend.change, bend.net_change))
+    of_it = "" if part == whole else f", {part}"
+    return f"a token costs {whole} {more}{of_it} because of {cause_noun(bend.cause)}{but}"
