@@ -388,3 +388,25 @@ def test_the_report_says_how_experts_are_spread() -> None:
         "expert": 8, "expert_tensor": 1, "dispatcher": "all-gather", "capacity_factor": None,
     }  # fmt: skip
     assert report["model"]["active_parameters"] == report["model"]["parameters"] - EXPERT_WEIGHTS * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("experimental", "permute_fusion", "launches", "waits"),
+    [(False, True, (31, 22), True), (True, True, (1, 1), False), (True, False, (31, 22), True)],
+)
+def test_behind_deepep_masks_make_the_map_and_the_host_waits_for_them(
+    experimental: bool, permute_fusion: bool, launches: tuple[int, int], waits: bool
+) -> None:
+    """Two layers: the host waits for the lengths of each one's masks forward and backward, unless a fused
+    kernel makes the map, which Megatron has among its experimental ones."""
+    table = {**MEGATRON, "moe_permute_fusion": permute_fusion, "enable_experimental": experimental}
+    plan = make_plan(job_of(table, {"expert": 8, "dispatcher": "deepep"}))
+    maps = [op for op in plan.programs[0].ops if ".map" in op.name]
+    assert [op.phase for op in maps] == ["forward"] * 2 + ["backward"] * 2
+    assert [op.launches for op in maps] == [launches[0]] * 2 + [launches[1]] * 2
+    assert [bool(op.host_waits) for op in maps] == [waits] * 4
+
+
+def test_hybridep_makes_no_map() -> None:
+    plan = make_plan(job_of(MEGATRON, {"expert": 8, "dispatcher": "hybridep"}))
+    assert not [op for op in plan.programs[0].ops if ".map" in op.name]

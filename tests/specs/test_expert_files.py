@@ -118,6 +118,8 @@ def test_latent_attention_has_deepseeks_shapes() -> None:
         ("--moe-grouped-gemm", "kernel", "streams"),
         ("", "kernel", "loop"),
         ("--moe-permute-fusion", "library", "megatron-fused"),
+        ("--moe-permute-fusion", "masks_map", True),
+        ("--moe-permute-fusion --enable-experimental", "masks_map", False),
         ("--moe-router-dtype fp32", "gate_in_fp32", True),
         ("--moe-aux-loss-coeff 1e-2", "has_auxiliary_loss", True),
         ("--moe-aux-loss-coeff 1e-2 --moe-router-load-balancing-type none", "has_auxiliary_loss", False),

@@ -151,3 +151,23 @@ def test_hybridep_sees_an_nvlink_domain_as_a_node(dispatcher: str, gpu: str, exp
 )
 def test_recomputed_modules_have_megatrons_names(text: str, expected: tuple[str, ...]) -> None:
     assert row_job(run(QWEN, act_ckpt=text)).job.training.recompute_modules == expected
+
+
+@pytest.mark.parametrize(("software", "is_later"), [("main 1e057005", False), ("long context", True)])
+def test_the_model_zoos_first_rows_have_the_flags_they_were_published_with(
+    software: str, is_later: bool
+) -> None:
+    """Its files of 27 May 2025 have no userbuffers, no fused loss and no experimental kernels."""
+    notes = QWEN["notes"].replace("hybridep", "deepep").replace("sp=0", "sp=1")
+    cells = {
+        **QWEN, "software": f"Megatron-Core main/dev (MoE ModelZoo), {software}", "notes": notes, "tp": "2",
+        "ep": "8", "dp": "8", "global_batch": "512", "precision": "bf16",
+    }  # fmt: skip
+    row = PublishedRun("r-1", "megatron-moe-modelzoo", "report", cells, "runs.csv: line 2")
+    experiment = row_experiment(row).experiment
+    strategy = experiment.strategy
+    assert isinstance(strategy, MegatronTable)
+    assert strategy.moe_permute_fusion
+    assert strategy.enable_experimental is is_later
+    assert experiment.parallelism.async_tensor is is_later
+    assert (experiment.training.cross_entropy == "fused") is is_later

@@ -17,6 +17,7 @@ from zsim.plan.parts.amaxes import reduce_amaxes
 from zsim.plan.workload.autograd import ON_SIDE
 from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
 RESIDUAL = "gradient of the residual stream"
@@ -264,6 +265,7 @@ class Walk:
             self._wrap(call, "_backward")
         before = self._turn_to(call.module, "ends", "forks")
         launches = work.backward_launches
+        self._wait_in_backward(call.module)
         self._issue(f"{call.name} backward", work.backward, call.name, launches, self._node(call))
         self.stream = before
         self.hooks.gradient_ready(call)
@@ -273,6 +275,11 @@ class Walk:
             self.micro_batch,
         )
         self.hooks.after_module(call)
+
+    def _wait_in_backward(self, module: Module) -> None:
+        """Let the host wait for what backward of a map of rows to experts reads."""
+        if module.host_waits and isinstance(module.work, Rearrange) and module.work.kind == "map":
+            self.builder.host_wait(self.builder.record(COMPUTE))
 
     def _recompute_core(self, call: ModuleCall) -> None:
         """Run the core of attention again, or what makes a dropped input."""
@@ -297,6 +304,7 @@ class Walk:
         if self.has_dtensors:
             self._wrap(call, "_backward")
         issued = work.input_gradient
+        self._wait_in_backward(call.module)
         self._issue(f"{name} backward input", issued, name, launches_of(issued), self._node(call))
         freed = work.backward_extra_bytes + work.recomputed_bytes
         builder.activations(-(freed - _kept_for_weight(call)), name, micro_batch)

@@ -14,6 +14,14 @@ megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, 
 gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
 megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
 input once and writes its output once.
+Behind DeepEP's dispatch, map: a Triton kernel and one back (core/fusions/fused_indices_converter.py), or
+`_DeepepManager._indices_to_multihot` (core/transformer/moe/token_dispatcher.py): zeros and zeros, a
+comparison, two tensors read by a mask, one put by indices, a number put by indices (and filled), a cast; a
+range, a sum of the mask and repeat_interleave (a scan, a copy, a comparison, a reduction, a copy, its kernel, an
+index_select). A mask that is read or put by becomes indices first: a sum of two kernels, a copy to the host,
+a selection of two, both dimensions (ATen/native/cuda/Nonzero.cu). Backward: the gradient read by indices,
+zeros, the mask's indices again, and a sum by sorted indices (five for a linear index, a division, a range,
+six of a radix sort, its kernel). Numbers of a few bytes per row: launches alone.
 autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather;
 the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again;
 zeros and a copy in the first order, a product with the fp32 scores, their sum, a cast.
@@ -78,6 +86,8 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
     ("torchtitan", "unpermute"): MoveCost(Moved(1, 6, 6), Moved(0, 4, 4)),
     ("megatron", "permute"): MoveCost(Moved(0, 2, 12), Moved(1, 0, 6, INDEXED)),
     ("megatron", "unpermute"): MoveCost(Moved(1, 0, 4, SCATTERED), Moved(0, 2, 3)),
+    ("megatron", "map"): MoveCost(Moved(0, 0, 31), Moved(0, 0, 22)),
+    ("megatron-fused", "map"): MoveCost(Moved(0, 0, 1), Moved(0, 0, 1)),
     ("megatron-fused", "permute"): MoveCost(Moved(0, 2, 3), Moved(1, 1, 1)),
     ("megatron-fused", "unpermute"): MoveCost(Moved(1, 1, 1), Moved(0, 2, 1)),
     ("autoep", "permute"): MoveCost(Moved(0, 2, 15), Moved(1, 0, 8, SORTED)),

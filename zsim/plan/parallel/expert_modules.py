@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from zsim.specs.model.experts import Experts, GroupedLinear, Router
+from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
 from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
@@ -29,6 +29,25 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
         has_auxiliary_loss=work.has_auxiliary_loss or split.has_auxiliary_loss,
     )
     return replace(module, work=own)
+
+
+def map_of_rows(experts: Module, split: ExpertSplit, rows: float) -> list[Module]:
+    """The module that makes the map of a rank's rows, `rows` per token of the layer, to its experts behind
+    DeepEP's dispatch; none behind others. The host waits for the lengths of masks forward and backward."""
+    if split.dispatcher != "deepep":
+        return []
+    assert isinstance(experts.work, Experts)
+    library: ExpertsLibrary = "megatron" if split.masks_map else "megatron-fused"
+    work = Rearrange("map", experts.work.in_features, 0.0, library)
+    return [
+        Module(
+            f"{experts.name}.map",
+            work,
+            token_shards=experts.token_shards * split.token_ranks,
+            rows_per_token=rows,
+            host_waits=split.masks_map,
+        )
+    ]
 
 
 def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bool) -> list[Module]:

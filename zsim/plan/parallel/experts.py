@@ -31,6 +31,7 @@ from zsim.plan.parallel.expert_adapters import with_adapters_on
 from zsim.plan.parallel.expert_modules import (
     experts_one_by_one,
     keeping_input_once,
+    map_of_rows,
     padded_when_quantised,
     router_of,
 )
@@ -235,6 +236,7 @@ class _Layer:
         return [
             *counts,
             *self._to_ranks("dispatch", reached),
+            *map_of_rows(self.experts, split, got),
             self._move("permute", rows, seen=got, shards=shards),
             *self._products(got * rows, shards),
             self._move("unpermute", rows, seen=got, shards=shards),

@@ -82,6 +82,7 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
             pads_to_capacity=table.moe_pad_to_capacity,
             overlaps_shared=table.overlap_shared_experts,
             quantised_padding=_quantised_padding(table),
+            masks_map=not (table.enable_experimental and table.moe_permute_fusion),
         )
     is_titan = isinstance(table, Fsdp2Table) and table.wrapping.startswith(("torchtitan", "blocks:"))
     if model.family == "llama4_text" and not is_titan:

@@ -23,7 +23,7 @@ other."""
 ExpertAdapterKind = Literal["merged", "shared", "each"]
 """Adapters on experts: "merged" into their weights before they are read (PEFT's `target_parameters`), one
 "shared" by all experts of a rank, or one for "each" (Megatron-Bridge's)."""
-MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add"]
+MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add", "map"]
 SharedOutput = Literal["none", "added", "gated"]
 
 
@@ -119,8 +119,9 @@ class Rearrange:
 
     permute: every token copied once for each of its experts, in the order of experts. sort, unsort: rows of
     several senders in the order of experts, and back. unpermute: the rows of every token summed up. add: none
-    are moved. `shared`: the output of shared experts is added, gated by a number per token, or as it is.
-    `padding`: rows of `num_experts` experts that are all padded to the fullest, over those that are routed.
+    are moved. map: none are, the map of rows to experts is made. `shared`: the output of shared experts is
+    added, gated by a number per token, or as it is. `padding`: rows of `num_experts` experts that are all
+    padded to the fullest, over those that are routed.
     """
 
     kind: MoveKind

@@ -26,7 +26,8 @@ class ExpertSplit:
     to each of them once. `overlaps_shared`: shared experts run beside the exchanges. `agrees_on_capacity`:
     the ranks take the rows of their fullest expert for the capacity, which the host reads. `padding`: rows
     of the fullest expert over the mean, where every expert is padded to them. `quantised_padding`: where rows
-    of quantised products come up to a multiple, "" where they need not.
+    of quantised products come up to a multiple, "" where they need not. `masks_map`: behind DeepEP's dispatch
+    the map of rows to local experts is made by masks, whose lengths the host reads, not by a fused kernel.
     """
 
     ranks: int = 1
@@ -45,6 +46,7 @@ class ExpertSplit:
     agrees_on_capacity: bool = False
     padding: float = 1.0
     quantised_padding: Literal["", "map", "copies"] = ""
+    masks_map: bool = False
 
     @property
     def members(self) -> int:

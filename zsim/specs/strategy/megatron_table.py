@@ -158,6 +158,11 @@ class MegatronTable(BaseModel):
     moe_permute_fusion: StrictBool = Field(
         default=False, description="rows are brought into the order of experts by fused kernels"
     )
+    enable_experimental: StrictBool = Field(
+        default=False,
+        description="experimental kernels: with moe_permute_fusion, one makes the map of rows to experts "
+        "behind DeepEP, which otherwise masks make that the host waits for",
+    )
     moe_router_padding: StrictBool = Field(
         default=False,
         description="experts' rows come up to what quantised products want in the routing map, not by copies",

@@ -59,6 +59,7 @@ def read_experts(found: Arguments) -> dict[str, Any]:
     for flag, key in (
         ("moe-grouped-gemm", "moe_grouped_gemm"),
         ("moe-permute-fusion", "moe_permute_fusion"),
+        ("enable-experimental", "enable_experimental"),
         ("moe-pad-expert-input-to-capacity", "moe_pad_to_capacity"),
         ("moe-shared-expert-overlap", "overlap_shared_experts"),
         ("moe-router-padding-for-fp8", "moe_router_padding"),

@@ -188,6 +188,7 @@ def _experts(job: Job) -> Iterator[str]:
     for key, flag in (
         ("moe_grouped_gemm", "--moe-grouped-gemm"),
         ("moe_permute_fusion", "--moe-permute-fusion"),
+        ("enable_experimental", "--enable-experimental"),
         ("moe_pad_to_capacity", "--moe-pad-expert-input-to-capacity"),
         ("moe_router_padding", "--moe-router-padding-for-quantization"),
         ("overlap_shared_experts", "--moe-shared-expert-overlap"),
