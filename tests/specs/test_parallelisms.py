@@ -151,6 +151,23 @@ def test_too_many_stages_name_how_many_there_may_be(less: int, virtual: int, mos
         resolved(table | ends, "fsdp2")
 
 
+@pytest.mark.parametrize(
+    ("less", "virtual", "hint"),
+    [
+        # 32 layers and 10 that the ends lack are 42: on 14 stages, 3 each, an end would lack 5; on 7, 6 each
+        (5, 7, "too few for 14 stages; expected at most 7 stages"),
+        # 42 layers divide by 7; 8, which divides the 32, would be refused
+        (5, 5, "do not divide by 10 stages, which Megatron refuses; the nearest number .* is 7"),
+    ],
+)
+def test_a_count_that_is_named_is_one_that_megatron_takes(less: int, virtual: int, hint: str) -> None:
+    ends = {"first_stage_less_layers": less, "last_stage_less_layers": less}
+    with pytest.raises(InputError, match=hint):
+        resolved({"pipeline": 2, "virtual_stages": virtual, **ends}, "megatron")
+    taken = {"pipeline": 7, **ends}
+    assert resolved(taken, "megatron", nodes=7).parallelism.layers_per_stage == (1, 6, 6, 6, 6, 6, 1)
+
+
 def test_groups_of_a_mesh() -> None:
     mesh = Mesh((("pipeline", 2), ("data", 2), ("tensor", 2)))
     assert mesh.groups("tensor").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -331,32 +331,47 @@ def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tup
     last = default if table.last_stage_less_layers is None else table.last_stage_less_layers
     total = num_layers + first + last
     if total % stages and found.style == "megatron":
-        hint = _nearest_split(num_layers, stages, first, last)
+        hint = _nearest_split(num_layers, found, first, last)
         raise InputError(
             f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} do not divide by {stages} "
             f"stages, which Megatron refuses; {hint}"
+        )
+    if not _holds(total // stages, first, last):
+        fewer = range(stages - 1, 1, -1)
+        most = next((count for count in fewer if _is_dealt(count, total, found, first, last)), 1)
+        raise InputError(
+            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} are too few for {stages} stages; "
+            f"expected at most {most} stage{'s' if most > 1 else ''}"
         )
     each, extra = divmod(total, stages)
     layers = [each + (number < extra) for number in range(stages)]
     layers[0] -= first
     layers[-1] -= last
-    if each < 1 or max(first, last) > each:  # an end may hold the embedding, or the head, alone
-        most = total if max(first, last) < 2 else total // max(first, last)
-        raise InputError(
-            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} are too few for {stages} stages; "
-            f"expected at most {max(1, most)} stages"
-        )
     return tuple(layers)
+
+
+def _holds(each: int, first: int, last: int) -> bool:
+    """Whether ends may lack so many of a stage's `each` layers: an end may hold the embedding, or the head,
+    alone."""
+    return each >= max(1, first, last)
+
+
+def _is_dealt(stages: int, total: int, found: Parallelism, first: int, last: int) -> bool:
+    """Whether the framework deals `total` layers, the ends' missing ones with them, out to so many stages."""
+    is_even = found.style != "megatron" or total % stages == 0
+    return is_even and _holds(total // stages, first, last)
 
 
 def _ends(first: int, last: int) -> str:
     return f" (the first stage {first} less, the last {last} less)" if first or last else ""
 
 
-def _nearest_split(layers: int, stages: int, first: int, last: int) -> str:
+def _nearest_split(layers: int, found: Parallelism, first: int, last: int) -> str:
+    stages = found.num_stages
     for ends in ((0, 0), (1, 1), (0, 1), (1, 0)):
-        if ends != (first, last) and (layers + sum(ends)) % stages == 0:
+        if ends != (first, last) and _is_dealt(stages, layers + sum(ends), found, *ends):
             return f"it would with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
-    divisors = [count for count in range(2, layers + 1) if layers % count == 0]
-    nearest = min(divisors, key=lambda count: abs(count - stages), default=1)
+    total = layers + first + last
+    counts = [count for count in range(2, total + 1) if _is_dealt(count, total, found, first, last)]
+    nearest = min(counts, key=lambda count: abs(count - stages), default=1)
     return f"the nearest number of stages that divides them is {nearest}"
