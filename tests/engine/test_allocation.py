@@ -30,7 +30,7 @@ from zsim.report.views.text.report import print_report
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import answer
 from zsim.ui.words import answer_words
-from zsim.units import GIGABYTES
+from zsim.units import GIGABYTES, format_bytes
 
 SOURCE = 'source = "made up for this test"\nevidence = "assumed"\n'
 
@@ -213,7 +213,8 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
     crowded: zsim.Result,
     tmp_path: Path,
 ) -> None:
-    """Word and sentence, with reserved bytes beside allocated ones where torch's allocator was simulated."""
+    """Word and sentence, with what torch allocates and reserves, neither with the CUDA context, where its
+    allocator was simulated."""
     if which == "too much":
         result = step(cluster(tmp_path, "10 GB"))
     else:
@@ -221,7 +222,10 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
     fit = fit_of(result.report)
     verdicts = {"plenty": "fits", "tight": "runs short", "crowded": "may not fit", "too much": "does not fit"}
     assert fit.verdict == result.report.to_dict()["verdict"] == verdicts[which]
-    assert ("reserved by torch" in fit.words) == ("allocated" in fit.words) == (which != "too much")
+    report = result.report
+    allocated = report.peaks["gpu"].total - report.to_dict()["peak_bytes"]["gpu"]["framework"]
+    said = f"; torch allocates {format_bytes(allocated)} and reserves "
+    assert (said in fit.words) == (" in use on the fullest GPU" in fit.words) == (which != "too much")
     printed = io.StringIO()
     print_report(result.report, Console(file=printed, width=1000))
     assert f"{fit.verdict.upper()}  {fit.words}" in printed.getvalue()

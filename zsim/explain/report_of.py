@@ -41,7 +41,13 @@ from zsim.report.rank_map import RankMap, rank_map
 from zsim.report.report import JobFacts, Report, TracedStep, make_report
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import batch_label, parallelism_label, strategy_label, training_label
+from zsim.specs.experiment.labels import (
+    batch_label,
+    gpus_label,
+    parallelism_label,
+    strategy_label,
+    training_label,
+)
 from zsim.version import __version__
 
 
@@ -140,6 +146,7 @@ def _facts(outcome: Outcome) -> JobFacts:
             "cluster": cluster.name,
             "strategy": strategy_label(job),
             **_parallelism(job),
+            "gpus": gpus_label(job),
             "batch": batch_label(job.training, job.micro_batch_sizes),
             "training": training_label(job),
         },

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import trust_words
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.units import format_amount, format_bytes, format_duration, format_energy
 
 MEANINGS = {
@@ -56,7 +56,7 @@ def headline(run: SimulatedRun) -> str:
     """Model, strategy, cluster and GPUs."""
     job = run.prepared.first.result.job
     return (
-        f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {run.gpus:,} GPUs | "
+        f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)} | "
         f"{run.prepared.first.step_seconds:.3g} s per step"
     )
 

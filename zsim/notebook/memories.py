@@ -24,7 +24,7 @@ from zsim.report.views.text.memory import (
     variant_line,
 )
 from zsim.report.views.text.sentences import remedy_words
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.study.given import Given, experiment_of, plain_table
 from zsim.study.memory import Profiled, Variant, compare_memory, profile_memory
 from zsim.study.tune.remedy import remedy_of
@@ -75,7 +75,7 @@ class MemoryResult(Shown, Profiled):
 
     def _job(self) -> str:
         job = self.job
-        return f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs"
+        return f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -34,33 +34,41 @@ _TONES: dict[Verdict, Tone] = {
 
 
 def fit_of(report: Report) -> Fit:
-    """The verdict on a report, with the bytes that are allocated and that torch reserves."""
+    """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
     if report.out_of_memory is not None:
         return Fit(verdict, f"{missing_memory(report.out_of_memory)} The times below assume it did.")
-    held = f"{_allocated(report)} on the fullest GPU"
-    allocator = report.allocator
-    if allocator is None:
+    held = f"{_in_use(report)} on the fullest GPU"
+    if report.allocator is None:
         return Fit(verdict, f"{held}.")
-    held += f"; {reserved_words(report)}"
+    held += f"; {torch_words(report)}"
     if verdict == "may not fit":
-        held += ", whose allocator finds no room for some requests: see the notes"
+        held += "; its allocator finds no room for some requests: see the notes"
     elif verdict == "runs short":
         lost = format_seconds(report.breakdown.seconds["allocator"])
-        held += f", whose allocator runs short and holds the step up for {lost}: see the notes"
+        held += f"; its allocator runs short and holds the step up for {lost}: see the notes"
     return Fit(verdict, f"{held}.")
 
 
-def _allocated(report: Report) -> str:
+def _in_use(report: Report) -> str:
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
     if not capacity:
-        return f"{format_bytes(peak)} allocated"
-    return f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity * 100:.1f} %) allocated"
+        return f"{format_bytes(peak)} in use"
+    return f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity * 100:.1f} %) in use"
 
 
-def reserved_words(report: Report) -> str:
-    """E.g. "83.55 GB of 83.64 GB reserved by torch"; "" where torch's allocator was not simulated."""
+def allocated_bytes(report: Report) -> int:
+    """`torch.cuda.max_memory_allocated` of the fullest rank: what is in use without the CUDA context and the
+    buffers of communicators, which `memory_reserved` does not count either."""
+    peak = report.peaks["gpu"]
+    return peak.total - peak.at_total.get("framework", 0)
+
+
+def torch_words(report: Report) -> str:
+    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB of 83.64 GB"; "" where its allocator was not
+    simulated."""
     row = report.allocator
     if row is None:
         return ""
-    return f"{format_bytes(row.reserved_bytes)} of {format_bytes(row.limit_bytes)} reserved by torch"
+    reserved = f"{format_bytes(row.reserved_bytes)} of {format_bytes(row.limit_bytes)}"
+    return f"torch allocates {format_bytes(allocated_bytes(report))} and reserves {reserved}"

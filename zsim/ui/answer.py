@@ -11,7 +11,7 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
-from zsim.report.fit import Fit, fit_of, reserved_words
+from zsim.report.fit import Fit, fit_of, torch_words
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
@@ -136,7 +136,7 @@ def _tiers(report: Report) -> Iterator[Tier]:
         else:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
         if device == "gpu" and report.allocator is not None:
-            words += f"; {reserved_words(report)}"
+            words += f"; {torch_words(report)}"
         yield Tier(DEVICES[device], peak.total, capacity, words)
 
 

@@ -35,6 +35,13 @@ def strategy_label(job: Job) -> str:
     return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
 
 
+def gpus_label(job: Job) -> str:
+    """Number of GPUs, "16 GPUs"; where nodes have GPUs that the job leaves alone, "8 GPUs on 2 nodes"."""
+    gpus, nodes = job.world_size, job.num_nodes
+    on = f" on {nodes:,} nodes" if nodes > 1 and min(job.placement.gpus) < job.cluster.gpus_per_node else ""
+    return f"{gpus:,} GPU{'s' if gpus != 1 else ''}{on}"
+
+
 def parallelism_label(job: Job) -> str:
     """The degrees above 1, outermost first: "PP 4 (1f1b) x DP 16 x TP 8, EP 8"; "" for data parallelism
     alone."""

@@ -11,7 +11,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.labels import gpus_label, strategy_label
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -101,8 +101,7 @@ def run_sensitivity(
         for n, turn in enumerate(turns)
     ]
     bars.sort(key=lambda bar: -bar.swing(base))
-    gpus = f"{job.world_size:,} GPU{'s' if job.world_size != 1 else ''}"
-    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus}"
+    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)}"
     return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
 
 

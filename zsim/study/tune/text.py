@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.text.plain import Column, paragraph, table
+from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.study.differences import is_told_apart, range_of_row, row_words
@@ -68,7 +69,8 @@ def days_words(days: RunDays) -> str:
 def subject(tuned: Tuned) -> str:
     """The title, e.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
     job, gpus = tuned.best[0].candidate.base.job, tuned.best[0].gpus
-    return f"{job.model.name} | {job.cluster.name} | {gpus:,} GPU{'s' if gpus > 1 else ''}"
+    used = gpus_label(job) if gpus == job.world_size else f"{gpus:,} GPU{'s' if gpus > 1 else ''}"
+    return f"{job.model.name} | {job.cluster.name} | {used}"
 
 
 def verdict(tuned: Tuned) -> str:

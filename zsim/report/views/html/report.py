@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.files import write_whole
-from zsim.report.fit import fit_of, reserved_words
+from zsim.report.fit import fit_of, torch_words
 from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
@@ -130,7 +130,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "HFU", _percent(report.hfu_fraction), "with recomputation"
     of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
-        of += f"; {reserved_words(report)}"
+        of += f"; {torch_words(report)}"
     yield "GPU memory", format_bytes(peak), of
     if report.overlap_fraction is not None:
         yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
@@ -166,7 +166,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 if highest and name in MEMORY
             ],
             "total": format_bytes(peak.total),
-            "reserved": reserved_words(report) if device == "gpu" else "",
+            "by_torch": torch_words(report) if device == "gpu" else "",
         }
 
 

@@ -10,7 +10,7 @@ from zsim.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class AllocatorRow:
-    """torch's caching allocator on the first rank in a steady step.
+    """torch's caching allocator in a steady step, on the rank where it runs short most, or reserves most.
 
     `reserved_bytes`: maximum (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers),
     of the `limit_bytes` that the GPU has without these; `retries`: times per step that it ran short and gave

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import fit_of
+from zsim.report.fit import allocated_bytes, fit_of
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
@@ -182,6 +182,7 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
     if device == "gpu" and report.allocator is not None:
         row = report.allocator
         of = f"of {format_bytes(row.limit_bytes)}"
+        table.add_row("allocated by torch", "", format_bytes(allocated_bytes(report)), "", style="dim")
         table.add_row("reserved by torch", format_bytes(row.reserved_bytes), of, "", style="dim")
     return table
 

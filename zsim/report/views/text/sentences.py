@@ -21,7 +21,8 @@ def headline(report: Report) -> str:
     strategy = labels.get("strategy") or labels.get("framework")
     words = [labels.get("model"), strategy, labels.get("parallelism"), labels.get("cluster")]
     world = report.simulation.world_size
-    words += [f"{world:,} GPU{'s' if world != 1 else ''}", labels.get("batch")]
+    gpus = labels.get("gpus", f"{world:,} GPU{'s' if world != 1 else ''}")
+    words += [gpus, labels.get("batch")]
     return " | ".join(word for word in words if word)
 
 
