@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zsim import garbage_collection
 from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import simulate_step
+from zsim.engine.simulator import Simulator
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.plan import make
@@ -92,16 +94,18 @@ def make_plan(experiment: Experiment) -> Plan:
 
 
 @garbage_collection.paused()
-def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
+def simulate(experiment: Experiment, *, unfold: bool = False, simulator: Simulator | None = None) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
+    `simulator`: that of the study that the step belongs to.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False;
     zsim.study.advice finds changes that would make it fit.
     """
     began = time.perf_counter()
-    job = resolve(experiment)
-    step = simulate_step(job, unfold=unfold)
+    simulator = simulator or Simulator()
+    job = simulator.job(experiment)
+    step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
     wall_seconds = time.perf_counter() - began
     report = report_of_step(step, wall_seconds, step_variants(step.outcome))
     return Result(job, step.outcome.plan, step.outcome.trace, report)

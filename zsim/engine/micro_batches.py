@@ -39,6 +39,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 
 FEW = 3  # micro-batches; each further one adds the difference of the last two
@@ -160,6 +161,16 @@ def with_few(job: Job) -> Job:
     most = few_of(job)[0]
     is_longer = job.sequences is None and job.training.gradient_accumulation_steps > most
     return _with_steps(job, most) if is_longer else job
+
+
+def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
+    """The experiment with at most `most` micro-batches, then not its whole batch: of those of `few_of` the
+    number does not change memory."""
+    training = experiment.training
+    if (training.gradient_accumulation_steps or 1) <= most:
+        return experiment
+    few = training.model_copy(update={"gradient_accumulation_steps": most, "global_batch_size": None})
+    return experiment.model_copy(update={"training": few})
 
 
 def _of(

@@ -40,9 +40,11 @@ class Simulator:
         """One steady step. Raises what `simulate_step` raises."""
         return simulate_step(job, simulate=self.outcome)
 
-    def outcome(self, job: Job) -> Outcome:
-        """The outcome of one steady step, shared with jobs that differ only in settings without effect.
-        Raises what `simulate_job` raises."""
+    def outcome(self, job: Job, *, unfold: bool = False) -> Outcome:
+        """The outcome of one steady step, shared with jobs that differ only in settings without effect, but
+        for one of every rank (`unfold`). Raises what `simulate_job` raises."""
+        if unfold:
+            return simulate_job(job, unfold=True, plans=self._plans)
         plan = self.plan(job)
         for place, known in enumerate(self._outcomes):
             if known.plan is plan and _differ_in_strategy_alone(known.job, job):

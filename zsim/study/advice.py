@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim import api
+from zsim import api, garbage_collection
+from zsim.engine.simulator import Simulator
 from zsim.report.memory import Remedy
 from zsim.report.report import Report
 from zsim.specs.experiment.tables import Experiment
@@ -17,24 +18,27 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> api.Result:
     simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
     `report.out_of_memory` says what would make it fit.
     """
-    result = api.simulate(experiment, unfold=unfold)
-    return replace(result, report=advised(result.report, experiment))
+    simulator = Simulator()
+    result = api.simulate(experiment, unfold=unfold, simulator=simulator)
+    return replace(result, report=advised(result.report, experiment, simulator))
 
 
-def advised(report: Report, experiment: Experiment) -> Report:
+def advised(report: Report, experiment: Experiment, simulator: Simulator | None = None) -> Report:
     """The report; if the job does not fit, with the least number of GPUs and the remedy (fewest switches)
-    that make it fit."""
+    that make it fit. `simulator`: that of the report's step."""
     finding = report.out_of_memory
     if finding is None:
         return report
-    least, remedy = advice(experiment)
+    least, remedy = advice(experiment, simulator)
     return replace(report, out_of_memory=replace(finding, least_gpus=least, remedy=remedy, is_advised=True))
 
 
-def advice(experiment: Experiment) -> tuple[int | None, Remedy | None]:
+@garbage_collection.paused()
+def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:
     """The least number of GPUs on which an experiment fits that does not, and the fewest switches with which
-    it does."""
+    it does. `simulator`: that of the step that does not fit, whose plan is made already."""
     from zsim.study.search import least_gpus
     from zsim.study.tune.remedy import remedy_of
 
-    return least_gpus(experiment), remedy_of(experiment)
+    simulator = simulator or Simulator()
+    return least_gpus(experiment, simulator), remedy_of(experiment, simulator)

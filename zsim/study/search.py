@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from math import inf, isfinite
 
 from zsim.engine.micro_batches import with_few
+from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import load
 from zsim.specs.cluster.asked_nodes import asked_nodes
 from zsim.specs.cluster.files import cluster_tables
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.placement import PlacementTable
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
 _MAX_GPUS = 65_536
@@ -76,11 +75,12 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
     return most if least is None else least - 1
 
 
-def least_gpus(experiment: Experiment) -> int | None:
+def least_gpus(experiment: Experiment, simulator: Simulator | None = None) -> int | None:
     """The fewest GPUs of the same cluster on which an experiment fits that does not fit its own, from plans
     alone; None if it fits on none up to 65,536. Only counts that the experiment allows are tried (replicas
     and batch sizes must divide them); of nodes of several types, only multiples of each."""
-    job = resolve(experiment)
+    simulator = simulator or Simulator()
+    job = simulator.job(experiment)
     world, per_node, is_mixed = job.world_size, job.cluster.gpus_per_node, bool(job.cluster.nodes)
     if is_mixed:
         more: Sequence[int] = range(2 * world, _MAX_GPUS + 1, world)
@@ -95,12 +95,12 @@ def least_gpus(experiment: Experiment) -> int | None:
 
     def is_allowed(count: int) -> bool:
         try:
-            resolve(on(count))
+            simulator.job(on(count))
         except ZsimError:
             return False
         return True
 
-    return least_count(lambda count: _load(on(count)), [world, *more], is_allowed)
+    return least_count(lambda count: _load(on(count), simulator), [world, *more], is_allowed)
 
 
 def least_count(
@@ -155,11 +155,11 @@ def least_count(
         halves = not halves
 
 
-def _load(experiment: Experiment) -> float:
+def _load(experiment: Experiment, simulator: Simulator) -> float:
     """`load` of the experiment's plan; infinite for a job without one."""
-    job = with_few(resolve(experiment))
+    job = with_few(simulator.job(experiment))
     try:
-        plan = make_plan(job)
+        plan = simulator.plan(job)
     except ZsimError:
         return inf
     return load(job, plan)
@@ -167,7 +167,7 @@ def _load(experiment: Experiment) -> float:
 
 def _fits(experiment: Experiment) -> bool:
     """Whether the job fits every memory tier of its GPUs and nodes; a job without a plan does not fit."""
-    return _load(experiment) <= 1
+    return _load(experiment, Simulator()) <= 1
 
 
 def _times_as_many(experiment: Experiment, times: int) -> Experiment:

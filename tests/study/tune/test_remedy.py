@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
+from zsim.plan import plans
+from zsim.plan.make import PlanBasis, plan_of
+from zsim.plan.ops import Plan
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import missing_memory, remedy_words
 from zsim.specs.experiment.load import changed, experiment_from
@@ -231,3 +235,28 @@ def test_less_checkpointing_is_no_remedy(
     assert remedy_of(changed(make_tiny({"kind": "fsdp2"}, memory="1 GB", **ALONE), {key: given})) is None
     assert {changes[key] for changes in looked if key in changes} == tried
     assert len(looked) > len(tried)
+
+
+def test_switches_of_the_batch_are_not_planned_where_states_alone_are_too_much(
+    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DDP holds its states whole, whatever is recomputed: on GPUs of 1.46 GB, which do not hold them, the
+    remedy plans the given job alone, and where a simulation has planned it, nothing; on ones of 5 GB, which
+    hold them but not the logits, the switches as well."""
+    planned: list[PlanBasis] = []
+
+    def counted(basis: PlanBasis) -> Plan:
+        planned.append(basis)
+        return plan_of(basis)
+
+    monkeypatch.setattr(plans, "plan_of", counted)
+    given = make_tiny({"kind": "ddp"}, memory="1.46 GB", **ALONE)
+    assert remedy_of(given) is None
+    assert len(planned) == 1
+    simulator = Simulator()
+    simulator.step(simulator.job(given))
+    planned.clear()
+    assert remedy_of(given, simulator) is None
+    assert planned == []
+    of(changed(make_tiny({"kind": "ddp"}, memory="5 GB", **ALONE), WORDY))
+    assert len(planned) > 2

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.engine.micro_batches import FEW
+from zsim.engine.micro_batches import FEW, few_micro_batches
 from zsim.errors import InputError, ZsimError
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import Candidate, candidates
-from zsim.study.tune.evaluate import Evaluator, few_micro_batches, memory_of
+from zsim.study.tune.evaluate import Evaluator, memory_of
 from zsim.study.tune.search import cheapest, fastest, search
 from zsim.study.tune.tune import tune
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 
 import numpy as np
 
 from zsim.arrays import Ints
+from zsim.dataclass import dataclass
 from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
@@ -76,6 +78,26 @@ def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
     if device != "gpu":
         return _of_fullest_node(job, plan, held)
     return max(bytes + framework_memory(job, plan, number).bytes for number, bytes in enumerate(held))
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes that the fullest GPU and a node's host and drives hold before a step, whatever the batch, and
+    their limits."""
+
+    bytes: Mapping[Device, int]
+    limits: Mapping[Device, int]
+
+    @property
+    def is_too_much(self) -> bool:
+        return any(self.bytes[device] > self.limits[device] for device in self.bytes)
+
+
+def resident_of(job: Job, plan: Plan) -> Resident:
+    """The bytes that a job holds before a step."""
+    limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
+    limits |= {device: limit or 0 for device, limit in node_capacity_bytes(job, plan).items()}
+    return Resident({device: resident_bytes(job, plan, device) for device in limits}, limits)
 
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import few_of, longer
+from zsim.engine.micro_batches import few_micro_batches, few_of, longer
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.plan.memory.capacity import (
-    node_capacity_bytes,
+    Resident,
     node_peak_bytes,
     over_pinned_limit,
     peak_bytes,
-    resident_bytes,
+    resident_of,
     usable_bytes,
 )
-from zsim.plan.ops import Device
+from zsim.plan.ops import Device, Plan
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.run.run import TrainingRunTable
@@ -46,13 +46,16 @@ _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Exact peaks of the fullest GPU and of a node's host and drives, and their limits. `resident`: the bytes
-    held before a step, whatever the batch. `least_seconds`: the plan's lower bound on the step."""
+    """Exact peaks of the fullest GPU and of a node's host and drives, and their limits. `least_seconds`: the
+    plan's lower bound on the step."""
 
     peaks: Mapping[Device, int]
-    limits: Mapping[Device, int]
-    resident: Mapping[Device, int]
+    resident: Resident
     least_seconds: float
+
+    @property
+    def limits(self) -> Mapping[Device, int]:
+        return self.resident.limits
 
     @property
     def fits(self) -> bool:
@@ -122,25 +125,12 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
             seconds = least_seconds(job, plan, (less, simulator.plan(less)), more)
         if over_pinned_limit(job, plan) is not None:
             return "more host memory would be page-locked than the host allows"
-        capacity = node_capacity_bytes(job, plan)
+        resident = resident_of(job, plan)
         peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
-        limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
-        for device, limit in capacity.items():
-            peaks[device], limits[device] = node_peak_bytes(job, plan, device), limit or 0
+        peaks |= {name: node_peak_bytes(job, plan, name) for name in resident.limits if name != "gpu"}
     except ZsimError as error:
         return str(error)
-    resident = {device: resident_bytes(job, plan, device) for device in peaks}
-    return MemoryBounds(peaks, limits, resident, seconds)
-
-
-def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
-    """The experiment with at most `most` micro-batches, then not its whole batch: of those of `few_of` the
-    number does not change memory."""
-    training = experiment.training
-    if (training.gradient_accumulation_steps or 1) <= most:
-        return experiment
-    few = training.model_copy(update={"gradient_accumulation_steps": most, "global_batch_size": None})
-    return experiment.model_copy(update={"training": few})
+    return MemoryBounds(peaks, resident, seconds)
 
 
 class Evaluator:
@@ -149,7 +139,7 @@ class Evaluator:
 
     `on_done` is called after each piece of work with its kind (checked, simulated) and the count so far.
     `headroom` is the fraction of GPU memory that a candidate must leave free; `has_degrees` as in `Bounds`.
-    `run`: of which simulated candidates have the days.
+    `run`: of which simulated candidates have the days. `simulator`: one that has made some plans already.
     """
 
     def __init__(
@@ -160,6 +150,7 @@ class Evaluator:
         headroom: float = 0.0,
         has_degrees: bool = False,
         run: TrainingRunTable | None = None,
+        simulator: Simulator | None = None,
     ) -> None:
         self.jobs = jobs
         self.run = run
@@ -168,14 +159,14 @@ class Evaluator:
         self.on_done = on_done or (lambda what, count: None)
         self.num_simulated = self.num_checked = 0
         self.refused: dict[str, int] = {}
-        self.simulator = Simulator()
+        self.simulator = simulator or Simulator()
         self._seconds = 0.0  # of work in this process
         self._cache = cache
         self._bounds = Bounds(has_degrees=has_degrees)
         self._identities = Identities()
         self._resolved: dict[str, Job | str] = {}
         self._memory: dict[str, MemoryBounds | str] = {}
-        self._of_structure: dict[str, MemoryBounds] = {}
+        self._of_structure: dict[str, Resident] = {}
         self._records: dict[str, Record] = {}
         self._run_out: dict[str, Mapping[str, Any]] = {}  # whole steps that torch may have no room for
 
@@ -199,10 +190,18 @@ class Evaluator:
         other = self._of_structure.get(_structure(candidate))
         if other is None:
             return False
-        context = candidate.base.job.cluster.framework_memory.context
-        if other.resident["gpu"] + bound.gpu_bytes - context > self.usable_bytes(candidate):
-            return True
-        return any(other.resident[device] > other.limits[device] for device in other.resident)
+        kept = bound.gpu_bytes - candidate.base.job.cluster.framework_memory.context
+        return other.is_too_much or other.bytes["gpu"] + kept > self.usable_bytes(candidate)
+
+    def holds_too_much(self, candidate: Candidate) -> bool:
+        """Whether the candidate cannot fit: by the resident bytes of a candidate with the same structure and
+        another batch."""
+        other = self._of_structure.get(_structure(candidate))
+        return other is not None and other.is_too_much
+
+    def keep_resident(self, candidate: Candidate, job: Job, plan: Plan) -> None:
+        """Keep the resident bytes of a candidate's plan for those of the same structure."""
+        self._of_structure.setdefault(_structure(candidate), resident_of(job, plan))
 
     def fits(self, memory: MemoryBounds | None) -> bool:
         """Whether a candidate with this memory may be proposed: it fits and leaves the headroom free."""
@@ -240,7 +239,7 @@ class Evaluator:
         for candidate in candidates:
             known = self._memory.get(_key(candidate))
             if isinstance(known, MemoryBounds):
-                self._of_structure.setdefault(_structure(candidate), known)
+                self._of_structure.setdefault(_structure(candidate), known.resident)
         self.on_done("checked", self.num_checked)
         results = (self._memory.get(_key(candidate)) for candidate in candidates)
         return [found if isinstance(found, MemoryBounds) else None for found in results]

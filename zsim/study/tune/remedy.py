@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.engine.micro_batches import with_few
+from zsim.engine.micro_batches import few_micro_batches, with_few
+from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, AxisChoice, TunedAxis, stage_of
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
+from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.tellings import script_changes
 
 _MAX_SIMULATED = 3
@@ -36,12 +35,12 @@ _IN_JSON = {
 }
 
 
-def remedy_of(experiment: Experiment) -> Remedy | None:
+def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Remedy | None:
     """The fewest switches with which the job fits, of these the ones with the shortest step; None if nothing
-    helps."""
+    helps. `simulator`: one that has made some plans already."""
     try:
         given = Candidate(base_of(experiment), {}, -1)
-        measured = cheapest_switch(Evaluator(), given)
+        measured = cheapest_switch(Evaluator(simulator=simulator), given)
     except ZsimError:
         return None
     return None if measured is None else remedy_from(experiment, given, measured)
@@ -81,8 +80,16 @@ class _Look:
 def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
     """The result with the fewest switches that fits; among equals the one with the shortest step."""
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
-    single = [look for one in _singles(given, axes) if (look := _look(evaluator, one)) is not None]
-    for looks in chain([single], _together(evaluator, given, single)):
+    singles = list(_singles(given, axes))
+    _look(evaluator, given)  # what it holds before a step may be too much for many switches
+    some = [None if evaluator.holds_too_much(one) else _look(evaluator, one) for one in singles]
+    if not any(some):
+        return None  # nor does any combination of the others fit
+    best = _shortest(evaluator, _needed([look for look in some if look is not None and look.fits]))
+    if best is not None:
+        return best
+    every = [look or _look(evaluator, one) for look, one in zip(some, singles, strict=True)]
+    for looks in _together(evaluator, given, [look for look in every if look is not None]):
         best = _shortest(evaluator, _needed([look for look in looks if look.fits]))
         if best is not None:
             return best
@@ -115,17 +122,19 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None
 def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
     """The candidate evaluated by its plan; None if it contradicts itself or has no plan. Two micro-batches
     suffice without a pipeline: more do not change memory; a pipeline has to be full."""
+    simulator = evaluator.simulator
     try:
         whole = candidate.experiment()
         steps = whole.training.gradient_accumulation_steps or 1
         if candidate.base.job.parallelism.pipeline > 1:
-            asked = resolve(whole)
+            asked = simulator.job(whole)
             job, steps = with_few(asked), asked.training.gradient_accumulation_steps
         else:
-            job = resolve(few_micro_batches(whole, 2))
-        plan = make_plan(job)
+            job = simulator.job(few_micro_batches(whole, 2))
+        plan = simulator.plan(job)
     except ZsimError:
         return None
+    evaluator.keep_resident(candidate, job, plan)
     peak = peak_bytes(job, plan)
     return _Look(
         candidate,
@@ -173,7 +182,8 @@ def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -
                for name in lightest}  # fmt: skip
 
     def looked(choices: Mapping[str, AxisChoice]) -> _Look | None:
-        return _look(evaluator, Candidate(given.base, choices, -1))
+        candidate = Candidate(given.base, choices, -1)
+        return None if evaluator.holds_too_much(candidate) else _look(evaluator, candidate)
 
     for count in range(2, len(lightest) + 1):
         found: list[_Look] = []

@@ -74,16 +74,25 @@ class FlatGroup:
     def most_owned_whole(self) -> int:
         """Elements of all parameters that overlap with a rank's part, counted whole, of the rank with
         most."""
-        return round(max(self.whole_by_rank(self.numels)))
+        changes = self._changes(self.numels)
+        return round(max(accumulate(changes[rank] for rank in sorted(changes)), default=0))
 
     def whole_by_rank(self, amounts: Mapping[str, float]) -> list[float]:
         """By rank, the `amounts` of all parameters that overlap with its part."""
-        changes = [0.0] * (self.world_size + 1)
+        changes = self._changes(amounts)
+        return list(accumulate(changes.get(rank, 0.0) for rank in range(self.world_size + 1)))
+
+    def _changes(self, amounts: Mapping[str, float]) -> dict[int, float]:
+        """By rank, by how much its `whole_by_rank` is more than that of the rank before, where it is not the
+        same."""
+        changes: dict[int, float] = {}
         for name, numel in self.numels.items():
             if numel:
-                changes[self.offsets[name] // self.shard_numel] += amounts[name]
-                changes[(self.offsets[name] + numel - 1) // self.shard_numel + 1] -= amounts[name]
-        return list(accumulate(changes))
+                first = self.offsets[name] // self.shard_numel
+                last = (self.offsets[name] + numel - 1) // self.shard_numel
+                changes[first] = changes.get(first, 0.0) + amounts[name]
+                changes[last + 1] = changes.get(last + 1, 0.0) - amounts[name]
+        return changes
 
     def overlapping(self, rank: int) -> list[str]:
         """The parameters that overlap with a rank's part."""
