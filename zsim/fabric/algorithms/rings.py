@@ -17,6 +17,12 @@ of eight leaves seven channels on all nodes, each with a seventh of the bytes. T
 its seven live cards and the other nodes by their first seven, so from the dead card on the two ends of a
 channel are on different rails (github.com/NVIDIA/nccl/issues/1671). A communicator with one GPU on the node,
 whose card is dead, shares another card of the node.
+
+# [Note: few cards]
+NCCL enters a node by the GPUs nearest to a card (2.8 src/graph/search.cc, ncclTopoSearchRecNet: the fewest
+hops). Here every local rank has a channel, which is as fast as long as only ports bind. Where bytes cross the
+uplink of a card's switch twice (specs/topology/node_links.py, [Note: staged bytes]) they do not, and the
+channels enter by the GPUs under that switch (tests/fabric/test_staged.py holds that to measurements).
 """
 
 from __future__ import annotations
@@ -55,12 +61,16 @@ def live_cards(topology: Topology, members: Ints) -> Bools:
 
 
 def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
-    """Place in the domain at which the channel enters, per domain and channel; see [Note: dead cards]."""
+    """Place in the domain at which the channel enters, per domain and channel; see [Note: dead cards] and
+    [Note: few cards]."""
     alive = live_cards(topology, members[0])
     if alive.all():
         fewest = int(counts.min())
         entries: Ints = np.arange(fewest) * counts[:, None] // fewest
-        return entries
+        if not topology.copies_twice:
+            return entries
+        is_near = topology.is_under_card(members[0])[starts[:, None] + entries].all(axis=0)
+        return entries[:, is_near] if is_near.any() else entries
     places: list[Ints] = []
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         living = np.flatnonzero(alive[start : start + count])

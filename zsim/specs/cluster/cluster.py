@@ -71,6 +71,11 @@ class Nic(Table):
     efficiency: Fraction = Field(description="what a large message reaches of the bandwidth")
     latency: Seconds = Field(description="of a message, in both cards together")
     gpudirect: bool = Field(default=True, description="cards read GPU memory without the host's")
+    attached: Literal["host", "switch"] = Field(
+        default="switch",
+        description="to the host, or under the GPUs' PCIe switches: their uplinks then carry bytes without "
+        "GPUDirect twice, into the host's memory and back",
+    )
 
 
 class HostDevice(Table):
@@ -175,6 +180,7 @@ class NodeType(BaseModel):
             "node_link.kind": self.node_link.kind,
             "node_link.nodes_per_domain": self.node_link.nodes_per_domain,
             "nic.gpudirect": self.nic.gpudirect,
+            "nic.attached": self.nic.attached,
         }
         if self.node_link.kind == "none":
             found["pcie.peer_to_peer"] = self.pcie.peer_to_peer

@@ -99,10 +99,10 @@ def is_connected(topology: Topology) -> bool:
 
 
 def _nic_host_side(topology: Topology, nic: int) -> str:
-    """The PCIe switch that a card is under, or the host if bytes are staged in host memory."""
+    """The PCIe switch that a card is under, or the host."""
     cluster = topology.cluster
     node, local = divmod(nic, cluster.nic.per_node)
-    if not cluster.nic.gpudirect:
+    if cluster.nic.attached == "host":
         return f"host{node}"
     local_gpu = min(-(-local * cluster.gpus_per_node // cluster.nic.per_node), topology.gpus_per_node - 1)
     return f"pcie{node * topology.switches_per_node + local_gpu // cluster.pcie.gpus_per_switch}"

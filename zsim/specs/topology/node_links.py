@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Bools, Floats, Ints
 from zsim.dataclass import dataclass
 from zsim.specs.cluster.cluster import Cluster
 
@@ -93,15 +93,23 @@ class NodeLinks:
     ) -> list[Ints]:
         """Links between slots and the cards that they use, from the GPU's side.
 
+        # [Note: staged bytes]
+        Without GPUDirect the GPU copies into the host's memory, from which the card reads. A card under the
+        GPUs' switches reads over its own switch's uplink, which carries what a GPU there sends up and down
+        again: what a port gives both ways halves (NCCL's authors, github.com/NVIDIA/nccl/issues/638).
+
         # [Note: another GPU's card]
         A GPU whose nearest card is dead reaches another card over NVLink and through the GPU nearest to that
         card (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
         """
         first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
-        switch = self.switch_of(slots)
-        is_staged = not self.cluster.nic.gpudirect
+        cards = self.cluster.nic
+        switch, card_switch = self.switch_of(slots), self._card_switch_of(slots)
+        leaves, returns = not cards.gpudirect or cards.attached == "host", self.copies_twice
+        up = [first[uplink] + switch] if leaves else []
+        down = [first[other_uplink] + card_switch] if returns else []
         if self.condition is None or (self.nic_of(slots) == self.own_card_of(slots)).all():
-            return [first[pcie] + slots, *([first[uplink] + switch] if is_staged else [])]
+            return [first[pcie] + slots, *up, *down]
         proxies = self._proxies(slots)
         moves = proxies != slots
         other = self.switch_of(proxies)
@@ -110,23 +118,41 @@ class NodeLinks:
                 np.where(moves, self.classes[near].first + slots, -1),
                 np.where(moves, self.classes[far].first + proxies, -1),
                 first[pcie] + proxies,
-                np.where(is_staged, first[uplink] + other, -1),
+                np.where(leaves, first[uplink] + other, -1),
+                *down,
             ]
         crosses = moves & (other != switch)
         return [
             first[pcie] + slots,
-            np.where(crosses | is_staged, first[uplink] + switch, -1),
-            np.where(crosses & (not is_staged), first[other_uplink] + other, -1),
+            np.where(crosses | leaves, first[uplink] + switch, -1),
+            np.where(returns | (crosses & (not leaves)), first[other_uplink] + card_switch, -1),
         ]
+
+    @property
+    def copies_twice(self) -> bool:
+        """Whether bytes cross two PCIe uplinks on their way to a card; see [Note: staged bytes]."""
+        cards = self.cluster.nic
+        return not cards.gpudirect and cards.attached == "switch"
+
+    def is_under_card(self, slots: Ints) -> Bools:
+        """Whether each slot's PCIe switch is that of the card that it uses."""
+        under: Bools = self.switch_of(slots) == self._card_switch_of(slots)
+        return under
+
+    def _card_switch_of(self, slots: Ints) -> Ints:
+        """The PCIe switch of the GPU nearest to the card that each slot uses."""
+        return self.switch_of(self.node_of(slots) * self.gpus_per_node + self._nearest_to_card(slots))
+
+    def _nearest_to_card(self, slots: Ints) -> Ints:
+        """The GPU of the node that is nearest to the card that each slot uses."""
+        nics, gpus = self.cluster.nic.per_node, self.cluster.gpus_per_node
+        return np.minimum(-(-(self.nic_of(slots) % nics) * gpus // nics), self.gpus_per_node - 1)
 
     def _proxies(self, slots: Ints) -> Ints:
         """The slot nearest to the card that each slot uses (the slot itself, unless its nearest card is
         dead)."""
-        nics, gpus = self.cluster.nic.per_node, self.cluster.gpus_per_node
-        card = self.nic_of(slots)
-        nearest = np.minimum(-(-(card % nics) * gpus // nics), self.gpus_per_node - 1)
-        at_card = self.node_of(slots) * self.gpus_per_node + nearest
-        return np.where(card == self.own_card_of(slots), slots, at_card)
+        at_card = self.node_of(slots) * self.gpus_per_node + self._nearest_to_card(slots)
+        return np.where(self.nic_of(slots) == self.own_card_of(slots), slots, at_card)
 
     def switch_of(self, slots: Ints) -> Ints:
         """The PCIe switch of each slot."""

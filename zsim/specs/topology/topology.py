@@ -103,7 +103,8 @@ class Topology(NodeLinks):
         return (
             (self.num_nodes, self.gpus_per_node, self.slots.tobytes()),
             (cluster.gpus_per_node, cluster.host.sockets, link.kind, link.nodes_per_domain),
-            (pcie.gpus_per_switch, pcie.peer_to_peer, cards.per_node, cards.gpudirect),
+            (pcie.gpus_per_switch, pcie.peer_to_peer),
+            (cards.per_node, cards.gpudirect, cards.attached),
             (network.model_dump_json(), 1.0 if network.link_bandwidth is None else cards.bandwidth),
             tuple((one.name, one.first, one.count) for one in self.classes.values()),
         )
