@@ -11,6 +11,7 @@ import pytest
 from zsim.fabric.algorithms.rings import ring_usage
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.faults import FaultsTable, with_faults
 from zsim.specs.topology.topology import Topology
 
 
@@ -84,3 +85,18 @@ def test_groups_without_a_gpu_at_the_card_still_have_all_their_channels() -> Non
     usage = ring_usage(topology, np.array([[4, 5, 6, 7, 12, 13, 14, 15]]))
     used = usage > 0
     assert (topology.capacities()[used] / usage[used]).min() / 1e9 == pytest.approx(11.875)
+
+
+def test_a_dead_card_s_bytes_come_down_at_the_card_that_carries_them() -> None:
+    """DGX-1's card 1 is dead: GPU 2 hands its bytes over NVLink to the GPU at the card that carries them,
+    whose switch has them up to the host and down again."""
+    whole = Topology(dgx_1_with(gpudirect=False), 2, 8)
+    topology = with_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
+    card = int(topology.nic_of(np.array([2]))[0])
+    route = [(topology.class_of(link), link) for link in topology.route(2, 8)]
+    found = [(kind.name, link - kind.first) for kind, link in route]
+    assert card != 1
+    assert found[:6] == [
+        ("nvlink_out", 2), ("nvlink_in", 2 * card), ("pcie_up", 2 * card), ("uplink_up", card),
+        ("uplink_down", card), ("nic_out", card),
+    ]  # fmt: skip

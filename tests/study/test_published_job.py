@@ -46,6 +46,16 @@ def test_a_swiglu_row_is_llamas_block() -> None:
     assert row.job.model.family == "llama"
 
 
+def test_dlperf_s_port_is_one_under_a_switch_without_gpudirect() -> None:
+    """Its pages: one EDR port for the node, PIX to two GPUs; the table's 12.5 Gb/s for each GPU are not eight
+    cards."""
+    cells = run(gpu="V100-SXM2-16GB", inter_gbps_per_gpu="12.5", n_gpus="16", precision="fp16")
+    found = row_job(replace(cells, source="dlperf-deepspeed-v100"))
+    nic = found.job.cluster.nic
+    assert (nic.per_node, nic.bandwidth, nic.gpudirect, nic.attached) == (1, 12.5e9, False, "switch")
+    assert any(text.startswith("GPUDirect's module was not loaded") for text in found.assumptions)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
