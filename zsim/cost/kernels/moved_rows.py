@@ -17,11 +17,11 @@ input once and writes its output once.
 Behind DeepEP's dispatch, map: a Triton kernel and one back (core/fusions/fused_indices_converter.py), or
 `_DeepepManager._indices_to_multihot` (core/transformer/moe/token_dispatcher.py): zeros and zeros, a
 comparison, two tensors read by a mask, one put by indices, a number put by indices (and filled), a cast; a
-range, a sum of the mask and repeat_interleave (a scan, a copy, a comparison, a reduction, a copy, its kernel, an
-index_select). A mask that is read or put by becomes indices first: a sum of two kernels, a copy to the host,
-a selection of two, both dimensions (ATen/native/cuda/Nonzero.cu). Backward: the gradient read by indices,
-zeros, the mask's indices again, and a sum by sorted indices (five for a linear index, a division, a range,
-six of a radix sort, its kernel). Numbers of a few bytes per row: launches alone.
+range, a sum of the mask and repeat_interleave (a scan, a copy, a comparison, a reduction, a copy, its kernel,
+an index_select). A mask that is read or put by becomes indices first: a sum of two kernels, a copy to the
+host, a selection of two, both dimensions (ATen/native/cuda/Nonzero.cu). Backward: the gradient read by
+indices, zeros, the mask's indices again, and a sum by sorted indices (five for a linear index, a division, a
+range, six of a radix sort, its kernel). Numbers of a few bytes per row: launches alone.
 autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather;
 the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again;
 zeros and a copy in the first order, a product with the fp32 scores, their sum, a cast.
