@@ -44,6 +44,11 @@ def resolved(strategy: dict[str, Any], parallelism: dict[str, Any], model: str =
         ),
         (TITAN, {"expert": 4, "capacity_factor": 1.5}, "torchtitan drops no tokens"),
         ({**TITAN, "replicate": 8}, {"expert": 8}, "do not divide the 32 GPUs of a pipeline stage in 8 repl"),
+        (
+            {**MEGATRON, "distributed_optimizer": True, "optimizer_instances": 2},
+            {"expert": 8, "expert_tensor": 4, "tensor": 4, "sequence_parallel": True},
+            "expert: 8 ranks x expert_tensor 4 do not divide the 32 GPUs of a pipeline stage in 2 replicas",
+        ),
         (MEGATRON, {"expert": 4, "expert_imbalance": 5}, "one of 4 ranks has at most 4 times the mean"),
         (
             MEGATRON,

@@ -46,6 +46,7 @@ from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
     asked_parallelism,
     default_precision,
+    expert_replicas,
     resolve_deepspeed,
     resolve_experts,
     resolve_strategy,
@@ -77,7 +78,7 @@ from zsim.specs.strategy.megatron_experts import (
 from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism, resolve_parallelism
 from zsim.specs.strategy.partition import layer_weights
-from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp2Table
+from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
 
 _DEFAULT_SEQUENCE = 4096
@@ -212,7 +213,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         placement.world_size,
         training.micro_batch_tokens,
         placement.gpus_per_node,
-        table.replicate or 1 if isinstance(table, Fsdp2Table) else 1,
+        expert_replicas(table),
         whole.node_link.nodes_per_domain,
     )
     if deepspeed is not None:

@@ -94,6 +94,15 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
     return ExpertSplit(library="torchtitan" if is_titan else "transformers")
 
 
+def expert_replicas(table: StrategyTable) -> int:
+    """Replicas that the ranks with the same experts are to fill: of hybrid sharding, or instances of
+    Megatron's distributed optimizer (Megatron-Core 0.16.1 core/parallel_state.py: "Expert data parallel size
+    should be divisible by partial DistOpt shard factor")."""
+    if isinstance(table, MegatronTable):
+        return table.optimizer_instances
+    return table.replicate or 1 if isinstance(table, Fsdp2Table) else 1
+
+
 def _quantised_padding(table: MegatronTable) -> Literal["map", "copies"]:
     """Megatron-Core 0.16.1 core/transformer/moe/experts.py: `TEGroupedMLP` and `SequentialMLP` copy what the
     map leaves."""

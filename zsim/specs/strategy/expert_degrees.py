@@ -43,7 +43,7 @@ def resolve_expert_degrees(
     nodes_per_domain: int = 1,
 ) -> ExpertSplit:
     """`code`, which says whose experts they are, with the degrees of the table; `found`: the other degrees;
-    `tokens`: of a rank's micro-batch; `replicas`: of hybrid sharding; `nodes_per_domain`: nodes that one
+    `tokens`: of a rank's micro-batch; `replicas`: `expert_replicas`; `nodes_per_domain`: nodes that one
     NVLink domain spans, which HybridEP alone treats as one (deepseek-ai/DeepEP, branch hybrid-ep: ranks of an
     NVLink domain write to each other; DeepEP's kernels know nodes of up to 8 GPUs).
 
