@@ -213,6 +213,8 @@ def test_a_json_that_is_no_deepspeed_config_is_said_to_be_read_as_one(tmp_path: 
     )
     path.write_text('{"model_type": "llama", "hidden_size": 64}')
     assert "a model's config.json? --model takes it" in refused("run", str(path))
+    path.write_text('{"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 16}')  # 'data_types' is near
+    assert "PEFT's adapter_config.json? training.lora.config takes it" in refused("run", str(path))
 
 
 def test_an_experiment_and_a_study_are_told_apart(tmp_path: Path) -> None:

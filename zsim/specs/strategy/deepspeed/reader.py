@@ -99,13 +99,19 @@ def require_deepspeed_file(path: str | Path) -> None:
     _refuse_another_file(data, where)
 
 
+# Keys of other programs' files -> where zsim takes these.
+_OTHER_FILES = {
+    "model_type": " (a model's config.json? --model takes it)",
+    "peft_type": " (PEFT's adapter_config.json? training.lora.config takes it)",
+}
+
+
 def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
     """Raises InputError for a JSON without any key that DeepSpeed has or had, or that is spelt nearly so."""
     known = {*DeepSpeedFile.model_fields, "bfloat16"}
-    is_model = "model_type" in data
-    if not data or any(key in known or (nearest(key, known) and not is_model) for key in data):
+    what = next((told for key, told in _OTHER_FILES.items() if key in data), "")
+    if not data or any(key in known or (nearest(key, known) and not what) for key in data):
         return
-    what = " (a model's config.json? --model takes it)" if is_model else ""
     found = ", ".join(f"'{key}'" for key in list(data)[:4])
     raise InputError(
         f"{where}: read as a DeepSpeed JSON, but none of its keys is DeepSpeed's: found {found}{what}; "
