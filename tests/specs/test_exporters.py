@@ -335,3 +335,15 @@ def test_whatever_is_written_as_toml_reads_as_it_was() -> None:
     assert "[[network.link]]" in text
     assert "[gpu]" not in text
     assert tomllib.loads(toml_text({"a": None, "b": [{"c": None}]})) == {"b": [{}]}
+
+
+def test_an_encoder_with_a_decoder_is_written_as_what_can_say_it() -> None:
+    """Accelerate wraps blocks by class; a program of ours, and torchtitan's trainer, have one list of them."""
+    job = resolve(
+        Experiment(model="t5-large", cluster="dgx-h100", training={"sequence_length": 512},
+                   strategy={"kind": "fsdp2", "reduce_dtype": "bf16"})
+    )  # fmt: skip
+    exported = export_files(job)
+    assert {"experiment.toml", "accelerate.yaml"} == set(exported.files)
+    assert "an encoder with a decoder" in exported.missing["fsdp2.py"]
+    assert exported.missing["torchtitan.toml"] == "its trainer has decoders alone"

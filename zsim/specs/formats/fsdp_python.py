@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 from zsim.dtypes import ELEMENT_TYPES
-from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
@@ -30,6 +29,8 @@ def why_not_python(job: Job) -> str | None:
         return "it checkpoints every n-th block alike, not each block in its own way"
     if getattr(job.strategy, "param_dtype", "") == "fp8":
         return "gathering in fp8 needs torchao's float8 modules"
+    if job.model.has_encoder:
+        return f"'{job.model.name}' is an encoder with a decoder; zsim writes programs for one list of blocks"
     return None
 
 
@@ -205,11 +206,6 @@ def _is_reentrant(job: Job) -> bool:
 
 def _constants(job: Job) -> Iterator[str]:
     training, model = job.training, job.model
-    if model.has_encoder:
-        raise NotSimulatedError(
-            f"export: '{model.name}' is an encoder with a decoder; zsim writes programs for one list of "
-            "blocks"
-        )
     yield ""
     yield f'BLOCKS = "{model.block_prefix}"'
     if _is_apart(job):

@@ -33,6 +33,8 @@ def why_not_torchtitan(job: Job) -> str | None:
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2):
         return "it shards with FSDP2 only"
+    if job.model.has_encoder:
+        return "its trainer has decoders alone"
     if strategy.replicate > 1 and strategy.replicate == job.data_parallel_size * job.parallelism.context:
         return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
     reshard = strategy.reshard_after_forward
