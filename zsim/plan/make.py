@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from zsim import garbage_collection
 from zsim.dataclass import dataclass
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
@@ -78,6 +79,7 @@ def make_plan(job: Job) -> Plan:
     return plan_of(plan_basis(job))
 
 
+@garbage_collection.paused()
 def plan_of(basis: PlanBasis) -> Plan:
     """The plan of all jobs with this basis. Raises what `plan_stages` raises."""
     types = basis.types
