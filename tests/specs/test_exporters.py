@@ -338,7 +338,7 @@ def test_whatever_is_written_as_toml_reads_as_it_was() -> None:
 
 
 def test_an_encoder_with_a_decoder_is_written_as_what_can_say_it() -> None:
-    """Accelerate wraps blocks by class; a program of ours, and torchtitan's trainer, have one list of them."""
+    """Accelerate wraps blocks by class; our programs, and torchtitan's trainer, have one list of them."""
     job = resolve(
         Experiment(model="t5-large", cluster="dgx-h100", training={"sequence_length": 512},
                    strategy={"kind": "fsdp2", "reduce_dtype": "bf16"})

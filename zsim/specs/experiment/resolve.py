@@ -202,7 +202,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         recompute_modules=recomputed.modules,
     )
     if asked.lengths is not None:
-        training = with_lengths(training, asked.lengths, model, table, parallelism, replicas)
+        training = with_lengths(training, asked.lengths, model, table, parallelism, replicas, deepspeed)
     check_stored_types(training, asked, table)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     split = resolve_expert_degrees(

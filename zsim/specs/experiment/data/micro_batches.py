@@ -9,9 +9,12 @@ from zsim.errors import NotSimulatedError
 from zsim.specs.experiment.data.draw import BatchPlan, draw_lengths
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.model.spec import Attention, Linear, ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.parallelism import Parallelism
-from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp1Table, Fsdp2Table, ReferenceTable, StrategyTable
+from zsim.specs.strategy.tables import DdpTable, Fsdp1Table, Fsdp2Table, ReferenceTable, StrategyTable
 from zsim.specs.strategy.training import Training
+
+_EVERY_MICRO_BATCH = 2  # the stage of ZeRO from which on gradients are reduced in every micro-batch
 
 
 def with_lengths(
@@ -21,8 +24,10 @@ def with_lengths(
     strategy: StrategyTable,
     parallelism: Parallelism,
     replicas: int,
+    deepspeed: DeepSpeedConfig | None = None,
 ) -> Training:
-    """The training with sequences of the slowest rank's length.
+    """The training with sequences of the slowest rank's length; `deepspeed`: the strategy, if it is
+    DeepSpeed's.
 
     Raises InputError for a table that names no lengths, NotSimulatedError for documents kept apart by
     attention that does not, or that several ranks share.
@@ -43,7 +48,7 @@ def with_lengths(
         training.gradient_accumulation_steps,
         training.micro_batch_size,
         training.sequence_length,
-        meets_often=_meets_often(strategy),
+        meets_often=_meets_often(strategy, deepspeed),
     )
     multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
     if training.precision == "fp8":
@@ -66,19 +71,13 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
     return products, pairs
 
 
-def _meets_often(strategy: StrategyTable) -> bool:
+def _meets_often(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None) -> bool:
     """Whether ranks wait for one another in every micro-batch: they gather parameters or reduce gradients
     there."""
-    if isinstance(strategy, Fsdp1Table | Fsdp2Table):
-        return True
-    if isinstance(strategy, DeepSpeedTable | ReferenceTable):
-        return _stage(strategy) == 3
-    return False
-
-
-def _stage(strategy: DeepSpeedTable | ReferenceTable) -> int | None:
-    if isinstance(strategy, ReferenceTable) or strategy.stage is not None:
-        return strategy.stage
-    config = strategy.config
-    zero = config.get("zero_optimization", {}) if isinstance(config, dict) else {}
-    return zero.get("stage", 0) if isinstance(zero, dict) else 0
+    if deepspeed is not None:
+        return deepspeed.stage >= _EVERY_MICRO_BATCH
+    if isinstance(strategy, ReferenceTable):
+        return strategy.stage >= _EVERY_MICRO_BATCH
+    if isinstance(strategy, DdpTable):
+        return not strategy.no_sync
+    return isinstance(strategy, Fsdp1Table | Fsdp2Table)
