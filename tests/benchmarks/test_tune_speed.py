@@ -59,8 +59,8 @@ def test_an_8b_job_on_16_gpus_is_searched_in_seconds() -> None:
 
 def test_what_makes_a_mixture_fit_costs_few_plans() -> None:
     """Qwen3 30B with DeepSpeed's `MoE` layer, 128 experts one after the other in each of 48 blocks: a plan of
-    89,000 ops costs 700,000 timeouts or more, the simulation with its advice 4,400,000 to 4,700,000 (24,000,000
-    when each switch of the batch was planned, with Python's searches for cycles)."""
+    89,000 ops costs 700,000 timeouts or more, the simulation with its advice 4,400,000 to 4,700,000
+    (24,000,000 when each switch of the batch was planned, with Python's searches for cycles)."""
     strategy = {"stage": 2, "expert_layer": "moe"}
     experiment = zsim.Experiment(model="qwen3-30b-a3b", cluster="dgx-a100-40gb", nodes=1, strategy=strategy)
     (ratio,) = median_timeouts(lambda: zsim.simulate(experiment), rounds=3)
