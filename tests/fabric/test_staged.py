@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zsim.fabric.algorithms.rings import ring_usage
+from zsim.fabric.algorithms.others import tree_usage
+from zsim.fabric.algorithms.rings import ring_orders, ring_usage
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.faults import FaultsTable, with_faults
@@ -85,6 +86,29 @@ def test_groups_without_a_gpu_at_the_card_still_have_all_their_channels() -> Non
     usage = ring_usage(topology, np.array([[4, 5, 6, 7, 12, 13, 14, 15]]))
     used = usage > 0
     assert (topology.capacities()[used] / usage[used]).min() / 1e9 == pytest.approx(11.875)
+
+
+def test_groups_at_the_card_and_away_from_it_are_the_same_in_any_order() -> None:
+    """Of two groups of four GPUs of each of two nodes one has GPUs at the only card: the order of the groups
+    changes nothing, and together they use what each uses alone."""
+    topology = Topology(dgx_1_with(per_node=1, gpudirect=False), 2, 8)
+    rows = np.array([[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]])
+    for usage_of in (ring_usage, tree_usage):
+        apart = usage_of(topology, rows[:1]) + usage_of(topology, rows[1:])
+        np.testing.assert_allclose(usage_of(topology, rows), apart)
+        np.testing.assert_allclose(usage_of(topology, rows[::-1]), apart)
+
+
+def test_with_a_dead_card_channels_still_enter_under_the_cards_that_work() -> None:
+    """16 GPUs on nodes of two cards, 4 to a switch: with one card dead, both nodes' channels enter by the
+    four GPUs under a living card each, and all bytes cross its uplinks twice, 12.6 / 2 GB/s."""
+    cluster = load_cluster("dgx-2")
+    nic = cluster.nic.model_copy(update={"per_node": 2, "gpudirect": False})
+    pcie = cluster.pcie.model_copy(update={"gpus_per_switch": 4})
+    whole = Topology(cluster.model_copy(update={"nic": nic, "pcie": pcie}), 2, 16)
+    topology = with_faults(whole, FaultsTable(dead_nics=("node0.nic1",)))
+    entries = {int(order[0, 0]) for order, _crosses in ring_orders(topology, np.arange(32)[None])}
+    assert entries == {0, 1, 2, 3}
 
 
 def test_a_dead_card_s_bytes_come_down_at_the_card_that_carries_them() -> None:

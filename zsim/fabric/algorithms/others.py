@@ -23,7 +23,7 @@ from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
     add_crossings,
-    by_dead_cards,
+    by_entries,
     hierarchical_usage,
     local_ranks,
     ring_orders,
@@ -58,7 +58,7 @@ def tree_usage(topology: Topology, members: Ints) -> Floats:
     """Double binary trees across domains, chains inside them; one pair of trees per channel: as many as the
     smallest domain has ranks with live cards, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
     usage = np.zeros(topology.num_links)
-    for rows in by_dead_cards(topology, members):
+    for rows in by_entries(topology, members):
         size = rows.shape[1]
         starts, counts = segments(topology, rows)
         is_last = np.zeros(size, dtype=bool)

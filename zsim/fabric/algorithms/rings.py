@@ -42,16 +42,22 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
     edge, all groups at once."""
     usage = np.zeros(topology.num_links)
     if members.shape[1] > 1:
-        for rows in by_dead_cards(topology, members):
+        for rows in by_entries(topology, members):
             _add_rings(topology, usage, rows)
     return usage
 
 
-def by_dead_cards(topology: Topology, members: Ints) -> list[Ints]:
-    """The rows of `members` whose cards all work, together, and each other row by itself."""
+def by_entries(topology: Topology, members: Ints) -> list[Ints]:
+    """The rows of `members` that channels enter at the same places: those whose cards all work, together
+    (where [Note: few cards] holds, by their places under the cards' switches), and each other row by
+    itself."""
     is_whole = live_cards(topology, members).all(axis=1)
-    parts = [members[is_whole]] if is_whole.any() else []
-    return [*parts, *(members[[row]] for row in np.flatnonzero(~is_whole).tolist())]
+    whole, broken = members[is_whole], np.flatnonzero(~is_whole)
+    parts = [whole] if len(whole) else []
+    if topology.copies_twice and len(whole):
+        patterns, numbers = np.unique(topology.is_under_card(whole), axis=0, return_inverse=True)
+        parts = [whole[numbers.ravel() == number] for number in range(len(patterns))]
+    return [*parts, *(members[[row]] for row in broken.tolist())]
 
 
 def live_cards(topology: Topology, members: Ints) -> Bools:
@@ -64,17 +70,15 @@ def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Int
     """Place in the domain at which the channel enters, per domain and channel; see [Note: dead cards] and
     [Note: few cards]."""
     alive = live_cards(topology, members[0])
-    if alive.all():
+    if alive.all() and not topology.copies_twice:
         fewest = int(counts.min())
         entries: Ints = np.arange(fewest) * counts[:, None] // fewest
-        if not topology.copies_twice:
-            return entries
-        is_near = topology.is_under_card(members[0])[starts[:, None] + entries].all(axis=0)
-        return entries[:, is_near] if is_near.any() else entries
+        return entries
+    is_near = alive & topology.is_under_card(members[0]) if topology.copies_twice else alive
     places: list[Ints] = []
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        living = np.flatnonzero(alive[start : start + count])
-        places.append(living if len(living) else np.arange(count))
+        own = (np.flatnonzero(fits[start : start + count]) for fits in (is_near, alive))
+        places.append(next((found for found in own if len(found)), np.arange(count)))
     channels = np.arange(min(len(own) for own in places))
     return np.stack([own[channels * len(own) // len(channels)] for own in places])
 
