@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import zsim
+from zsim.fabric.algorithms.methods import Shape, UnequalShape
+from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.folding.alike import are_alike, by_pattern
 from zsim.plan.ops import Group
 from zsim.specs.cluster.files import load_cluster
@@ -54,3 +56,25 @@ def test_folded_equals_unfolded_at_unequal_places_too(cluster: str, nodes: int) 
     )
     folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
     assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "shape", ["ring", "tree", "nvls", "hierarchical", "all_to_all", "all_to_all_by_rail", "unequal"]
+)
+def test_trays_named_in_turns_from_two_domains_use_the_links_of_trays_in_order(shape: str) -> None:
+    """Trays 0, 18, 1, 19 of NVL72s, `placement.nodes = "0,18,1,19"`: NCCL puts the ranks of a domain together
+    whatever their numbers. In-switch reduction sent nothing between the domains."""
+    topology = Topology(load_cluster("gb200-nvl72"), 36, 4)
+    turns = np.concatenate([np.arange(4) + 4 * tray for tray in (0, 18, 1, 19)])[None]
+    equal = tuple((1,) * 16 for _ in range(16))
+    form: Shape = UnequalShape("all_to_all_by_rail", equal) if shape == "unequal" else shape
+    found, expected = (link_usage(form, topology, rows) for rows in (turns, np.sort(turns, axis=1)))
+    np.testing.assert_allclose(found, expected)
+    assert found[topology.classes["nic_out"].first :].any()
+
+
+def test_groups_that_come_back_to_a_domain_are_apart_from_those_that_do_not() -> None:
+    """Both go to another domain after each member."""
+    topology = Topology(load_cluster("gb200-nvl72"), 54, 4)
+    rows = np.array([[0, 72, 4, 76], [8, 80, 144, 12]])
+    assert [found.tolist() for found in by_pattern(topology, rows)] == [[row.tolist()] for row in rows]

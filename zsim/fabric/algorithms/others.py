@@ -23,7 +23,9 @@ from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.methods import ForwardedShape, Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
     add_crossings,
+    by_domain,
     by_entries,
+    domain_order,
     hierarchical_usage,
     local_ranks,
     ring_orders,
@@ -93,7 +95,12 @@ def nvls_usage(topology: Topology, members: Ints) -> Floats:
     for name in ("nvlink_out", "nvlink_in"):
         topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
     if local < size:
-        rails = members.reshape(len(members), -1, local).transpose(2, 0, 1).reshape(-1, size // local)
+        rails = (
+            by_domain(topology, members)
+            .reshape(len(members), -1, local)
+            .transpose(2, 0, 1)
+            .reshape(-1, size // local)
+        )
         _add_trees(topology, usage, rails, 1.0 / local / bus)
     return usage
 
@@ -127,11 +134,13 @@ def all_to_all_usage(
         )
     local = local_ranks(topology, members)
     sources = members.ravel()
+    order = domain_order(topology.domain_of(members[0]))
+    places = np.argsort(order)  # of the members in this order
     table = None if parts is None else np.array(parts) / max(unequal_bus_bytes(parts), 1)
     for offset in range(1, size):
         targets = np.roll(members, -offset, axis=1)
         place = (np.arange(size) + offset) % size
-        proxies = members[:, np.arange(size) // local * local + place % local].ravel()
+        proxies = members[:, order[places // local * local + places[place] % local]].ravel()
         targets = targets.ravel()
         is_local = topology.domain_of(sources) == topology.domain_of(targets)
         far = ~is_local

@@ -50,7 +50,8 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
 def by_entries(topology: Topology, members: Ints) -> list[Ints]:
     """The rows of `members` that channels enter at the same places: those whose cards all work, together
     (where [Note: few cards] holds, by their places under the cards' switches), and each other row by
-    itself."""
+    itself. Their members are `by_domain`."""
+    members = by_domain(topology, members)
     is_whole = live_cards(topology, members).all(axis=1)
     whole, broken = members[is_whole], np.flatnonzero(~is_whole)
     parts = [whole] if len(whole) else []
@@ -58,6 +59,19 @@ def by_entries(topology: Topology, members: Ints) -> list[Ints]:
         patterns, numbers = np.unique(topology.is_under_card(whole), axis=0, return_inverse=True)
         parts = [whole[numbers.ravel() == number] for number in range(len(patterns))]
     return [*parts, *(members[[row]] for row in broken.tolist())]
+
+
+def domain_order(domains: Ints) -> Ints:
+    """Places of a group's members, whose `domains` these are, with those of one domain together: NCCL numbers
+    nodes by their first rank, wherever the others are (2.21 src/init.cc, initTransportsRank)."""
+    _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
+    order: Ints = np.argsort(firsts[inverse], kind="stable")
+    return order
+
+
+def by_domain(topology: Topology, members: Ints) -> Ints:
+    """Groups of one pattern of domains with the members of one domain together; see `domain_order`."""
+    return members[:, domain_order(topology.domain_of(members[0]))]
 
 
 def live_cards(topology: Topology, members: Ints) -> Bools:
@@ -132,6 +146,7 @@ def fault_delays(topology: Topology, members: Ints) -> list[tuple[Floats, Floats
 
 
 def _ring_delays(topology: Topology, members: Ints, delays: Floats) -> list[tuple[Floats, Floats]]:
+    members = by_domain(topology, members)
     starts, _counts = segments(topology, members)
     found = []
     for order, crosses in ring_orders(topology, members):
@@ -194,6 +209,7 @@ def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
     size = members.shape[1]
     local = local_ranks(topology, members)
     nodes = size // local
+    members = by_domain(topology, members)
     flat = (size - 1) / size
     by_node = members.reshape(len(members) * nodes, local)
     across = members.reshape(len(members), nodes, local).transpose(0, 2, 1).reshape(-1, nodes)

@@ -28,14 +28,25 @@ def are_alike(topology: Topology, groups: Mapping[str, Group]) -> bool:
 
 
 def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
-    """The groups (rows of slots), partitioned by the places at which they go from domain to domain."""
-    changes = np.diff(topology.domain_of(members), axis=1) != 0
-    if len(members) == 1 or (changes == changes[0]).all():
+    """The groups (rows of slots), partitioned by the places at which they go from domain to domain, and by
+    the domains to which they come back."""
+    domains = topology.domain_of(members)
+    changes = np.diff(domains, axis=1) != 0
+    returns = changes.sum(axis=1) > (np.diff(np.sort(domains, axis=1), axis=1) != 0).sum(axis=1)
+    if len(members) == 1 or ((changes == changes[0]).all() and not returns.any()):
         return [members]
     found: dict[bytes, list[int]] = {}
     for number, row in enumerate(changes):
-        found.setdefault(row.tobytes(), []).append(number)
+        key = _domain_numbers(domains[number]) if returns[number] else row
+        found.setdefault(key.tobytes(), []).append(number)
     return [members[numbers] for numbers in found.values()]
+
+
+def _domain_numbers(domains: Ints) -> Ints:
+    """Domains numbered in the order in which they appear."""
+    _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
+    numbers: Ints = np.argsort(np.argsort(firsts))[inverse]
+    return numbers
 
 
 def _is_symmetric(topology: Topology, members: Ints) -> bool:
