@@ -63,6 +63,7 @@ class AlgorithmChoice:
     beside: Profile  # while kernels run on at least one of its GPUs
     limits: Limits  # of all its groups at once, on otherwise idle links
     own_limits: Limits  # of a single group, without the others of its kind
+    together: Limits  # of its groups beside all others of their kind, in whichever communicators
 
 
 class UsedLinks(NamedTuple):

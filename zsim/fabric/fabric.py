@@ -31,7 +31,7 @@ from zsim.fabric.communicators import (
 )
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern
-from zsim.fabric.lumped_links import NO_EXTRA, Extra, Usage, lump
+from zsim.fabric.lumped_links import NO_EXTRA, NO_USAGE, Extra, Usage, at_representatives, lump, summed
 from zsim.fabric.messages import Pairs, counted
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
@@ -143,9 +143,16 @@ class Fabric:
         self.pool, self._links = pool, links
         every = self.topology.capacities(), self.topology.leaves_node()
         lumped = every[0][links], every[1][links]
-        for communicator in self._communicators.values():
-            usage = {shape: _at(links, used) for shape, used in communicator.used.items()}
+        trees: dict[str, list[Usage]] = {}
+        for (name, _number), communicator in self._communicators.items():
+            trees.setdefault(name, []).append(communicator.used.get("tree", NO_USAGE))
+        loads = {name: summed(links, usages) for name, usages in trees.items()}
+        for (name, _number), communicator in self._communicators.items():
+            usage = {shape: at_representatives(links, used) for shape, used in communicator.used.items()}
             alone = {shape: UsedLinks.of(own, *lumped) for shape, own in usage.items()}
+            together = dict(alone)
+            if (tree := usage.get("tree")) is not None:
+                together["tree"] = UsedLinks.of((tree[0], loads[name][tree[0]]), *lumped)
             single = {shape: UsedLinks.of(own, *every) for shape, own in communicator.own_used.items()}
             profiles: dict[tuple[Shape, float, float], Profile] = {}
             for kind, found in communicator.methods.items():
@@ -157,6 +164,7 @@ class Fabric:
                         *self._profiles(usage[method.shape], method, costs, profiles, lumped[1]),
                         alone[method.shape].limits(costs, method.fraction),
                         single.get(method.shape, alone[method.shape]).limits(costs, method.fraction),
+                        together[method.shape].limits(costs, method.fraction),
                     )
                     for method in found
                     for protocol, costs in method.protocols.items()
@@ -240,11 +248,11 @@ class Fabric:
                 latency += ramp_seconds(rounds, choice.costs, work.bytes)
                 latency += self.costs.message_delay if kind == "send" and rounds.inter else 0.0
             limits = choice.limits, choice.own_limits
-            latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
+            filled = choice.together, choice.own_limits
+            latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in filled]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
-            fraction, name = choice.method.fraction, choice.method.algorithm
-            known = latencies[0], size / fraction, choice.profile, name, choice.protocol
-            found.append(Transfer(*known, seconds[0], seconds[1], choice.beside))
+            known = latencies[0], size / choice.method.fraction, choice.profile, choice.method.algorithm
+            found.append(Transfer(*known, choice.protocol, seconds[0], seconds[1], choice.beside))
         return found
 
     def _fill(self, work: Collective, choice: AlgorithmChoice, limits: Limits, num_domains: int) -> float:
@@ -375,14 +383,6 @@ def connect(fabrics: Sequence[Fabric]) -> None:
     for fabric, profiles in zip(fabrics, lumped.extra_profiles, strict=True):
         fabric.extra_profiles = profiles
         fabric._add_choices(lumped.pool, lumped.links)
-
-
-def _at(representatives: Ints, usage: Usage) -> Usage:
-    """A usage of the links that represent all others, by their places among these."""
-    links, weights = usage
-    places = np.minimum(np.searchsorted(links, representatives), max(len(links) - 1, 0))
-    used = np.flatnonzero(links[places] == representatives) if len(links) else places[:0]
-    return used, weights[places[used]]
 
 
 def _kinds_by_group(

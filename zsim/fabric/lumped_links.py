@@ -19,6 +19,8 @@ from zsim.specs.topology.topology import Topology
 
 Usage = tuple[Ints, Floats]  # the links that are used, ascending, and the bytes on each per bus byte
 
+NO_USAGE: Usage = np.zeros(0, dtype=np.int64), np.zeros(0)
+
 
 class Extra(NamedTuple):
     """Resources other than links, numbered after the links, and the usages of kinds of work that are not
@@ -73,6 +75,23 @@ def lump(
             [(position[index], weight) for index, weight in pairs if index in position]
         )
     return Lumped(pool, representatives[representatives < num_links], profiles)
+
+
+def at_representatives(representatives: Ints, usage: Usage) -> Usage:
+    """A usage of the links that represent all others, by their places among these."""
+    links, weights = usage
+    places = np.minimum(np.searchsorted(links, representatives), max(len(links) - 1, 0))
+    used = np.flatnonzero(links[places] == representatives) if len(links) else places[:0]
+    return used, weights[places[used]]
+
+
+def summed(representatives: Ints, usages: Sequence[Usage]) -> Floats:
+    """Bytes of all usages on each of the links that represent all others."""
+    total = np.zeros(len(representatives))
+    for usage in usages:
+        used, weights = at_representatives(representatives, usage)
+        total[used] += weights
+    return total
 
 
 def _places(links: Ints) -> Ints | slice:
