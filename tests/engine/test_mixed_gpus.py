@@ -335,3 +335,24 @@ def test_as_many_more_of_each_type_as_would_hold_the_job() -> None:
     enough = {"extends": "dgx-h100", "nodes": [{**node, "count": found // 16} for node in TWO_SIZES]}
     job = resolve(experiment(model="llama-2-13b", cluster=enough, training=training))
     assert fits(job, make_plan(job))
+
+
+@pytest.mark.parametrize("key", ["gpu.power_limit", "cluster.nic.per_node", "cluster.host.cores"])
+def test_changes_that_no_type_of_nodes_takes_are_refused(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "both.toml"
+    path.write_text(
+        'schema = 1\nextends = "dgx-h100"\n[[nodes]]\nlike = "dgx-h100"\n[[nodes]]\nlike = "dgx-a100-80gb"\n'
+    )
+    given = {"model": TWO_LAYERS, "cluster": str(path)}
+    experiment_from(given, {}, origin="test")
+    table = key.removeprefix("cluster.").split(".")[0]
+    with pytest.raises(
+        InputError, match=f"{table}: would change nothing, each type under `nodes` has its own"
+    ):
+        resolve(experiment_from(given, {key: "500 W" if table == "gpu" else 4}, origin="test"))
+
+
+def test_a_type_of_a_gpu_alone_takes_the_clusters_cards() -> None:
+    nodes = [{"gpu": "h100-sxm-80gb"}, {"like": "dgx-a100-80gb"}]
+    cluster = load_cluster({"extends": "dgx-h100", "nic": {"per_node": 4}, "nodes": nodes})
+    assert [node.nic.per_node for node in cluster.nodes] == [4, load_cluster("dgx-a100-80gb").nic.per_node]

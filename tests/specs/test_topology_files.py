@@ -307,3 +307,13 @@ def test_an_answer_that_is_refused_is_asked_for_again(tmp_path: Path) -> None:
     network = tomllib.loads((tmp_path / "mine.toml").read_text())["network"]
     assert (network["kind"], network["nodes_per_leaf"], network["oversubscription"]) == ("fat-tree", 8, 2.0)
     assert network["source"] == "a person"
+
+
+@pytest.mark.parametrize("beside", [{"base": "dgx-h100"}, {"preset": "dgx-h100"}, {"nodes": 2}, {}])
+def test_a_table_of_changes_without_its_cluster_asks_for_extends(beside: dict[str, Any]) -> None:
+    """A GPU's 13 missing keys were told, and not the one that is missing."""
+    with pytest.raises(
+        InputError, match=r"^cluster: found a table of .*said by `extends`, as in cluster = "
+    ) as told:
+        load_cluster({**beside, "gpu": {"power_limit": "500 W"}})
+    assert ("stands beside `cluster`" in str(told.value)) == ("nodes" in beside)

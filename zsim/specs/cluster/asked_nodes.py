@@ -9,6 +9,7 @@ from typing import Any
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 
+OF_NODES = ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")  # what nodes differ in
 _KEYS = ("count", "gpu", "like")
 _SOME_NODES = re.compile(r"^\s*([0-9]{1,7})\s*x?\s+(\S+)\s*$")
 
@@ -44,6 +45,24 @@ def asked_nodes(nodes: Any, file: str) -> list[dict[str, Any]]:
             raise InputError(f"{place}.count: found {count!r}, expected a number of nodes")
         found.append({**entry, "count": count})
     return found
+
+
+def check_nodes_take(stated: Mapping[str, Any], nodes: Any, file: str) -> None:
+    """Raises InputError where a file of several types of nodes states what none of these nodes takes from it:
+    a GPU, and with `like` in every entry anything else of a node."""
+    entries = asked_nodes(nodes, file)
+    taken = () if all("like" in entry for entry in entries) else OF_NODES[1:]
+    for key in OF_NODES:
+        if key not in stated or key in taken:
+            continue
+        like = next((entry["like"] for entry in entries if "like" in entry), "dgx-h100")
+        own = f'`like` a file of your own (extends = "{like}", {key} changed)'
+        if key == "gpu":
+            own = f'gpu = {{ extends = "h100-sxm-80gb", power_limit = "500 W" }} in its entry, or {own}'
+        raise InputError(
+            f"{file}: {key}: would change nothing, each type under `nodes` has its own; expected in place: "
+            f"{own}"
+        )
 
 
 def _entry_of(part: str, where: str) -> dict[str, Any]:

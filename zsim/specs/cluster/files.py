@@ -21,7 +21,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
-from zsim.specs.cluster.asked_nodes import asked_nodes
+from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_nodes_take
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
@@ -33,7 +33,6 @@ from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 
-_OF_NODES = ("gpu", "gpus_per_node", "node_link", "pcie", "nic", "host")
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
 _LABELS = frozenset({"schema", "extends", "name", "description"})
 _MAX_DEPTH = 8
@@ -48,6 +47,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
     """
     read = read or read_toml
     if isinstance(source, Mapping):
+        _check_whole(source)
         file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, read)
     else:
         path = _find(source, topology_preset_path)
@@ -60,6 +60,20 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
     if "nodes" in data:
         return validated(_with_node_types(data, file, read), file, Cluster)
     return validated(_with_gpu(data, file, read), file, Cluster)
+
+
+def _check_whole(source: Mapping[str, Any]) -> None:
+    """Raises InputError for a table of changes that does not say which cluster it changes."""
+    if {"extends", "network", "fabric"} & set(source) or isinstance(source.get("nodes"), str | list):
+        return
+    first = next((key for key in source if key in Cluster.model_fields), None)
+    change = 'power_limit = "500 W"' if first is None or first == "gpu" else "..."
+    example = f'cluster = {{ extends = "dgx-h100", {first or "gpu"} = {{ {change} }} }}'
+    counts = "; how many `nodes` there are stands beside `cluster`" if "nodes" in source else ""
+    raise InputError(
+        f"cluster: found a table of {', '.join(map(str, source)) or 'nothing'}, which is no whole cluster; "
+        f"what it changes is said by `extends`, as in {example}{counts}"
+    )
 
 
 def cluster_tables(source: str) -> dict[str, Any]:
@@ -97,7 +111,7 @@ def _with_node_types(data: dict[str, Any], file: str, read: Read) -> dict[str, A
         labels = {"name": name.replace(".toml", ""), "description": f"nodes of several types: {name}"}
         rest = {**described, **labels, **rest}
     nodes = [_node_type(entry, number, rest, file, read) for number, entry in enumerate(entries)]
-    return {**rest, **{key: nodes[0][key] for key in _OF_NODES}, "nodes": nodes}
+    return {**rest, **{key: nodes[0][key] for key in OF_NODES}, "nodes": nodes}
 
 
 def _node_type(
@@ -112,18 +126,18 @@ def _node_type(
         whole = load_cluster(like, read)
         if whole.nodes:
             raise InputError(f"{where}.like: '{like}' has nodes of several types itself; name one of these")
-        cluster = {key: getattr(whole, key) for key in _OF_NODES}
+        cluster = {key: getattr(whole, key) for key in OF_NODES}
         gpu, name = whole.gpu, Path(like).stem
     else:
         gpu = _with_gpu({"gpu": entry["gpu"]}, where, read)["gpu"]
         name = gpu.name
-    missing = [key for key in _OF_NODES if key != "gpu" and key not in cluster]
+    missing = [key for key in OF_NODES if key != "gpu" and key not in cluster]
     if missing:
         raise InputError(
             f"{file}: missing {', '.join(missing)}: nodes that name a GPU alone need a cluster around it; "
             'expected `extends = "dgx-h100"` or another cluster, or `like` in place of `gpu`'
         )
-    parts = {key: cluster[key] for key in _OF_NODES}
+    parts = {key: cluster[key] for key in OF_NODES}
     return {**parts, "gpu": gpu, "name": name, "count": entry["count"]}
 
 
@@ -192,6 +206,8 @@ def _with_parents(
 ) -> dict[str, Any]:
     """The file's tables merged over those of all files that it extends, recursively."""
     if "extends" not in data:
+        if preset is topology_preset_path and "nodes" in data and "network" not in data:
+            check_nodes_take(data, data["nodes"], file)
         return with_network(data, {}, file) if preset is topology_preset_path else dict(data)
     parent_name = data["extends"]
     if not isinstance(parent_name, str):
@@ -224,6 +240,8 @@ def _with_parents(
                 value = _merged_table(file, key, value, before, parent_path.stem)
         if key != "extends":
             merged[key] = value
+    if preset is topology_preset_path and "nodes" in merged:
+        check_nodes_take(data, merged["nodes"], file)
     if isinstance(merged.get("collectives"), Mapping):
         merged["collectives"] = _with_links(merged["collectives"], data, parent)
     return merged
