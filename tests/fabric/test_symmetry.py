@@ -90,3 +90,23 @@ def test_trees_of_groups_that_share_cards_fill_alike_folded_and_unfolded() -> No
     experiment = experiment_from(file, changes, origin="test")
     folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
     assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)
+
+
+def test_groups_of_unequal_places_in_a_node_are_not_alike() -> None:
+    """Pairs of six GPUs on PCIe, three to a switch: the second crosses the host, the others do not. Seven
+    GPUs of a node, four of which share one of two cards. Eight are even."""
+    pcie = load_cluster("a100-pcie-x8")
+    three = pcie.model_copy(update={"pcie": pcie.pcie.model_copy(update={"gpus_per_switch": 3})})
+    assert not are_alike(Topology(three, 1, 6), {"shard": Group.regular("shard", 6, 2)})
+    assert not are_alike(Topology(pcie, 2, 7), {"replicate": Group.regular("replicate", 14, 2, 7)})
+    assert are_alike(Topology(pcie, 2, 8), {"replicate": Group.regular("replicate", 16, 2, 8)})
+    assert are_alike(Topology(pcie, 2, 8), {"shard": Group.regular("shard", 16, 4)})
+
+
+def test_pairs_across_a_pcie_switch_are_simulated_apart_from_those_under_one() -> None:
+    """The folded step was 0.1 % shorter than that of all ranks."""
+    file = {"model": "gpt2", "cluster": "a100-pcie-x8", "strategy": {"kind": "fsdp2", "replicate": 3}}
+    six = {"nodes": 1, "cluster.gpus_per_node": 6, "cluster.pcie.gpus_per_switch": 3, "model.n_layer": 2}
+    experiment = experiment_from(file, six, origin="test")
+    folded, unfolded = (zsim.simulate(experiment, unfold=unfold) for unfold in (False, True))
+    assert folded.report.step_seconds == pytest.approx(unfolded.report.step_seconds, rel=1e-9)

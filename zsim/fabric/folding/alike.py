@@ -54,6 +54,8 @@ def _is_symmetric(topology: Topology, members: Ints) -> bool:
         return True
     if not _is_shifted(topology.domain_of(members)):
         return False
+    if not _are_alike_inside(topology, members):
+        return _same_links(topology, members)
     wiring, network = topology.wiring, topology.cluster.network
     if isinstance(wiring, SingleSwitch):
         return True
@@ -66,6 +68,24 @@ def _is_symmetric(topology: Topology, members: Ints) -> bool:
                 return False
         return (is_full or wiring.num_leaves == wiring.rails) and _is_shifted(leaves)
     return _same_links(topology, members)
+
+
+def _are_alike_inside(topology: Topology, members: Ints) -> bool:
+    """Whether groups are at equal places of their nodes, or at places that nothing in the nodes tells apart:
+    as many GPUs at every card and PCIe switch, and where bytes cross switches the same of them."""
+    places = members % topology.gpus_per_node
+    if (places == places[0]).all():
+        return True
+    slots = np.arange(topology.gpus_per_node)
+    for shared in (topology.own_card_of(slots), topology.switch_of(slots)):
+        counts = np.unique(shared, return_counts=True)[1]
+        if (counts != counts[0]).any():
+            return False
+    if topology.copies_twice:
+        under = topology.is_under_card(members)
+        if (under != under[0]).any():
+            return False
+    return topology.cluster.node_link.kind != "none" or _is_shifted(topology.switch_of(members))
 
 
 def _is_shifted(places: Ints) -> bool:
