@@ -107,6 +107,7 @@ def test_a_key_is_found_by_its_path_its_end_and_its_table() -> None:
     assert [key.path for key in find_keys("oversubscription")] == ["oversubscription"]
     assert [key.path for key in find_keys("spine_oversubscription")] == ["network.spine_oversubscription"]
     assert {key.table for key in find_keys("[jitter]")} == {"jitter"}
+    assert find_keys("cluster.nic.bandwidth") == find_keys("nic.bandwidth"), "as --set has a topology's keys"
     assert {key.table for key in find_keys("network")} >= {"network"}, "a table's name, before a key's"
 
 

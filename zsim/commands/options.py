@@ -55,7 +55,7 @@ class ExperimentOptions:
         typer.Argument(
             help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML, "
             "Megatron's script or recipe). "
-            "Without it the README's example. --model keeps all else, how it trains included, and says so.",
+            "Without it the README's example, of which --model changes the model alone, as a note says.",
             show_default=False,
         ),
     ] = None

@@ -54,7 +54,7 @@ def trust(
     at: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="What was other when it was measured: nodes=2; again for more."
+            metavar="KEY=VALUE", help="What was different when it was measured: nodes=2; again for more."
         ),
     ] = None,
     json_: Annotated[Path | None, json_option("all of it")] = None,

@@ -61,12 +61,13 @@ def keys_of(file: str) -> tuple[FileKey, ...]:
 
 
 def find_keys(asked: str) -> tuple[FileKey, ...]:
-    """The keys that are meant by a whole path, by its end, or by the name of a table.
+    """The keys that are meant by a whole path, by its end, or by the name of a table; of a topology also as
+    `--set` has them, behind "cluster.".
 
     Raises InputError, with the nearest keys, if there are none.
     """
     every = [key for file in FILES for key in keys_of(file)]
-    wanted = asked.strip().strip("[]")
+    wanted = asked.strip().strip("[]").removeprefix("cluster.")
     for matches in (
         [key for key in every if key.path == wanted],
         [key for key in every if key.path.startswith((f"{wanted}.", f"{wanted}[].", f"gpu.{wanted}."))],
