@@ -131,6 +131,24 @@ def test_sensitivity_says_what_matters_and_what_would_do(tmp_path: Path) -> None
     assert {number["kind"] for number in content["numbers"]} == {"hardware"}
 
 
+def test_a_resource_without_a_target_is_refused(tmp_path: Path) -> None:
+    """It was accepted and changed nothing."""
+    arguments = ["sensitivity", *SMALL, "--gpus", "1", "--resource", "HBM bandwidth", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, InputError)
+    assert "--resource HBM bandwidth: has no effect without --target" in str(done.exception)
+
+
+def test_a_sweep_varies_the_gpu_as_set_does_and_counts_no_refusal_as_known(study: Path) -> None:
+    study.write_text(
+        '[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\n"gpu.power_limit" = ["500 W", "900 W"]\n'
+    )
+    arguments = ["--jobs", "1", "--set", "training.sequence_length=128", "--set", "strategy.kind=fsdp2"]
+    output = ran("sweep", str(study), *arguments)
+    assert "2 of 2 points: 2 simulated, 0 known, 1 failed" in output
+    assert "power_limit: found 900 W, expected 280 to 700 W" in " ".join(output.split())
+
+
 def test_the_memory_to_fit_needs_no_simulation(tmp_path: Path) -> None:
     output = ran("sensitivity", *SMALL, "--gpus", "1", "--target", "fits", "--out", str(tmp_path / "out"))
     assert output.startswith("GPU memory: ")
@@ -162,3 +180,13 @@ def test_a_folder_that_may_not_be_written_is_told(study: Path, monkeypatch: pyte
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith("deep/out: cannot be written: ")
     assert not Path("deep").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("show", "2 nodes, 16 GPUs"), ("bench", "16 GPUs, groups of 16")]
+)
+def test_topology_takes_the_nodes_that_a_cluster_lists(command: str, words: str, tmp_path: Path) -> None:
+    """It asked for 4, or 1, without being told so, and refused the cluster."""
+    path = tmp_path / "both.toml"
+    path.write_text('schema = 1\n[[nodes]]\nlike = "dgx-h100"\n[[nodes]]\nlike = "dgx-a100-80gb"\n')
+    assert words in ran("topology", command, str(path))

@@ -232,3 +232,9 @@ def test_a_network_of_ones_own_joins_the_nodes(tmp_path: Path) -> None:
 def test_what_is_none_of_these_is_said_to_be_none(tmp_path: Path) -> None:
     assert "not recognised" in refused(tmp_path, "hello", "topo.txt")
     assert "the file is empty" in refused(tmp_path, " ", "topo.txt")
+
+
+def test_nodes_of_several_types_have_no_one_bandwidth_for_astra_sim() -> None:
+    """The first type's rates stood for all."""
+    with pytest.raises(InputError, match=r"nodes of several types \(dgx-h100, dgx-a100-80gb\)"):
+        astra_sim_yaml(load_cluster({"nodes": "1 dgx-h100, 1 dgx-a100-80gb"}), 2)

@@ -28,14 +28,22 @@ app = typer.Typer(
 )
 
 ClusterName = Annotated[str, typer.Argument(help="Cluster preset, or path to a topology TOML.")]
-Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1, max=100_000)]
+_NODES = "Number of nodes; without it {}, or those that the cluster lists."
+SomeNodes = Annotated[int | None, typer.Option(help=_NODES.format(4), min=1, max=100_000)]
 Json = Annotated[Path | None, file_option("--json", help="Write JSON ('-': standard output).")]
+
+
+def _listed_nodes(cluster: str, usual: int) -> int:
+    """The number of nodes that a cluster of several types lists; `usual` of a cluster of alike ones."""
+    from zsim.specs.cluster.files import load_cluster
+
+    return sum(node.count for node in load_cluster(cluster).nodes) or usual
 
 
 @app.command()
 def show(
     cluster: ClusterName,
-    nodes: Nodes = 4,
+    nodes: SomeNodes = None,
     out: Annotated[Path | None, file_option(help="Draw it into this HTML page.")] = None,
     json_: Json = None,
 ) -> None:
@@ -43,6 +51,7 @@ def show(
     from zsim.study.topologies.text import topology_lines
     from zsim.study.topologies.topologies import describe_topology
 
+    nodes = nodes or _listed_nodes(cluster, 4)
     facts = describe_topology(cluster, nodes)
     answer(topology_lines(facts), lambda: facts, json_)
     if out is not None:
@@ -55,7 +64,7 @@ def show(
 @app.command()
 def bench(
     cluster: Annotated[str | None, typer.Argument(help="Cluster preset, or path to a topology TOML.")] = None,
-    nodes: Nodes = 1,
+    nodes: Annotated[int | None, typer.Option(help=_NODES.format(1), min=1, max=100_000)] = None,
     collective: Annotated[
         str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
     ] = ("all_reduce"),
@@ -92,6 +101,7 @@ def bench(
         return
     if cluster is None:
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
+    nodes = nodes or _listed_nodes(cluster, 1)
     found = bench_collectives(
         cluster, nodes, collective, group=group, algorithm=algorithm, protocol=protocol,
         nccl_choice=nccl_choice,
@@ -242,11 +252,11 @@ def export(
     output: Annotated[
         Path, file_option("-o", "--output", metavar=None, help="The ASTRA-sim network yml to write.")
     ],
-    nodes: Nodes = 4,
+    nodes: SomeNodes = None,
 ) -> None:
     """A cluster as ASTRA-sim's network yml: one dimension inside the node, one between nodes."""
     from zsim.specs.cluster.files import load_cluster
     from zsim.specs.formats.topology.astra_sim import astra_sim_yaml
 
-    write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes))
+    write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes or _listed_nodes(cluster, 4)))
     print(f"written: {output}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.dataclass import dataclass
+from zsim.errors import InputError
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION
@@ -100,6 +101,10 @@ def sensitivity(
     """
     asked = experiment_of(experiment, overrides)
     without: dict[str, str] = {}
+    if resources and target is None:
+        raise InputError(
+            f"--resource {resources[0]}: has no effect without --target, for which it names what may change"
+        )
     if target is not None:  # an invalid target is reported before anything is simulated
         wanted = parse_target(target, resolve(asked))
         check_resources(wanted, resources)

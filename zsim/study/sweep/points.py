@@ -130,6 +130,8 @@ def _check_names(study: Study) -> None:
     ruled = [key for rule in study.rules for key, _ in rule.values]
     for key in (*study.base, *study.overrides, *study.keys, *ruled):
         first, _, rest = key.partition(".")
+        if first == "gpu" and rest:  # as --set has it: the cluster's
+            continue
         short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
         if short not in settable:
             table, dot, last = key.rpartition(".")

@@ -107,9 +107,9 @@ def run_points(
     check_folder(folder)
     store = Store(folder)
     records, tasks, numbers = _known(points, store)
-    known = len(records)
+    known = sum(bool(record["identity"]) for record in records.values())  # not those refused just now
     is_stopped = False
-    with Progress(len(points), known, is_quiet=is_quiet) as progress:
+    with Progress(len(points), len(records), is_quiet=is_quiet) as progress:
 
         def take(record: Record) -> None:
             for number in numbers[record["identity"]]:

@@ -94,7 +94,14 @@ def _network(
 
 
 def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
-    """The cluster in ASTRA-sim's terms: the rates that large transfers get, per GPU."""
+    """The cluster in ASTRA-sim's terms: the rates that large transfers get, per GPU. Raises InputError for
+    nodes of several types, since a dimension has one rate there."""
+    if cluster.nodes:
+        names = ", ".join(node.name for node in cluster.nodes)
+        raise InputError(
+            f"cluster '{cluster.name}' has nodes of several types ({names}), and a dimension of ASTRA-sim's "
+            "one bandwidth; expected a cluster of one of them"
+        )
     link, nic = cluster.node_link, cluster.nic
     inside = (
         link.bandwidth * link.efficiency
