@@ -27,7 +27,7 @@ def topology_graph(topology: Topology) -> networkx.DiGraph[str]:
     for name, link_class in topology.classes.items():
         length = 3 if link_class.tier == _GLOBAL else 1
         for position in range(link_class.count):
-            ends = _ends(topology, name, position)
+            ends = link_ends(topology, name, position)
             if ends is None:
                 continue
             number = link_class.first + position
@@ -108,7 +108,7 @@ def _nic_host_side(topology: Topology, nic: int) -> str:
     return f"pcie{node * topology.switches_per_node + local_gpu // cluster.pcie.gpus_per_switch}"
 
 
-def _ends(topology: Topology, name: str, position: int) -> tuple[str, str] | None:
+def link_ends(topology: Topology, name: str, position: int) -> tuple[str, str] | None:
     """The devices that link `position` of a class joins; None for a mesh link of a GPU to itself."""
     gpus = topology.gpus_per_node
     if name in ("nvlink_out", "nvlink_in"):
