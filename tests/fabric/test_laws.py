@@ -143,7 +143,7 @@ def test_groups_count_alike_together_and_apart_and_send_what_they_must(
     assume(domains >= ON_DOMAINS.get(shape, 1))
     assume(shape not in BY_SWITCH or domains * most == size > domains)
     each = [link_usage(shape, topology, row[None]) for row in rows]
-    total = sum(link_usage(shape, topology, alike) for alike in patterns)
+    total = np.sum([link_usage(shape, topology, alike) for alike in patterns], axis=0)
     np.testing.assert_allclose(total, np.sum(each, axis=0), atol=1e-9)
     is_spread = shape == "ring" and topology.cluster.node_link.kind == "mesh"
     for device, amount in balances(topology, total, gpus_together=is_spread).items():
