@@ -86,6 +86,14 @@ def test_names_that_mean_nothing_are_refused(faults: dict[str, Any], message: st
         resolve(Experiment(model="gpt2", cluster="dgx-superpod-h100", nodes=64, faults=faults))
 
 
+def test_the_only_card_of_a_node_may_be_dead_where_the_node_is_alone() -> None:
+    table = FaultsTable(dead_nics=("node0.nic0",))
+    cluster = load_cluster("aws-g4dn")
+    with pytest.raises(InputError, match="dead_nics: node0's only card is dead, and nothing"):
+        with_faults(Topology(cluster, 2, 8), table)
+    with_faults(Topology(cluster, 1, 8), table)
+
+
 def test_links_lose_bandwidth_and_gain_latency() -> None:
     """Two entries that name one link add up: half of a quarter."""
     table = FaultsTable.model_validate(

@@ -129,10 +129,14 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
         first = card // nics * nics
         others = [first + (card - first + step) % nics for step in range(1, nics)]
         living = [other for other in others if not is_dead[other]]
+        if not living and topology.num_nodes == 1:
+            continue  # nobody uses it
         if not living:
-            raise InputError(
-                f"{where}: all {nics} network cards of node{card // nics} are dead, and nothing can reach it"
+            whose = f"node{card // nics}"
+            every = (
+                f"all {nics} network cards of {whose} are" if nics > 1 else f"{whose}'s only network card is"
             )
+            raise InputError(f"{where}: {every} dead, and nothing can reach the node")
         carriers[card] = living[0]
     return carriers
 
