@@ -50,7 +50,7 @@ WINGS = {
     "comparison": (_READ | {"plan", "report", "validated"}) - {"reading"},
     "calibrate": _READ - {"files", "resources"},
 }
-CLOCK = {"fluid", "fabric", "devices", "engine", "goodput"}
+CLOCK = {"fluid", "fabric", "engine", "goodput"}
 HEAVY = {
     "torch",
     "pandas",
@@ -110,7 +110,7 @@ def test_a_module_imports_only_lower_floors(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_five_clock_packages_import_simpy(path: Path) -> None:
+def test_only_the_four_clock_packages_import_simpy(path: Path) -> None:
     names = {module.split(".")[0] for module, _ in imports(ast.parse(path.read_text()))}
     assert "simpy" not in names or part_of(path) in CLOCK
 
