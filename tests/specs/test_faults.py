@@ -89,7 +89,7 @@ def test_names_that_mean_nothing_are_refused(faults: dict[str, Any], message: st
 def test_the_only_card_of_a_node_may_be_dead_where_the_node_is_alone() -> None:
     table = FaultsTable(dead_nics=("node0.nic0",))
     cluster = load_cluster("aws-g4dn")
-    with pytest.raises(InputError, match="dead_nics: node0's only card is dead, and nothing"):
+    with pytest.raises(InputError, match="dead_nics: node0's only network card is dead, and nothing"):
         with_faults(Topology(cluster, 2, 8), table)
     with_faults(Topology(cluster, 1, 8), table)
 
