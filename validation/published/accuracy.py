@@ -41,6 +41,7 @@ ROLES = {
     "calibrate": (
         "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder; "
         "of vtrain-single, megatron-ci and nanotron-sweep what the host pays for a layer; of vtrain-single "
+        "products; of simumax-b200 products and the host; of stas00-h200-b200 the CPU's rate, attention and "
         "products)"
     ),
     "report": "Rows of role report (no constant is fitted to them)",
