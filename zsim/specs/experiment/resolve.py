@@ -66,7 +66,7 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note, with_grain
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
-from zsim.specs.strategy.expert_degrees import resolve_expert_degrees
+from zsim.specs.strategy.expert_degrees import expert_members, resolve_expert_degrees
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
 from zsim.specs.strategy.megatron_experts import (
@@ -202,20 +202,15 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         recompute_modules=recomputed.modules,
     )
     if asked.lengths is not None:
-        training = with_lengths(training, asked.lengths, model, table, parallelism, replicas, deepspeed)
+        exchanging = expert_members(asked_degrees, parallelism, of_experts)
+        given = asked.lengths, model, table, parallelism, replicas, deepspeed, exchanging
+        training = with_lengths(training, *given)
     check_stored_types(training, asked, table)
     _check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)
     split = resolve_expert_degrees(
-        asked_degrees,
-        parallelism,
-        of_experts,
-        model,
-        placement.world_size,
-        training.micro_batch_tokens,
-        placement.gpus_per_node,
-        expert_replicas(table),
-        whole.node_link.nodes_per_domain,
-    )
+        asked_degrees, parallelism, of_experts, model, placement.world_size, training.micro_batch_tokens,
+        placement.gpus_per_node, expert_replicas(table), whole.node_link.nodes_per_domain,
+    )  # fmt: skip
     if deepspeed is not None:
         check_experts(deepspeed, split, parallelism)
     check_adapted_experts(model, table, split)

@@ -144,6 +144,11 @@ def _check_whole(table: ParallelismTable, found: Parallelism) -> None:
             )
 
 
+def expert_members(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
+    """Ranks that share the experts of a layer, as the table asks."""
+    return table.expert * _tensor(table, found, code)
+
+
 def _tensor(table: ParallelismTable, found: Parallelism, code: ExpertSplit) -> int:
     """Ranks that share an expert's products."""
     asked, tensor = table.expert_tensor, found.tensor

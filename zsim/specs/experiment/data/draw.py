@@ -3,8 +3,9 @@
 # [Note: the slowest rank of a micro-batch]
 Ranks that gather parameters or reduce gradients in every micro-batch (FSDP2, FSDP1, ZeRO-3) wait for one
 another there: a step takes the sum of its micro-batches' slowest ranks. Others meet once a step: it takes the
-largest of the ranks' sums. Both are means over drawn steps. The slowest rank has the most FLOPs: a for each
-token and b for each pair of a token and a token of its document.
+largest of the ranks' sums. Ranks that share experts exchange rows in every layer: each such group takes the
+sum of its own slowest ranks, and a step the largest of the groups' sums. All are means over drawn steps. The
+slowest rank has the most FLOPs: a for each token and b for each pair of a token and a token of its document.
 
 Uniform numbers are those of numpy's PCG64; lengths are made of them by inverse distributions, normal numbers
 by Box and Muller's (1958), so that a seed means the same lengths everywhere.
@@ -12,7 +13,7 @@ by Box and Muller's (1958), so that a seed means the same lengths everywhere.
 
 from __future__ import annotations
 
-from math import ceil, log, pi
+from math import ceil, gcd, log, pi
 
 import numpy as np
 
@@ -28,13 +29,13 @@ _MOST = 60_000  # sequences in all of them
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """A step's micro-batches: of `ranks` replicas, each of `micro_batches` with `sequences` of at most
-    `length` tokens; `meets_often`: ranks wait for one another in each of them."""
+    `length` tokens; `meeting`: of so many replicas is a group that waits for one another in each of them."""
 
     ranks: int
     micro_batches: int
     sequences: int
     length: int
-    meets_often: bool
+    meeting: int
 
 
 def draw_lengths(
@@ -73,10 +74,12 @@ def draw_lengths(
 
 def _of_slowest(cost: Floats, values: Floats, plan: BatchPlan) -> float:
     """Mean over steps and micro-batches of `values` of the slowest rank; see the module's note."""
-    if not plan.meets_often:
-        cost, values = cost.mean(axis=1, keepdims=True), values.mean(axis=1, keepdims=True)
-    slowest = cost.argmax(axis=2)[..., None]
-    return float(np.take_along_axis(values, slowest, axis=2).mean())
+    groups = (*cost.shape[:2], -1, gcd(plan.meeting, plan.ranks))
+    cost, values = cost.reshape(groups), values.reshape(groups)
+    in_group = cost.argmax(axis=3)[..., None]
+    cost = np.take_along_axis(cost, in_group, axis=3)[..., 0].mean(axis=1)
+    values = np.take_along_axis(values, in_group, axis=3)[..., 0].mean(axis=1)
+    return float(np.take_along_axis(values, cost.argmax(axis=1)[:, None], axis=1).mean())
 
 
 def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) -> Floats:

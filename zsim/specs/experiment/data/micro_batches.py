@@ -25,9 +25,10 @@ def with_lengths(
     parallelism: Parallelism,
     replicas: int,
     deepspeed: DeepSpeedConfig | None = None,
+    exchanging: int = 1,
 ) -> Training:
     """The training with sequences of the slowest rank's length; `deepspeed`: the strategy, if it is
-    DeepSpeed's.
+    DeepSpeed's; `exchanging`: ranks that share the experts of a layer.
 
     Raises InputError for a table that names no lengths, NotSimulatedError for documents kept apart by
     attention that does not, or that several ranks share.
@@ -43,12 +44,13 @@ def with_lengths(
             "training.lengths: attention 'math' computes all pairs whatever its mask; expected attention "
             "'flash', or attention_by_document = false"
         )
+    often = _meets_often(strategy, deepspeed)
     plan = BatchPlan(
         replicas,
         training.gradient_accumulation_steps,
         training.micro_batch_size,
         training.sequence_length,
-        meets_often=_meets_often(strategy, deepspeed),
+        meeting=replicas if often else max(1, exchanging // (parallelism.tensor * parallelism.context)),
     )
     multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
     if training.precision == "fp8":
