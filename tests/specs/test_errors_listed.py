@@ -65,6 +65,12 @@ def test_a_model_and_a_cluster_that_there_are_not_are_listed_too(tmp_path: Path)
         resolve(load_experiment(path))
 
 
+def test_numbers_of_nodes_in_the_place_of_a_cluster_are_told_where_they_go() -> None:
+    """A name was missed, and the last type proposed as the cluster that was meant."""
+    with pytest.raises(InputError, match=r"--cluster dgx-h100 --set cluster\.nodes=.1 dgx-h100, 1 dgx-1."):
+        resolve(Experiment(model="gpt2", cluster="1 dgx-h100, 1 dgx-1"))
+
+
 def test_an_unknown_kind_of_strategy_hides_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('modl = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nkind = "fsdp3"\n')

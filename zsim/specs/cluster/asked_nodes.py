@@ -65,6 +65,19 @@ def check_nodes_take(stated: Mapping[str, Any], nodes: Any, file: str) -> None:
         )
 
 
+def check_is_name(text: str) -> None:
+    """Raises InputError for text that counts nodes of types, "1 dgx-h100, 1 dgx-a100-80gb", in the place of a
+    cluster's name."""
+    parts = text.split(",")
+    if all(_SOME_NODES.match(part) for part in parts):
+        like = parts[0].split()[-1]
+        raise InputError(
+            f"cluster: found '{text}', numbers of nodes of types; they are a cluster's `nodes`: expected "
+            f'--cluster {like} --set cluster.nodes="{text}", or in a file cluster = {{ extends = "{like}", '
+            f'nodes = "{text}" }}'
+        )
+
+
 def _entry_of(part: str, where: str) -> dict[str, Any]:
     """An entry of `nodes` from text: "2 dgx-h100", "2x h100-sxm-80gb"."""
     match = _SOME_NODES.match(part)

@@ -21,7 +21,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
-from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_nodes_take
+from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_is_name, check_nodes_take
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
@@ -50,6 +50,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
         _check_whole(source)
         file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, read)
     else:
+        check_is_name(str(source))
         path = _find(source, topology_preset_path)
         file, data = path.name, _read_with_parents(path, topology_preset_path, read)
     if isinstance(data.get("gpu"), list):
