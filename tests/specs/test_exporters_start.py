@@ -23,8 +23,11 @@ ON_CPUS = (
     *(f"ddp-{precision}" for precision in ("bf16", "fp16", "fp32")),
     *("fsdp2-bf16-bf16", "fsdp2-fp16-fp32", "fsdp2-fp32-fp32", "hsdp-bf16", "everything"),
 )
+# Both scripts leave without C++'s destructors: there a process of torch 2.13 that ends within a second of its
+# group's start is aborted in one of five runs ("terminate called without an active exception"), whether the
+# group was ended or not.
 TRAIN_WRITTEN = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from dataclasses import replace
 from validation.llama import SHAPES, Llama
 
@@ -47,9 +50,9 @@ for path in sys.argv[1:]:
     if dist.get_rank() == 0:
         print("STARTED", path)
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
-# It leaves without C++'s destructors: there a process of torch 2.13 that ends within a second of its group's
-# start is aborted in one of five runs ("terminate called without an active exception"), ended group or not.
 TRAIN_ACCELERATE = """
 import os, sys
 import torch
