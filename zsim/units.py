@@ -170,6 +170,11 @@ def format_energy(megawatt_hours: float) -> str:
     return f"{format_amount(megawatt_hours * 1e6)} Wh"
 
 
+def format_gpus(count: int) -> str:
+    """Number of GPUs: "1 GPU", "1,024 GPUs"."""
+    return f"{count:,} GPU{'' if count == 1 else 's'}"
+
+
 def format_amount(value: float | None) -> str:
     """A number as text: whole from 100 on, of three digits below: 96,735, 9.60, 0.0420; "-" where there is
     none."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from statistics import fmean, stdev
 
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.views.text.plain import named_columns, paragraph, table
@@ -85,11 +83,8 @@ def _days_sentence(run: SimulatedRun) -> str:
 
 def _give_or_take(run: SimulatedRun) -> str:
     """The standard error of the goodput over the seeds drawn, where a tenth of a percent shows it: goodput is
-    the steps' time over the mean of all time, whose standard error is s / sqrt(n) for n seeds."""
-    elapsed = [ledger.elapsed for ledger in run.runs.ledgers]
-    if len(elapsed) < 2:
-        return ""
-    error = run.goodput_fraction * stdev(elapsed) / fmean(elapsed) / math.sqrt(len(elapsed)) * 100
+    the steps' time over the mean of all time, and off by as large a part as that."""
+    error = run.goodput_fraction * run.runs.days_error / run.runs.mean_days * 100
     return f" (standard error {error:.1f})" if error >= 0.05 else ""
 
 

@@ -17,7 +17,6 @@ from zsim.plan.parts.amaxes import reduce_amaxes
 from zsim.plan.workload.autograd import ON_SIDE
 from zsim.plan.workload.issued import Issued, count, launches_of
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.model.experts import Rearrange
 from zsim.specs.model.spec import Attention, Embedding, Exchange, Linear, Loss, Module, Norm
 
 RESIDUAL = "gradient of the residual stream"
@@ -277,8 +276,7 @@ class Walk:
         self.hooks.after_module(call)
 
     def _wait_in_backward(self, module: Module) -> None:
-        """Let the host wait for what backward of a map of rows to experts reads."""
-        if module.host_waits and isinstance(module.work, Rearrange) and module.work.kind == "map":
+        if module.backward_waits:
             self.builder.host_wait(self.builder.record(COMPUTE))
 
     def _recompute_core(self, call: ModuleCall) -> None:

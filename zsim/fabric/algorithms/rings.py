@@ -64,9 +64,14 @@ def by_entries(topology: Topology, members: Ints) -> list[Ints]:
 def domain_order(domains: Ints) -> Ints:
     """Places of a group's members, whose `domains` these are, with those of one domain together: NCCL numbers
     nodes by their first rank, wherever the others are (2.21 src/init.cc, initTransportsRank)."""
-    _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
-    order: Ints = np.argsort(firsts[inverse], kind="stable")
+    order: Ints = np.argsort(first_places(domains), kind="stable")
     return order
+
+
+def first_places(domains: Ints) -> Ints:
+    """By member of a group, whose `domains` these are, the place of the first member of its domain."""
+    _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
+    return firsts[inverse]
 
 
 def by_domain(topology: Topology, members: Ints) -> Ints:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.fabric.algorithms.rings import ring_usage
+from zsim.fabric.algorithms.rings import first_places, ring_usage
 from zsim.plan.ops import Group
 from zsim.specs.topology.topology import Topology
 from zsim.specs.topology.trees import SingleSwitch, Tree
@@ -37,16 +37,9 @@ def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
         return [members]
     found: dict[bytes, list[int]] = {}
     for number, row in enumerate(changes):
-        key = _domain_numbers(domains[number]) if returns[number] else row
+        key = first_places(domains[number]) if returns[number] else row
         found.setdefault(key.tobytes(), []).append(number)
     return [members[numbers] for numbers in found.values()]
-
-
-def _domain_numbers(domains: Ints) -> Ints:
-    """Domains numbered in the order in which they appear."""
-    _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
-    numbers: Ints = np.argsort(np.argsort(firsts))[inverse]
-    return numbers
 
 
 def _is_symmetric(topology: Topology, members: Ints) -> bool:

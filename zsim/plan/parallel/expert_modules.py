@@ -46,6 +46,7 @@ def map_of_rows(experts: Module, split: ExpertSplit, rows: float) -> list[Module
             token_shards=experts.token_shards * split.token_ranks,
             rows_per_token=rows,
             host_waits=split.masks_map,
+            backward_waits=split.masks_map,
         )
     ]
 

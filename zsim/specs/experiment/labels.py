@@ -11,6 +11,7 @@ from zsim.specs.strategy.frameworks import Reference
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR
 from zsim.specs.strategy.training import Training
+from zsim.units import format_gpus
 
 
 def strategy_label(job: Job) -> str:
@@ -39,7 +40,7 @@ def gpus_label(job: Job) -> str:
     """Number of GPUs, "16 GPUs"; where nodes have GPUs that the job leaves alone, "8 GPUs on 2 nodes"."""
     gpus, nodes = job.world_size, job.num_nodes
     on = f" on {nodes:,} nodes" if nodes > 1 and min(job.placement.gpus) < job.cluster.gpus_per_node else ""
-    return f"{gpus:,} GPU{'s' if gpus != 1 else ''}{on}"
+    return format_gpus(gpus) + on
 
 
 def parallelism_label(job: Job) -> str:

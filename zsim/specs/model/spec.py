@@ -96,7 +96,7 @@ class Module:
     (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
     this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
     it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
-    GPU before it launches its forward (how many rows each expert has).
+    GPU before it launches its forward (how many rows each expert has), `backward_waits`: its backward.
     `input_gradient`: its input needs a gradient, because something before it is trained. `borrows_frozen`: it
     multiplies by another module's weight (a tied head), which is frozen. `owner`: the module that its
     parameters belong to, where that is not `name`: the module is a function in a container, between its
@@ -112,6 +112,7 @@ class Module:
     token_shards: int = 1
     rows_per_token: float = 1.0
     host_waits: bool = False
+    backward_waits: bool = False
     input_gradient: bool = True
     borrows_frozen: bool = False
     owner: str | None = None

@@ -18,7 +18,7 @@ from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, TuningStep
 from zsim.study.tune.tellings import script_changes, told_in_file
 from zsim.study.tune.tune import Tuned
-from zsim.units import format_bytes, format_duration, format_seconds
+from zsim.units import format_bytes, format_duration, format_gpus, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
 
 
@@ -69,7 +69,7 @@ def days_words(days: RunDays) -> str:
 def subject(tuned: Tuned) -> str:
     """The title, e.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
     job, gpus = tuned.best[0].candidate.base.job, tuned.best[0].gpus
-    used = gpus_label(job) if gpus == job.world_size else f"{gpus:,} GPU{'s' if gpus > 1 else ''}"
+    used = gpus_label(job) if gpus == job.world_size else format_gpus(gpus)
     return f"{job.model.name} | {job.cluster.name} | {used}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
-from zsim.units import format_bytes, format_seconds
+from zsim.units import format_bytes, format_gpus, format_seconds
 from zsim.validated.validation import validation_words
 
 _POOLS = {
@@ -20,8 +20,7 @@ def headline(report: Report) -> str:
     labels = report.labels
     strategy = labels.get("strategy") or labels.get("framework")
     words = [labels.get("model"), strategy, labels.get("parallelism"), labels.get("cluster")]
-    world = report.simulation.world_size
-    gpus = labels.get("gpus", f"{world:,} GPU{'s' if world != 1 else ''}")
+    gpus = labels.get("gpus") or format_gpus(report.simulation.world_size)
     words += [gpus, labels.get("batch")]
     return " | ".join(word for word in words if word)
 
@@ -64,8 +63,7 @@ def missing_memory(finding: OutOfMemory) -> str:
         )
     remedy = "" if finding.remedy is None else f" {remedy_words(finding.remedy)}"
     if finding.least_gpus is not None:
-        count = f"{finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''}"
-        return f"{text}. {count} would hold all tensors.{remedy}"
+        return f"{text}. {format_gpus(finding.least_gpus)} would hold all tensors.{remedy}"
     if finding.pool == "gpu" and finding.is_advised:
         as_is = " as they are" if remedy else ""
         return f"{text}. No number of GPUs up to 65,536 would hold all tensors{as_is}.{remedy}"
