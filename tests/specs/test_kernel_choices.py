@@ -202,5 +202,14 @@ def test_grouped_heads_are_expanded_where_flash_attention_2_runs(
 ) -> None:
     """Before Hopper, where it is asked for, and in engines that call it themselves."""
     training = {} if attention is None else {"attention": attention}
-    job = resolve(Experiment(model="gpt2", cluster=cluster, nodes=1, strategy=strategy, training=training))
-    assert job.training.expands_groups is expected
+    asked = Experiment(model="llama-3.2-1b", cluster=cluster, nodes=1, strategy=strategy, training=training)
+    assert resolve(asked).training.expands_groups is expected
+
+
+def test_a_key_for_each_query_head_is_not_expanded() -> None:
+    """Llama 2 7B has 32 heads of each, Llama 3.2 1B 32 and 8."""
+    found = [
+        resolve(Experiment(model=model, cluster="dgx-a100-80gb", nodes=1)).training.expands_groups
+        for model in ("llama-2-7b", "gpt2", "llama-3.2-1b")
+    ]
+    assert found == [False, False, True]

@@ -90,12 +90,7 @@ def _torch_takes_cudnn(model: ModelSpec) -> bool:
     cuDNN 9.10), not with dropout other than sixteenths (`check_cudnn_dropout`, from 2.12), and up to 128 wide
     or 192 with values of 128, by eights (`check_cudnn_tensor_shapes`). A window is a mask there, which no
     kernel skips; a softcap and sinks it does not have: these keep the GPU's own curve."""
-    works = [
-        module.work
-        for block in model.distinct_blocks
-        for module in block.modules
-        if isinstance(module.work, Attention)
-    ]
+    works = _attentions(model)
     return bool(works) and all(_is_cudnns(work) for work in works)
 
 
@@ -106,9 +101,19 @@ def _is_cudnns(work: Attention) -> bool:
     return fits and is_plain and not work.unpads and (work.dropout * 16).is_integer()
 
 
+def has_grouped_heads(model: ModelSpec) -> bool:
+    """Whether several query heads of an attention have the same keys and values."""
+    return any(work.num_kv_heads < work.num_heads for work in _attentions(model))
+
+
 def _drops_scores(model: ModelSpec) -> bool:
-    modules = (module for block in model.distinct_blocks for module in block.modules)
-    return any(isinstance(module.work, Attention) and module.work.dropout > 0 for module in modules)
+    return any(work.dropout > 0 for work in _attentions(model))
+
+
+def _attentions(model: ModelSpec) -> list[Attention]:
+    of_blocks = [module for block in model.distinct_blocks for module in block.modules]
+    works = (module.work for module in (*model.before, *of_blocks, *model.after))
+    return [work for work in works if isinstance(work, Attention)]
 
 
 def _is_before(gpu: Gpu, capability: float) -> bool:

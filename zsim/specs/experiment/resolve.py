@@ -29,6 +29,7 @@ from zsim.specs.experiment.kernel_choices import (
     attention_of,
     check_stored_types,
     cross_entropy_of,
+    has_grouped_heads,
     layer_kernels_of,
     runs_flash_2,
     with_attention,
@@ -175,7 +176,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     training = replace(
         training,
         layer_kernels=layer_kernels_of(asked, table, parallelism),
-        expands_groups=runs_second,
+        expands_groups=runs_second and has_grouped_heads(model),
     )
     offloads = getattr(table, "cpu_offload", False)
     of_experts = resolve_experts(model, table, asked_degrees)

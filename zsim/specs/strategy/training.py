@@ -60,8 +60,9 @@ class Training:
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
     "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
     `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
-    splits the keys of a head; 0 in another mode. `expands_groups`: attention is FlashAttention-2's CUDA
-    kernel, whose backward makes gradients of keys and values for every query head before it sums them up.
+    splits the keys of a head; 0 in another mode. `expands_groups`: attention with grouped heads is
+    FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for every query head
+    before it sums them up.
     """
 
     sequence_length: int
