@@ -28,7 +28,7 @@ from zsim.plan.pipeline.messages import CuttingMessenger, Messenger
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
-from zsim.plan.stage import DataParallel, Stage, expert_groups, mesh_groups
+from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
 from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import with_fused_projections
@@ -104,6 +104,19 @@ def plan_of(basis: PlanBasis) -> Plan:
         is_cpu=basis.is_cpu,
         copies_scatters=basis.copies_scatters,
     )
+
+
+def plan_for_ranks(basis: PlanBasis, other: PlanBasis, plan: Plan) -> Plan | None:
+    """The plan of all jobs with this basis from the `plan` of an `other`, which must differ in the number of
+    ranks alone: with the same programs, for communicators of all ranks. None where that is not known to be
+    what `plan_of` gives."""
+    framework, several = FRAMEWORKS[type(basis.strategy)], min(basis.world_size, other.world_size) > 1
+    if not (framework.is_for_any_ranks and several and basis.parallelism.is_trivial) or basis.types:
+        return None
+    if replace(basis, world_size=other.world_size) != other or list(plan.groups) != [WORLD]:
+        return None
+    groups = {WORLD: Group.regular(WORLD, basis.world_size)}
+    return Plan.uniform(plan.framework, basis.world_size, plan.program, groups, plan.notes, plan.labels)
 
 
 def _is_megatron_alone(basis: PlanBasis) -> bool:

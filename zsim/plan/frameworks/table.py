@@ -19,11 +19,14 @@ Strategy = Any  # an instance of the key of `FRAMEWORKS`
 @dataclass(frozen=True, slots=True)
 class Framework:
     """A framework. `make`: returns the hooks of a stage under a strategy; `is_offloaded`: whether the
-    strategy offloads parameters, gradients, optimizer states or activation checkpoints from the GPU."""
+    strategy offloads parameters, gradients, optimizer states or activation checkpoints from the GPU;
+    `is_for_any_ranks`: ops and memory of a rank are the same among any number of data-parallel ranks but
+    one."""
 
     name: str
     make: Callable[[Stage, Strategy], Hooks]
     is_offloaded: Callable[[Strategy], bool]
+    is_for_any_ranks: bool = False
 
 
 def _ddp(stage: Stage, strategy: Ddp) -> Hooks:
@@ -97,7 +100,7 @@ def _reference_offloads(strategy: Reference) -> bool:
 
 
 FRAMEWORKS: Mapping[type, Framework] = {
-    Ddp: Framework("ddp", _ddp, lambda _: False),
+    Ddp: Framework("ddp", _ddp, lambda _: False, is_for_any_ranks=True),
     Fsdp1: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload),
     Fsdp2: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload),
     Megatron: Framework("megatron", _megatron, lambda _: False),

@@ -44,7 +44,7 @@ def program_is_drained(program: Program) -> bool:
 
 def twice(plan: Plan) -> Plan:
     """The plan of two steps, one after the other."""
-    return plan.with_programs(program_twice)
+    return plan.with_programs(lambda program: program.once(program_twice))
 
 
 def program_twice(program: Program) -> Program:
