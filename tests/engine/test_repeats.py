@@ -12,7 +12,7 @@ from zsim.engine.pools.apart import Pass, PoolPasses
 from zsim.engine.pools.part import FREE, PartRun, PoolsPart
 from zsim.engine.pools.repeats import repeats
 
-REQUESTS = ((3 * 2**20, "gather"), (24 * 2**20, "gather"), (70_000, "reduce"), (5 * 2**20, "reduce"))
+REQUESTS = ((11 * 2**20, "gather"), (24 * 2**20, "gather"), (70_000, "reduce"), (5 * 2**20, "reduce"))
 
 
 def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> PoolsPart:
@@ -32,8 +32,14 @@ def part_of(slots: list[tuple[int, int]], blocks: int, before: list[int]) -> Poo
     return PoolsPart(tensors, kinds, REQUESTS, 2 * np.arange(len(tensors)))
 
 
-def passes(part: PoolsPart, *, come_back: bool) -> list[Pass]:
-    run = part, part.places, 0
+def twice(step: PoolsPart) -> PoolsPart:
+    """The changes of two steps, the second one with tensors of its own."""
+    tensors = np.concatenate([step.tensors, step.tensors + step.tensors.max() + 1])
+    return PoolsPart(tensors, np.tile(step.kinds, 2), REQUESTS, 2 * np.arange(len(tensors)))
+
+
+def passes(part: PoolsPart, *, come_back: bool, counted_from: int = 0) -> list[Pass]:
+    run = part, part.places, counted_from
     both = PoolPasses(CachingAllocator(UNLIMITED), run, run, come_back=come_back)
     return [both.number(0), both.number(1)]
 
@@ -89,9 +95,40 @@ def test_a_run_with_repeats_left_out_equals_a_run_of_all_changes(
     slots: list[tuple[int, int]], blocks: int, before: list[int]
 ) -> None:
     part = part_of(slots, blocks, before)
-    for one, other in zip(passes(part, come_back=True), passes(part, come_back=False), strict=True):
+    assert_equal(passes(part, come_back=True), passes(part, come_back=False))
+
+
+def assert_equal(some: list[Pass], others: list[Pass]) -> None:
+    for one, other in zip(some, others, strict=True):
         assert (one.reserved, one.segments, one.has_grown, one.pools) == (
             other.reserved, other.segments, other.has_grown, other.pools,
         )  # fmt: skip
         np.testing.assert_array_equal(one.active, other.active)
         np.testing.assert_array_equal(one.places, other.places)
+
+
+def test_a_second_step_that_begins_like_the_first_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass grows, so that its second step begins with more free blocks than its first."""
+    part = twice(part_of([(0, 0), (1, 2), (2, 1), (3, 4)], 3, [1]))
+    number = made(monkeypatch)
+    passes(part, come_back=False, counted_from=part.places[len(part) // 2 - 4])
+    assert sum(number) == 1.5 * len(part)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    slots=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=9),
+    blocks=st.integers(1, 12),
+    before=st.lists(st.integers(0, 3), max_size=3),
+    come_back=st.booleans(),
+    before_end=st.integers(0, 5),
+)
+def test_a_run_with_a_step_left_out_equals_a_run_of_all_changes(
+    slots: list[tuple[int, int]], blocks: int, before: list[int], come_back: bool, before_end: int
+) -> None:
+    part = twice(part_of(slots, blocks, before))
+    counted_from = max(0, len(part) - 2 * before_end)
+    short = passes(part, come_back=come_back, counted_from=counted_from)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PartRun, "_half", lambda _self, _cut: 0)
+        assert_equal(short, passes(part, come_back=come_back, counted_from=counted_from))

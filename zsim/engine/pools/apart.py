@@ -143,9 +143,16 @@ class PoolPasses:
         order = np.argsort(places, kind="stable")
         cut = int(np.searchsorted(places[order], counted_from))
         run = PartRun(memory, part, order, cut, finds_repeats=self.come_back)
+        began = run.state() if run.half else None
         run.make(0, cut)
         counted, place = memory.num_segments, cut
-        for repeat in run.repeats:
+        if run.half:  # see [Note: a period that changes nothing] of repeats.py
+            run.make(cut, run.half)
+            place = run.half
+            if run.state() == began:
+                run.sizes *= 2
+                place = len(order)
+        for repeat in run.repeats if place < len(order) else ():
             run.make(place, repeat.first)
             run.make_repeat(repeat)
             place = repeat.end

@@ -48,7 +48,8 @@ class _Known(NamedTuple):
 class PartRun:
     """The changes of a part in the `order` of their places, and what making them gives: `blocks` in use, by
     tensor, and `sizes`, of the block of each request. A change before `cut` and one from it on are made
-    apart. `repeats`: those from `cut` on, if it `finds_repeats`."""
+    apart. `repeats`: those from `cut` on, if it `finds_repeats`; `half`: so many changes (from `cut` on) are
+    made twice, the second time for other tensors (0: they are not)."""
 
     def __init__(
         self, memory: CachingAllocator, part: PoolsPart, order: Ints, cut: int, *, finds_repeats: bool
@@ -73,8 +74,18 @@ class PartRun:
         for first, end, period in self.repeats:  # what ends a period is made apart from what begins the next
             is_passing[np.arange(first - 1, end, period)] = False
             is_passing[end - 1] = False
+        self.half = self._half(cut)
+        is_passing[self.half - 1 : self.half] = False
         # per change its tensor, its kind, and whether the next change frees what it allocates
         self._rows = list(zip(self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist(), strict=True))
+
+    def _half(self, cut: int) -> int:
+        half, rest = divmod(len(self.kinds), 2)
+        if rest or not cut <= half <= min([half, *(repeat.first for repeat in self.repeats)]):
+            return 0
+        ago = np.arange(2 * half) - self._made_at[self.tensors]
+        are_alike = all(np.array_equal(each[:half], each[half:]) for each in (self.kinds, ago))
+        return half if are_alike else 0
 
     def make(self, first: int, end: int) -> None:
         """Make the changes from place `first` to before `end`."""
@@ -104,7 +115,7 @@ class PartRun:
             self.make(place, place + period)
             place += period
             now = _Known(place, len(self.sizes), tuple(self.blocks))
-            before = known.setdefault(self._state(), now)
+            before = known.setdefault(self.state(), now)
             if before is not now:
                 cycle = place - before.place
                 left = (end - place) // cycle
@@ -114,7 +125,7 @@ class PartRun:
                 break
         self.make(place, end)
 
-    def _state(self) -> Hashable:
+    def state(self) -> Hashable:
         """The blocks in use, in the order of their requests, and the free blocks of the pools."""
         pools = {id(request.pool): request.pool for request in self._requests if request is not None}
         live = tuple([(block.address, block.bytes) for block in self.blocks.values()])
