@@ -44,8 +44,8 @@ class Clock:
     def _put(self, at: float, what: str, number: int) -> None:
         heapq.heappush(self._agenda, (at, next(self._order), what, number))
 
-    def _call_at(self, now: float, delay: float, _gpu: GpuKernels[Clock], ticket: int) -> None:
-        self._put(now + delay, "wake", ticket)
+    def _call_at(self, time: float, wake: tuple[GpuKernels[Clock], int]) -> None:
+        self._put(time, "wake", wake[1])
 
     def _end(self, op: int, now: float) -> None:
         self.ended.append((now, op))

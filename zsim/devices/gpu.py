@@ -19,9 +19,9 @@ class GpuKernels(Generic[Owner]):
     kernel is `_op` (-1: none, or more than two), a second beside it `_second` (-1: none); more than two are
     `_ops`.
 
-    `call_at(now, delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
-    `ticket` then; `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given,
-    when the GPU turns from idle to busy or back, but not when a kernel directly follows another.
+    `call_at(time, (gpu, ticket))` must call `on_wake(time)` at `time` if `gpu.ticket` is still `ticket` then;
+    `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, when the GPU
+    turns from idle to busy or back, but not when a kernel directly follows another.
 
     # [Note: late wake-ups]
     When kernels get slower, the wake-up that is already planned comes too early; it is left in place, and the
@@ -37,7 +37,7 @@ class GpuKernels(Generic[Owner]):
         self,
         slowdown: float,
         owner: Owner,
-        call_at: Callable[[float, float, GpuKernels[Owner], int], None],
+        call_at: Callable[[float, tuple[GpuKernels[Owner], int]], None],
         on_end: Callable[[Owner, int, float], None],
         on_turn: Callable[[bool], None] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class GpuKernels(Generic[Owner]):
         self._op, self._left, self._last_change = op, seconds, now
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._call_at(now, seconds * self._slowdown if self._collectives else seconds, self, ticket)
+        self._call_at(now + (seconds * self._slowdown if self._collectives else seconds), (self, ticket))
 
     def _join(self, now: float, op: int, seconds: float) -> None:
         """Start kernels beside others."""
@@ -184,4 +184,4 @@ class GpuKernels(Generic[Owner]):
             least, stretch = min(self._lefts), len(self._lefts) * stretch
         self._is_early = False
         self.ticket = ticket = self.ticket + 1
-        self._call_at(now, least * stretch if least > 0.0 else 0.0, self, ticket)
+        self._call_at(now + least * stretch if least > 0.0 else now, (self, ticket))

@@ -15,7 +15,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.alarm import Alarm
+from zsim.engine.agenda import Agenda
 from zsim.engine.lane import Lane, Meeting
 from zsim.engine.lane_memory import LaneMemory
 from zsim.engine.offload import Offload
@@ -55,8 +55,8 @@ class Executor:
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
         memory = LaneMemory(programs)
-        self._agenda: dict[float, list[tuple[Lane | GpuKernels[Lane], int]]] = {}
-        self._alarm = Alarm(env, self._fire)
+        self._agenda: Agenda[tuple[Lane | GpuKernels[Lane], int]] = Agenda(env, self._happen)
+        self._call_at = self._agenda.put
         self.lanes: list[Lane] = []
         meetings: dict[tuple[str, int], Meeting] = {}
         self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
@@ -106,7 +106,7 @@ class Executor:
                 raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, float(ended.max(initial=0.0)))
             del lane.gpu  # which calls back: without it all of this goes with its last user
-        del self._alarm  # which calls back too
+        self._agenda.close()
         return last
 
     # -- the host -----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Executor:
             if allocator is not None and op in allocator.changes.by_op:
                 if op in allocator.changes.asking and time > now:  # what ends by then must be known
                     lane.next_op, lane.host_time = op, time
-                    self._call_at(now, time - now, lane, _HOST)
+                    self._call_at(now + (time - now), (lane, _HOST))
                     return
                 wait = allocator.advance(op, time, ended)
                 while wait >= 0:
@@ -164,7 +164,7 @@ class Executor:
                 else:
                     delay = time - now
                     if delay > 0:
-                        self._call_at(now, delay, lane, op)
+                        self._call_at(now + delay, (lane, op))
                     else:
                         self._start(lane, op, now)
             op += 1
@@ -193,23 +193,9 @@ class Executor:
         if self._left == 0:
             self._finish()
 
-    # -- the agenda: one simpy event for all that happens at one instant ------------------------------
-
-    def _call_at(self, now: float, delay: float, what: Lane | GpuKernels[Lane], number: int) -> None:
-        """In `delay` seconds from `now`, start op `number` of a lane (or let its host go on), or wake a GPU
-        with ticket `number`."""
-        time = now + delay
-        entries = self._agenda.get(time)
-        if entries is None:
-            self._agenda[time] = [(what, number)]
-            self.env.schedule(self._alarm, delay=delay)
-        else:
-            entries.append((what, number))
-
-    def _fire(self, _event: simpy.Event) -> None:
-        self._alarm.set_again()
-        now = self.env.now
-        entries = self._agenda.pop(now)
+    def _happen(self, entries: list[tuple[Lane | GpuKernels[Lane], int]], now: float) -> None:
+        """Entries of the agenda, now due: an op of a lane starts (its host goes on, a recorded op ends), or a
+        GPU wakes up with a ticket."""
         self.num_events += len(entries)
         for what, number in entries:
             if type(what) is GpuKernels:
@@ -250,7 +236,7 @@ class Executor:
     def _start_recorded(self, lane: Lane, op: int) -> None:
         """Start an issued op, whose waits are over, after its lag."""
         now = self.env.now
-        self._call_at(now, max(lane.start_recorded(op) - now, 0.0), lane, op)
+        self._call_at(now + max(lane.start_recorded(op) - now, 0.0), (lane, op))
 
     def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
         recorded = lane.program.recorded
@@ -262,7 +248,7 @@ class Executor:
         elif recorded.shares_gpu and runs_on_gpu(work):
             lane.gpu.start(now, op, work.seconds)
         else:
-            self._call_at(now, max(lane.start[op] + work.seconds - now, 0.0), lane, _HOST - 1 - op)
+            self._call_at(now + max(lane.start[op] + work.seconds - now, 0.0), (lane, _HOST - 1 - op))
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
         """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
@@ -271,7 +257,7 @@ class Executor:
         if held >= 0:
             lane.pending[held] -= 1
             if lane.pending[held] == 0 and held < lane.next_op:  # issued already
-                self._call_at(now, max(lane.issue[held] - now, 0.0), lane, held)
+                self._call_at(now + max(lane.issue[held] - now, 0.0), (lane, held))
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
@@ -362,7 +348,7 @@ class Executor:
             if left == 0 and successor < lane.next_op:  # issued already
                 delay = lane.issue[successor] - now
                 if delay > 0:
-                    self._call_at(now, delay, lane, successor)
+                    self._call_at(now + delay, (lane, successor))
                     continue
                 seconds = lane.kernel_seconds[successor]
                 if seconds is not None and not lane.is_queued:

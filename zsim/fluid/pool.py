@@ -9,7 +9,6 @@ answer depends only on which profiles are running, so it is cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf
 
 import simpy
@@ -17,9 +16,11 @@ from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling, rates_apart
 from zsim.dataclass import dataclass
+from zsim.fluid.alarm import Alarm
 
 # simpy runs priorities 0 (urgent) and 1 (normal) first
 _END_OF_INSTANT = EventPriority(2)
+_NEVER = -1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +63,11 @@ class FluidPool:
         self._rates: dict[tuple[int, ...], dict[int, float]] = {}
         self._rates_alone: dict[int, float] = {}
         self._last_change = 0.0
-        self._generation = 0
         self._is_dirty = False
+        self._ending: list[Activity] = []
+        self._end_time = _NEVER  # of `_ending`
+        self._wake_up = Alarm(env, self._finish)
+        self._end_of_instant = Alarm(env, self._solve)
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
         """Register a usage vector (resource index, weight); zero weights are dropped."""
@@ -121,27 +125,24 @@ class FluidPool:
         if self._is_dirty:
             return
         self._is_dirty = True
-        event = simpy.Event(self.env)
-        event._ok = True
-        event._value = None
-        event.callbacks = [self._solve]
-        self.env.schedule(event, priority=_END_OF_INSTANT)
+        self.env.schedule(self._end_of_instant, priority=_END_OF_INSTANT)
 
     def _run_alone(self, activity: Activity, rate: float) -> None:
         """Set the rate of the only activity, and plan its end; solved again at the end of the instant if
         another one starts until then."""
-        self._generation += 1
+        self._end_time = _NEVER
         activity.rate = rate
         if activity.remaining <= 0:
-            self._wake_up(0.0, [activity])
+            self._end_in(0.0, [activity])
         elif rate > 0:
-            self._wake_up(activity.remaining / rate, [activity])
+            self._end_in(activity.remaining / rate, [activity])
 
     def _solve(self, _event: simpy.Event) -> None:
         """Set the rates of the running activities, and plan one wake-up for those that end next."""
+        self._end_of_instant.set_again()
         self._is_dirty = False
         self._settle()
-        self._generation += 1
+        self._end_time = _NEVER
         if not self._active:
             return
         if len(self._active) == 1:
@@ -161,13 +162,13 @@ class FluidPool:
         # wake-up, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
         limit = soonest * (1 + 1e-12)
         ending = [activity for activity, delay in zip(self._active, delays, strict=True) if delay <= limit]
-        self._wake_up(soonest, ending)
+        self._end_in(soonest, ending)
 
-    def _wake_up(self, delay: float, ending: list[Activity]) -> None:
+    def _end_in(self, delay: float, ending: list[Activity]) -> None:
         """End the activities `ending` in `delay` seconds, unless the rates are solved again before."""
-        generation = self._generation
-        wake_up = simpy.Timeout(self.env, delay)
-        wake_up.callbacks = [partial(self._finish, ending, generation)]
+        self._ending = ending
+        self._end_time = self.env.now + delay
+        self.env.schedule(self._wake_up, delay=delay)
 
     def _rates_of(self, numbers: tuple[int, ...]) -> dict[int, float]:
         """The rates of activities of these profiles together, by profile."""
@@ -185,9 +186,11 @@ class FluidPool:
             return rates_apart([self.rate_alone(profile) for profile in profiles])
         return progressive_filling([profile.usage for profile in profiles], self.capacity)
 
-    def _finish(self, ending: list[Activity], generation: int, _event: simpy.Event) -> None:
-        if generation != self._generation:
+    def _finish(self, _event: simpy.Event) -> None:
+        self._wake_up.set_again()
+        if self.env.now != self._end_time:
             return  # an activity started or changed meanwhile: the later solution planned another wake-up
+        ending, self._end_time = self._ending, _NEVER
         self._settle()
         if len(ending) == len(self._active):
             self._active = []
