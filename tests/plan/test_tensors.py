@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.make import make_plan
-from zsim.plan.memory.tensors import TensorChange, tensor_changes
+from zsim.plan.memory.tensors import TensorChange, tensor_changes, tensor_columns
+from zsim.plan.passes.twice import program_twice
 from zsim.specs.experiment.resolve import resolve
 
 
@@ -118,6 +119,26 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     assert sum(change.bytes for change in plan.memory if change.device == "gpu") == 0
     taken = sum(change.bytes for change in plan.memory if change.device == "gpu" and change.bytes > 0)
     assert sum(change.bytes for change in tensor_changes(plan.program)) == taken
+    assert tensor_columns(plan.program, 2).rows() == tensor_changes(program_twice(plan.program))
+
+
+def test_two_steps_change_as_their_program_does() -> None:
+    """What is freed at the end of the first step, or not whole, and what is allocated there for the second."""
+    builder = PlanBuilder([])
+    for stream, count in (("gather", 5), (COMPUTE, 7)):
+        builder.allocate("buffers", count, owner=stream)
+        builder.kernels("use", moves(1, 1), stream=stream)
+        builder.free_when_done("buffers", count, 0, owner=stream)
+    freed = builder.program(())
+    builder.allocate("buffers", 3, owner="next")
+    builder.free("buffers", 2, owner="next")
+    kept = builder.program(())
+    builder.free("buffers", 1, owner="next")
+    for program in (freed, kept, builder.program(())):
+        both = program_twice(program)
+        assert tensor_columns(program, 2).rows() == tensor_changes(both)
+    streams = [change.stream for change in tensor_columns(builder.program(()), 2).rows() if change.bytes == 2]
+    assert streams == ["gather", COMPUTE]
 
 
 def test_parts_of_one_owner_are_freed_apart() -> None:

@@ -67,6 +67,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
     """
     costs, host = shipped_host_costs(), host_of(job, plan, number)
     program, again = plan.programs[number], repeated.programs[number]
+    times = len(again.ops) // len(program.ops)
     capacity = gpu_of(job, plan, number).memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in program.resident:
@@ -75,13 +76,13 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
     has_lazy = any(resident.device == "gpu" and resident.lazy_tensors for resident in program.resident)
     return Allocator(
         memory,
-        again.once(_changes),
+        program.once(_changes, times),
         again.once(_Outstanding),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(again.ops) - len(program.ops),
-        first_changes=again.once(_first_changes) if has_lazy else None,
+        first_changes=program.once(_first_changes, times) if has_lazy else None,
     )
 
 
@@ -104,14 +105,16 @@ def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
     return block or memory.malloc_anyway(count, COMPUTE)
 
 
-def _changes(program: Program) -> Changes:
-    return Changes(program.once(tensor_columns))
+def _changes(program: Program, times: int) -> Changes:
+    """The changes of the program `times` times in a row."""
+    return Changes(program.once(tensor_columns, times))
 
 
-def _first_changes(program: Program) -> Changes:
-    """The changes of the first step, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
-    update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
-    changes = program.once(tensor_columns)
+def _first_changes(program: Program, times: int) -> Changes:
+    """`_changes` of the first steps, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
+    end = times * len(program.ops)
+    update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), end)
+    changes = program.once(tensor_columns, times)
     sizes = [
         size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
     ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Bools
-from zsim.plan.ops import Category, Device, Phase, Program, Work
+from zsim.plan.ops import Category, Device, MemoryChange, Phase, Program, Work
 
 
 class OpColumns(NamedTuple):
@@ -39,6 +40,10 @@ class MemoryColumns(NamedTuple):
     stream: tuple[str, ...] = ()
     part: tuple[str, ...] = ()
     micro_batch: tuple[int, ...] = ()
+
+    def rows(self) -> list[MemoryChange]:
+        """The changes, one after the other."""
+        return list(map(tuple.__new__, repeat(MemoryChange), zip(*self, strict=True)))
 
 
 def op_columns(program: Program) -> OpColumns:

@@ -19,6 +19,7 @@ from zsim.arrays import Bools, Ints
 from zsim.plan.builder import COMPUTE
 from zsim.plan.columns import MemoryColumns, memory_columns, op_columns
 from zsim.plan.ops import Program
+from zsim.plan.passes.twice import program_twice
 
 
 class TensorChange(NamedTuple):
@@ -150,8 +151,8 @@ def tensor_changes(program: Program) -> list[TensorChange]:
     return tensor_columns(program).rows()
 
 
-def tensor_columns(program: Program) -> TensorColumns:
-    """The columns of `tensor_changes`.
+def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
+    """The columns of `tensor_changes` of the program `times` times in a row (once or twice).
 
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
@@ -161,7 +162,26 @@ def tensor_columns(program: Program) -> TensorColumns:
         on_gpu = [change for change in program.memory if change.device == "gpu"]
         columns = MemoryColumns(*zip(*on_gpu, strict=True))
     place, tensor, sizes = _moved(columns)
-    next_streams = _next_streams(program)
+    if times == 1:
+        return _with_streams(columns, place, tensor, sizes, _next_streams(program, COMPUTE))
+    if len(place) != 2 * len(sizes):  # a tensor is not freed before the second time
+        return tensor_columns(program.once(program_twice))
+    before = _with_streams(columns, place, tensor, sizes, _next_streams(program, _first_stream(program)))
+    after = _with_streams(columns, place, tensor, sizes, _next_streams(program, COMPUTE))
+    count = len(program.ops)
+    again = after._replace(
+        op=after.op + count,
+        tensor=after.tensor + len(sizes),
+        until=np.where(after.until >= 0, after.until + count, after.until),
+    )
+    return before.followed_by(again)
+
+
+def _with_streams(
+    columns: MemoryColumns, place: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
+) -> TensorColumns:
+    """The changes at `place` with each `tensor`, whose streams are `next_streams` by op unless the changes
+    name theirs."""
     streams = [
         COMPUTE if category == "activations" else own or next_streams[op]
         for op, category, own in zip(columns.op, columns.category, columns.stream, strict=True)
@@ -209,9 +229,16 @@ def _moved(columns: MemoryColumns) -> tuple[Ints, Ints, Ints]:
     return moved[order], number[tensors[order]], sizes[by_age]
 
 
-def _next_streams(program: Program) -> list[str]:
-    """Per op, the stream of the next work that the host issues."""
-    columns, next_stream = program.once(op_columns), COMPUTE
+def _first_stream(program: Program) -> str:
+    """The stream of the first work that the host issues."""
+    columns = program.once(op_columns)
+    issued = zip(columns.stream, columns.work, strict=True)
+    return next((stream for stream, work in issued if work is not None), COMPUTE)
+
+
+def _next_streams(program: Program, at_end: str) -> list[str]:
+    """Per op, the stream of the next work that the host issues; `at_end`: the one after all."""
+    columns, next_stream = program.once(op_columns), at_end
     streams = [next_stream]
     for stream, work in zip(reversed(columns.stream), reversed(columns.work), strict=True):
         if work is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import op_columns
+from zsim.plan.columns import memory_columns, op_columns
 from zsim.plan.ops import Op, Plan, Program
 from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES
@@ -51,23 +51,43 @@ def program_twice(program: Program) -> Program:
     """The program of two steps. On every stream the second step starts after the first step's last kernel, as
     nothing may read a parameter before the optimizer has written it. The host goes on without a wait."""
     count, last = len(program.ops), _last_kernel(program)
-    seen: set[str] = set()
-    again = []
-    for op in program.ops:
-        on_stream = op.work is not None and not (isinstance(op.work, Recorded) and op.work.is_on_host)
-        is_first = on_stream and op.stream not in seen
-        seen.add(op.stream)
-        again.append(_later(op, count, last if is_first else -1))
-    changes = (
-        change._replace(op=change.op + count, until=change.until + count if change.until >= 0 else -1)
-        for change in program.memory
+    columns, new = program.once(op_columns), tuple.__new__
+    again = list(program.ops)  # an op that waits for none is the same in both steps
+    firsts = _firsts_on_streams(program)
+    for number, (after, waits) in enumerate(zip(columns.after, columns.host_waits, strict=True)):
+        is_first = last >= 0 and number in firsts
+        if after or waits or is_first:
+            name, stream, work, *_, launches, overhead, phase, module, events = again[number]
+            after = tuple([other + count for other in after])
+            waits = tuple([other + count for other in waits])
+            own = (*after, last) if is_first else after
+            op = (name, stream, work, own, waits, launches, overhead, phase, module, events)
+            again[number] = new(Op, op)
+    memory = program.once(memory_columns)
+    changes = memory._replace(
+        op=tuple([op + count for op in memory.op]),
+        until=tuple([op + count if op >= 0 else op for op in memory.until]),
     )
     return replace(
         program,
         ops=(*program.ops, *again),
-        memory=(*program.memory, *changes),
+        memory=(*program.memory, *changes.rows()),
         actions=(*program.actions, *((number + count, action) for number, action in program.actions)),
     )
+
+
+def _firsts_on_streams(program: Program) -> frozenset[int]:
+    """The first op with work on each stream."""
+    columns, seen = program.once(op_columns), dict[str, int]()
+    on_host = {
+        number
+        for number, work in program.distinct_works.items()
+        if isinstance(work, Recorded) and work.is_on_host
+    }
+    for number, (stream, work) in enumerate(zip(columns.stream, columns.work, strict=True)):
+        if work is not None and stream not in seen and id(work) not in on_host:
+            seen[stream] = number
+    return frozenset(seen.values())
 
 
 def _last_kernel(program: Program) -> int:
@@ -85,12 +105,3 @@ def _last_kernel(program: Program) -> int:
         if op.stream == compute and op.work is not None and not on_host:
             return number
     return -1
-
-
-def _later(op: Op, count: int, after: int) -> Op:
-    waits = tuple(other + count for other in op.after)
-    if after >= 0:
-        waits = (*waits, after)
-    elif not waits and not op.host_waits:
-        return op
-    return op._replace(after=waits, host_waits=tuple(other + count for other in op.host_waits))
