@@ -1,0 +1,68 @@
+"""`[training]` as the framework runs it: its own settings, and the micro-batches of the global batch."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.fp8.recipe import with_fp8_precision
+from zsim.specs.experiment.kernel_choices import (
+    as_megatron_deepspeed_runs,
+    as_megatron_runs,
+    with_one_connection,
+)
+from zsim.specs.experiment.layout import Layout
+from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.tables import Experiment, TrainingTable
+from zsim.specs.experiment.training.batch import micro_batches_of, uneven_micro_batches, uneven_sequences
+from zsim.specs.strategy.megatron_table import MegatronTable
+
+
+def asked_training(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
+    """`[training]` with the settings of the framework's layers. `sizes`: micro-batches by type of nodes, if
+    they differ.
+
+    Raises InputError for a global batch that is not made of the micro-batches.
+    """
+    whole, placement, parallelism = layout.whole, layout.placement, layout.parallelism
+    per_micro_batch = uneven_sequences(sizes, whole, placement) if sizes else None
+    asked = _with_micro_batches(experiment, layout.replicas, per_micro_batch)
+    if experiment.training.micro_batch_sizes:
+        asked = _with_first_size(asked, whole, placement)
+    if parallelism.style == "deepspeed" and parallelism.has_megatron_layers:
+        asked = as_megatron_deepspeed_runs(asked)
+    if parallelism.style == "megatron" and parallelism.tensor * parallelism.context > 1:
+        table = experiment.strategy
+        is_fsdp = isinstance(table, MegatronTable) and table.fsdp_sharding is not None
+        asked = asked if is_fsdp else with_one_connection(asked, layout.cluster)
+    return asked
+
+
+def _with_micro_batches(
+    experiment: Experiment, replicas: int, per_micro_batch: int | None = None
+) -> TrainingTable:
+    """`[training]` with the number of micro-batches of its global batch, of which each of `replicas` has a
+    part, and with Megatron's defaults under Megatron. `per_micro_batch`: sequences of all replicas in one
+    micro-batch, where they differ."""
+    table, strategy = with_fp8_precision(experiment.training), experiment.strategy
+    if table.global_batch_size is not None and per_micro_batch is not None:
+        steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)
+        if table.gradient_accumulation_steps not in (None, steps):
+            raise InputError(
+                f"training.gradient_accumulation_steps: found {table.gradient_accumulation_steps}, but "
+                f"global_batch_size {table.global_batch_size:,} makes {steps} micro-batches; "
+                "expected one of them"
+            )
+        table = table.model_copy(update={"gradient_accumulation_steps": steps})
+    elif table.global_batch_size is not None and table.gradient_accumulation_steps is None:
+        steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, replicas)
+        table = table.model_copy(update={"gradient_accumulation_steps": steps})
+    if not isinstance(strategy, MegatronTable):
+        return table
+    return as_megatron_runs(table, strategy.engine, strategy.version)
+
+
+def _with_first_size(table: TrainingTable, cluster: Cluster, placement: Placement) -> TrainingTable:
+    """`[training]` with the micro-batch of the first node of the job."""
+    name = cluster.nodes[int(cluster.type_of_node[placement.nodes[0]])].name
+    size = table.micro_batch_sizes.get(name, table.micro_batch_size or 1)
+    return table.model_copy(update={"micro_batch_size": size})

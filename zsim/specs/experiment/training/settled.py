@@ -1,0 +1,115 @@
+"""`[training]` settled: every setting of a step has a value that the model and the GPUs allow."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.specs.capture.settings import captured_length
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.kernel_choices import attention_kind, cross_entropy_of
+from zsim.specs.experiment.strategies import default_precision
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.model.config_reader import MAX_BLOCKS
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.parallelism import Parallelism
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
+
+_DEFAULT_SEQUENCE = 4096
+_MAX_TOKENS = 2**27
+_MAX_PARAMETERS = 10**16
+
+
+def settled_training(
+    table: TrainingTable,
+    model: ModelSpec,
+    cluster: Cluster,
+    deepspeed: DeepSpeedConfig | None,
+    notes: list[str],
+    optimizer: str,
+) -> Training:
+    """The training of `table`, by the name of its optimizer; what a JSON file says counts under DeepSpeed.
+    Adds to `notes` what has no effect.
+
+    Raises InputError for a precision that a GPU lacks and a sequence that the model cannot take.
+    """
+    precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
+    gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
+    if getattr(gpu.peak, precision) is None:
+        offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
+        raise InputError(
+            f"training.precision: GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}"
+        )
+    attention = attention_kind(table.attention, cluster, precision)
+    longest = model.max_positions
+    length = (
+        captured_length(model, table.sequence_length)
+        or table.sequence_length
+        or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    )
+    if longest and length > longest:
+        if model.learned_positions:
+            raise InputError(
+                f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned "
+                "positions"
+            )
+        notes.append(f"sequence_length {length} is beyond the {longest} positions that '{model.name}' states")
+    clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
+    connections = table.device_max_connections
+    if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
+        notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
+        connections = DEFAULT_CONNECTIONS
+    return Training(
+        sequence_length=length,
+        micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
+        gradient_accumulation_steps=(
+            deepspeed.batch.gradient_accumulation_steps
+            if deepspeed
+            else table.gradient_accumulation_steps or 1
+        ),
+        precision=precision,
+        activation_checkpointing=table.activation_checkpointing,
+        attention=attention,
+        compile=table.compile,
+        optimizer=optimizer,
+        paged_states=table.paged_states,
+        stochastic_rounding=table.stochastic_rounding,
+        gradient_clipping=clipping or 0.0,
+        liger=table.liger,
+        cross_entropy=cross_entropy_of(table),
+        checkpoint_every=table.checkpoint_every,
+        checkpoint_stops_early=table.checkpoint_stops_early,
+        checkpoint_is_reentrant=table.checkpoint_is_reentrant,
+        expandable_segments=table.expandable_segments,
+        optimizer_implementation=table.optimizer_implementation,
+        device_max_connections=connections,
+        autocast=table.autocast,
+        stored_dtype=table.stored_dtype,
+        deterministic_sms=max(gpu.sm_count if gpu.attention.is_deterministic else 0 for gpu in cluster.gpus),
+    )
+
+
+def check_size(
+    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+) -> None:
+    """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
+    memory; of micro-batches that are alike, only those count that are simulated: three for every pipeline
+    rank at most."""
+    context, micro_batches = parallelism.context, training.gradient_accumulation_steps
+    are_alike = parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
+    most = 3 * parallelism.pipeline if are_alike and not every_micro_batch else micro_batches
+    some = min(micro_batches, most)
+    blocks = len(model.blocks) * some
+    if blocks > MAX_BLOCKS:
+        raise InputError(
+            f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
+            f"blocks are more than zsim simulates; expected at most {MAX_BLOCKS:,} blocks in a step"
+        )
+    if training.micro_batch_tokens > _MAX_TOKENS * context:
+        raise InputError(
+            f"training.micro_batch_size: found {training.micro_batch_tokens:,} tokens in a micro-batch, "
+            f"expected at most {_MAX_TOKENS * context:,}"
+        )
+    if model.numel > _MAX_PARAMETERS:
+        raise InputError(
+            f"model '{model.name}': found {model.numel:,} parameters, expected at most {_MAX_PARAMETERS:,}"
+        )
