@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from zsim.arrays import Hashes, distinct
+from zsim.arrays import Hashes, distinct, numbered
 
 
 def test_distinct_values_are_sorted() -> None:
     assert distinct(np.array([[3, 1], [3, -2]])) == [-2, 1, 3]
+
+
+def test_values_are_numbered_in_the_order_in_which_they_come_first() -> None:
+    words, places = numbered(("b", "a", "b", "c"))
+    assert (words, places.tolist()) == (["b", "a", "c"], [0, 1, 0, 2])
+    assert numbered("")[1].tolist() == []
 
 
 def test_hashes_are_splitmix64() -> None:

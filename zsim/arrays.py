@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Value = TypeVar("Value", bound=Hashable)
 
 
 def distinct(values: Ints) -> list[int]:
     """The different values, sorted, as `np.unique` has them, which asked for them alone imports numpy.ma."""
     found: list[int] = np.unique(values, return_index=True)[0].tolist()
     return found
+
+
+def numbered(values: Sequence[Value]) -> tuple[list[Value], Ints]:
+    """The different values in the order in which they come first, and the place of each value among them."""
+    place_of = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return list(place_of), np.fromiter(map(place_of.__getitem__, values), np.int64, len(values))
 
 
 class Hashes:

@@ -20,6 +20,7 @@ from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.run_cost import cost_rows
+from zsim.report.waits import NO_WAITS
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Power
 from zsim.specs.experiment.load import experiment_from
@@ -32,7 +33,7 @@ POWER = Power(
 
 
 def breakdown(**seconds: float) -> Breakdown:
-    return Breakdown({name: seconds.get(name, 0.0) for name in BREAKDOWN}, {}, ())
+    return Breakdown({name: seconds.get(name, 0.0) for name in BREAKDOWN}, {}, NO_WAITS)
 
 
 def test_a_kernel_is_bound_by_the_roof_it_is_under() -> None:

@@ -30,7 +30,7 @@ from zsim.plan.ops import (
     Work,
 )
 from zsim.specs.experiment.job import Job
-from zsim.trace.trace import MemoryEvents, SpanInfo, SpanInfos, Trace, joined
+from zsim.trace.trace import Labels, MemoryEvents, SpanInfo, SpanInfos, Trace, joined
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
@@ -268,43 +268,46 @@ def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> Memor
     issue, num_ops = lane.issue, len(program.ops)
     reached = _reached(program, lane.start, step_seconds)
     resident = [*program.resident, framework_memory(job, plan, lane.number)]
-    ops, devices, categories, deltas, names = program.once(_changes)
+    first = len(resident)
+    changes = program.once(_changes, tuple((memory.device, memory.category) for memory in resident))
+    ops = changes.ops
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
     stream = np.where(ops < num_ops, reached[np.clip(ops, 0, num_ops - 1)], step_seconds)
-    first = len(resident)
     zeros = np.zeros(first)
     return MemoryEvents(
         ranks=np.full(first + len(ops), lane.rank, dtype=np.int64),
         host_seconds=np.concatenate([zeros, host]),
         stream_seconds=np.concatenate([zeros, stream]),
-        devices=(*(m.device for m in resident), *devices),
-        categories=(*(m.category for m in resident), *categories),
-        deltas=np.concatenate([np.array([m.bytes for m in resident], dtype=np.int64), deltas]),
-        names=(*("start" for _ in resident), *names),
+        devices=changes.devices,
+        categories=changes.categories,
+        deltas=np.concatenate([np.array([m.bytes for m in resident], dtype=np.int64), changes.deltas]),
+        names=changes.names,
     )
 
 
 class _Changes(NamedTuple):
-    """A program's memory changes, column by column; `names`: of the ops that they precede."""
+    """A program's memory changes, column by column; the words of `devices`, `categories` and `names` (of the
+    ops that they precede) begin with those of resident memory."""
 
     ops: Ints
-    devices: tuple[Device, ...]
-    categories: tuple[Category, ...]
     deltas: Ints
+    devices: Labels
+    categories: Labels
     names: tuple[str, ...]
 
 
-def _changes(program: Program) -> _Changes:
+def _changes(program: Program, resident: tuple[tuple[Device, Category], ...]) -> _Changes:
+    """The program's memory changes after `resident` memory, for `Program.once`."""
     columns = program.once(memory_columns)
     names = [*program.once(op_columns).name]
     names.append(names[-1] if names else "")  # of changes after the last op
     return _Changes(
         np.fromiter(columns.op, np.int64, len(columns.op)),
-        columns.device,
-        columns.category,
         np.fromiter(columns.bytes, np.int64, len(columns.op)),
-        tuple([names[op] for op in columns.op]),
+        Labels([*(device for device, _ in resident), *columns.device]),
+        Labels([*(category for _, category in resident), *columns.category]),
+        (*["start"] * len(resident), *[names[op] for op in columns.op]),
     )
 
 

@@ -20,6 +20,7 @@ from zsim.report.pipeline.bubbles import is_pipeline
 from zsim.report.pipeline.section import first_ranks, rank_breakdown
 from zsim.report.report import TracedStep, traced_step
 from zsim.report.traffic import overlap_fraction
+from zsim.report.waits import NO_WAITS
 from zsim.specs.cluster.table import EVIDENCE_ORDER
 
 _GRADES: tuple[str, ...] = EVIDENCE_ORDER
@@ -96,7 +97,7 @@ def mean_energy(outcome: Outcome, step_seconds: float, terms: Terms | None = Non
     weights = (np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size).tolist()
     parts: list[Energy] = []
     for number, weight in enumerate(weights):
-        own, gpu = Breakdown(seconds[number], {}, ()), gpu_of(job, plan, number)
+        own, gpu = Breakdown(seconds[number], {}, NO_WAITS), gpu_of(job, plan, number)
         found = step_energy(own, program_activity(plan.programs[number], gpu), gpu.power)
         if found is None:
             return None

@@ -15,33 +15,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Bools
+from zsim.arrays import Bools, Floats, Ints, numbered
 from zsim.dataclass import dataclass
-from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
-from zsim.trace.trace import SpanInfo, SpanInfos, Trace, are_of_kinds
+from zsim.report.views.meanings import COMPUTE_KINDS, waiting_cause
+from zsim.report.waits import CAUSES, HOST, PLACE_OF_CAUSE, Waits
+from zsim.trace.trace import SpanInfos, Trace
 
 _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are the same instant
-
-
-class Wait(NamedTuple):
-    """An interval in which the compute stream did not compute; `info` is the index of the span information
-    that it waited for, None where it waited for the host."""
-
-    start_seconds: float
-    end_seconds: float
-    cause: str
-    info: int | None
-    phase: str
-
-    @property
-    def seconds(self) -> float:
-        return self.end_seconds - self.start_seconds
+_HOST_BOUND, _ALLOCATOR = PLACE_OF_CAUSE["host_bound"], PLACE_OF_CAUSE["allocator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +38,56 @@ class Breakdown:
 
     seconds: dict[str, float]
     by_phase: dict[str, dict[str, float]]
-    waits: tuple[Wait, ...]
-
-
-# A span on the compute stream, with the gap before it: the gap's start, the span's start and end, when the
-# host issued it, and the index of its information (-1: the end of the step).
-_Row = tuple[float, float, float, float, int]
+    waits: Waits
 
 
 class _Ops(NamedTuple):
     """The distinct ops of a trace as they are seen from the compute stream: whether they are on it, or on any
-    other; the breakdown's name for their seconds on it, and for waits for them elsewhere."""
+    other; the cause (by its place in `CAUSES`) of their seconds on it, and of waits for them elsewhere;
+    whether their seconds on it are waits; and their phases, as places in `phase_names`."""
 
     are_on_it: Bools
     are_elsewhere: Bools
-    meanings: list[str]
-    causes: list[str]
+    meanings: Ints
+    causes: list[int]
+    are_waits: Bools
+    phases: Ints
+    phase_names: list[str]
+
+
+class _Rows(NamedTuple):
+    """The spans of the compute stream in order, each with the gap before it: the gap's start, the span's
+    start and end, when the host issued it, its phase, and the index of its information. The last row is the
+    end of the step, without an information and in the phase before it."""
+
+    before: Floats
+    starts: Floats
+    ends: Floats
+    issues: Floats
+    phases: Ints
+    infos: Ints
+
+
+class _Parts(NamedTuple):
+    """All of a step in order: times, the cause, the index of the information (`HOST`: none), the phase."""
+
+    starts: Floats
+    ends: Floats
+    causes: Ints
+    infos: Ints
+    phases: Ints
+    are_waits: Bools
+
+    def waits(self, phase_names: Sequence[str]) -> Waits:
+        """The parts that are waits."""
+        return Waits(
+            self.starts[self.are_waits],
+            self.ends[self.are_waits],
+            self.causes[self.are_waits],
+            self.infos[self.are_waits],
+            self.phases[self.are_waits],
+            phase_names,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,7 @@ class _Scene:
     intervals in which the host was blocked, and those in which it was in torch's allocator."""
 
     ops: SpanInfos
-    causes: list[str]  # of a wait for each of `ops`
+    causes: list[int]  # of a wait for each of `ops`
     starts: list[float]
     ends: list[float]
     issues: list[float]
@@ -107,46 +129,65 @@ def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
     own = trace if rank is None else trace.of_rank(rank)
     ops = own.infos.once(_ops_seen_from, compute_stream(own))
     rows, scene = _rows_and_scene(own, ops)
-    by_phase: dict[str, dict[str, float]] = {}
-    waits: list[Wait] = []
-    phase = "forward"
-    for before, began, ended, issue, number in rows:
-        if number >= 0:
-            phase = own.infos[number].phase
-        table = by_phase.get(phase)
-        if table is None:
-            table = by_phase[phase] = dict.fromkeys(BREAKDOWN, 0.0)
-        if began > before:
-            for start, end, cause, info in _gap(before, began, issue, scene):
-                table[cause] += end - start
-                waits.append(Wait(start, end, cause, info, phase))
-        if number < 0:
-            continue
-        meaning = ops.meanings[number]
-        table[meaning] += ended - began
-        if meaning in ("exposed_communication", "offload_stall"):
-            waits.append(Wait(began, ended, meaning, number, phase))
-    seconds = {name: math.fsum(table[name] for table in by_phase.values()) for name in BREAKDOWN}
-    return Breakdown(seconds, by_phase, tuple(waits))
+    parts = _parts(rows, ops, scene)
+    cells = parts.phases * len(CAUSES) + parts.causes
+    totals = np.bincount(cells, parts.ends - parts.starts, len(ops.phase_names) * len(CAUSES))
+    tables = totals.reshape(-1, len(CAUSES)).tolist()
+    by_phase = {
+        ops.phase_names[phase]: dict(zip(CAUSES, tables[phase], strict=True))
+        for phase in dict.fromkeys(rows.phases.tolist())
+    }
+    seconds = {name: math.fsum(table[name] for table in by_phase.values()) for name in CAUSES}
+    return Breakdown(seconds, by_phase, parts.waits(ops.phase_names))
+
+
+def _parts(rows: _Rows, ops: _Ops, scene: _Scene) -> _Parts:
+    """The step in parts: the stretches of each gap, and then the span that ends it."""
+    gaps = np.flatnonzero(rows.starts > rows.before)
+    before, until, issues = (column[gaps].tolist() for column in (rows.before, rows.starts, rows.issues))
+    found = [_gap(*gap, scene) for gap in zip(before, until, issues, strict=True)]
+    width = 4  # of a stretch
+    numbers = np.fromiter(chain.from_iterable(chain.from_iterable(found)), np.float64).reshape(-1, width)
+    starts, ends, causes, infos = numbers.T
+    of_rows = np.repeat(gaps, np.fromiter(map(len, found), np.int64, len(found)))
+    spans = np.arange(len(rows.infos))
+    order = np.argsort(np.append(2 * of_rows, 2 * spans + 1), kind="stable")
+    return _Parts(
+        np.append(starts, rows.starts[spans])[order],
+        np.append(ends, rows.ends[spans])[order],
+        np.append(causes.astype(np.int64), ops.meanings[rows.infos])[order],
+        np.append(infos.astype(np.int64), rows.infos)[order],
+        np.append(rows.phases[of_rows], rows.phases[spans])[order],
+        np.append(np.ones(len(of_rows), np.bool_), ops.are_waits[rows.infos])[order],
+    )
 
 
 def _ops_seen_from(infos: SpanInfos, stream: str) -> _Ops:
     """The distinct ops as seen from `stream`, for `SpanInfos.once`."""
-    are_on_host = infos.once(are_of_kinds, frozenset({"host"}))
-    are_on_it = np.array([info.stream == stream for info in infos], dtype=bool) & ~are_on_host
-    kinds = [info.kind for info in infos]
-    cause_of = {kind: waiting_cause(kind) for kind in dict.fromkeys(kinds)}
-    meanings = [_meaning_on_compute_stream(info) for info in infos]
-    return _Ops(are_on_it, ~are_on_it & ~are_on_host, meanings, list(map(cause_of.__getitem__, kinds)))
+    alike, of_ops = numbered([(info.stream, info.kind, info.phase) for info in infos])
+    phase_names, phases = numbered(["forward", *(phase for _, _, phase in alike)])
+    are_on_it = np.array([of == stream for of, _, _ in alike], np.bool_)
+    are_on_host = np.array([kind == "host" for _, kind, _ in alike], np.bool_)
+    meanings = [PLACE_OF_CAUSE[_meaning_on_compute_stream(kind, phase)] for _, kind, phase in alike]
+    causes = [PLACE_OF_CAUSE[waiting_cause(kind)] for _, kind, _ in alike]
+    return _Ops(
+        are_on_it=(are_on_it & ~are_on_host)[of_ops],
+        are_elsewhere=(~are_on_it & ~are_on_host)[of_ops],
+        meanings=np.array(meanings, np.int64)[of_ops],
+        causes=np.array(causes, np.int64)[of_ops].tolist(),
+        are_waits=np.array([kind not in COMPUTE_KINDS for _, kind, _ in alike], np.bool_)[of_ops],
+        phases=phases[1:][of_ops],
+        phase_names=phase_names,
+    )
 
 
-def _meaning_on_compute_stream(info: SpanInfo) -> str:
-    if info.kind in COMPUTE_KINDS:
-        return "optimizer" if info.kind == "optimizer" or info.phase == "optimizer" else "compute"
-    return waiting_cause(info.kind)
+def _meaning_on_compute_stream(kind: str, phase: str) -> str:
+    if kind in COMPUTE_KINDS:
+        return "optimizer" if kind == "optimizer" or phase == "optimizer" else "compute"
+    return waiting_cause(kind)
 
 
-def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[list[_Row], _Scene]:
+def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[_Rows, _Scene]:
     """The spans of the compute stream with the gaps before them, clipped to the step; and the scene of all
     other spans."""
     lasts = own.end_seconds > own.start_seconds
@@ -155,13 +196,19 @@ def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[list[_Row], _Scene]:
 
     order = mine[np.argsort(own.start_seconds[mine], kind="stable")]
     ends = np.minimum(own.end_seconds[order], own.step_seconds)
-    before = np.concatenate([[0.0], np.maximum.accumulate(np.maximum(ends, 0.0))])
+    before = np.append(0.0, np.maximum.accumulate(np.maximum(ends, 0.0)))
     starts = np.minimum(np.maximum(own.start_seconds[order], before[:-1]), own.step_seconds)
     ends = np.maximum(ends, starts)
-    columns = before[:-1], starts, ends, own.issue_seconds[order], own.info_indices[order]
-    rows: list[_Row] = list(zip(*(column.tolist() for column in columns), strict=True))
-    rows.append((float(before[-1]), own.step_seconds, own.step_seconds, math.nan, -1))
-
+    infos = own.info_indices[order]
+    phases = ops.phases[infos]
+    rows = _Rows(
+        before,
+        np.append(starts, own.step_seconds),
+        np.append(ends, own.step_seconds),
+        np.append(own.issue_seconds[order], math.nan),
+        np.append(phases, phases[-1] if len(phases) else 0),
+        infos,
+    )
     order = theirs[np.lexsort((own.start_seconds[theirs], own.end_seconds[theirs]))]
     blocks = _one_at_a_time(own)
     return rows, _Scene(
@@ -189,7 +236,7 @@ def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
     return blocks
 
 
-_Stretch = tuple[float, float, str, int | None]
+_Stretch = tuple[float, float, int, int]  # start, end, cause, info
 
 
 def _gap(gap_start: float, start: float, issue: float, scene: _Scene) -> list[_Stretch]:
@@ -208,7 +255,7 @@ def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
             break
         if asked > start:
             yield from _elsewhere(start, asked, scene)
-        yield max(start, asked), min(end, answered), "allocator", None
+        yield max(start, asked), min(end, answered), _ALLOCATOR, HOST
         start = min(end, answered)
     if end > start:
         yield from _elsewhere(start, end, scene)
@@ -224,32 +271,35 @@ def _elsewhere(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
         if kind in COMPUTE_KINDS or kind == "host":
             continue
         if block_start > start:
-            yield start, block_start, "host_bound", None
+            yield start, block_start, _HOST_BOUND, HOST
         yield max(start, block_start), min(end, block_end), scene.causes[info], info
         start = block_end
     if end > start:
-        yield start, end, "host_bound", None
+        yield start, end, _HOST_BOUND, HOST
 
 
 def _wait(until: float, issued: float, scene: _Scene) -> Iterator[_Stretch]:
     """Split the wait of an issued op by the chain of spans on other streams, backwards from the op's start,
     `until`."""
+    starts, ends, infos, causes = scene.starts, scene.ends, scene.infos, scene.causes
     slack = _ENDED_TOGETHER * until
     at = until
-    last = bisect_right(scene.ends, at + slack) - 1
+    last = bisect_right(ends, at + slack) - 1
     follower: int | None = None  # the span after an idle interval: not yet issued, or waiting for its peers
     while at > issued:
-        while last >= 0 and scene.starts[last] >= at - slack:
+        while last >= 0 and starts[last] >= at - slack:
             last -= 1
-        is_explained = last >= 0 and scene.ends[last] > issued
-        ended = scene.ends[last] if is_explained else issued
+        is_explained = last >= 0 and ends[last] > issued
+        ended = ends[last] if is_explained else issued
         if ended < at - slack or not is_explained:
             yield from _idle(ended, at, follower, scene)
             at = ended
         if not is_explained:
             return
-        info, began = scene.infos[last], max(issued, scene.starts[last])
-        yield began, at, scene.causes[info], info
+        info, began = infos[last], starts[last]
+        if began < issued:
+            began = issued
+        yield began, at, causes[info], info
         at, follower = began, last
 
 

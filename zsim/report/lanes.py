@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -26,11 +27,21 @@ class LaneTimes:
         blocks: list[Block],
         allocator: list[tuple[float, float]],
     ) -> None:
-        self.issue: list[float] = issue.tolist()
-        self.start: list[float] = start.tolist()
-        self.end: list[float] = end.tolist()
+        self._columns = issue, start, end
         self.blocks = sorted(blocks)
         self.allocator = sorted(allocator)
+
+    @cached_property
+    def issue(self) -> list[float]:
+        return list(self._columns[0].tolist())
+
+    @cached_property
+    def start(self) -> list[float]:
+        return list(self._columns[1].tolist())
+
+    @cached_property
+    def end(self) -> list[float]:
+        return list(self._columns[2].tolist())
 
 
 class StepTimes:
@@ -59,12 +70,16 @@ class StepTimes:
     def of(self, rank: int) -> LaneTimes:
         lane = self._lanes.get(rank)
         if lane is None:
-            row = self.row_of[rank]
-            count = self._counts[row]
-            times = self._issue[row, :count], self.start[row, :count], self._end[row, :count]
+            times = self.columns(rank)
             blocks, allocator = self._blocks.get(rank, []), self._allocator.get(rank, [])
             lane = self._lanes[rank] = LaneTimes(*times, blocks, allocator)
         return lane
+
+    def columns(self, rank: int) -> tuple[Floats, Floats, Floats]:
+        """When the rank's ops with work were issued, started and ended, by place."""
+        row = self.row_of[rank]
+        count = self._counts[row]
+        return self._issue[row, :count], self.start[row, :count], self._end[row, :count]
 
     def last(self) -> tuple[int, int]:
         """The rank that ends last, and the place of its last op; of equal ones the first rank and the last

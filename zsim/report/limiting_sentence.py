@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Floats, Ints, numbered
 from zsim.report.breakdown import Breakdown
 from zsim.report.views.meanings import WHOLE_STEP, span_meaning
 from zsim.trace.trace import SpanInfos, Trace
@@ -70,27 +75,39 @@ def _share(fraction: float) -> str:
 def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     """Words for the one op, or else the one kind of op, that more than half of the waits with this cause were
     for; "" without one."""
-    by_kind: dict[str, float] = {}
-    by_op: dict[tuple[str, str, str], float] = {}
-    ops = trace.infos.once(_ops_in_words)
-    for start, end, of, info, _ in breakdown.waits:
-        if of == cause and info is not None:
-            op, waited = ops[info], end - start
-            by_kind[op[0]] = by_kind.get(op[0], 0.0) + waited
-            by_op[op] = by_op.get(op, 0.0) + waited
-    if not by_kind:
+    infos, seconds = breakdown.waits.of_cause(cause)
+    if not len(infos):
         return ""
-    kind, name, phase = max(by_op, key=lambda key: by_op[key])
+    words = trace.infos.once(_ops_in_words)
     of_cause = breakdown.seconds[cause]
-    if by_op[kind, name, phase] > of_cause / 2:
+    op, waited = _most(words.of_ops[infos], seconds)
+    if waited > of_cause / 2:
+        kind, name, phase = words.distinct[op]
         where = (f" of {name}" if name else "s") + (f" in {phase}" if phase else "")
         return f", mostly the {span_meaning(kind).label}{where}"
-    kind = max(by_kind, key=lambda key: by_kind[key])
-    if by_kind[kind] > of_cause / 2:
-        return f", mostly {span_meaning(kind).label} ({_share(by_kind[kind] / of_cause)} of it)"
+    place, waited = _most(words.kinds_of_ops[infos], seconds)
+    if waited > of_cause / 2:
+        return f", mostly {span_meaning(words.kinds[place]).label} ({_share(waited / of_cause)} of it)"
     return ""
 
 
-def _ops_in_words(infos: SpanInfos) -> list[tuple[str, str, str]]:
-    """The (kind, name or "", phase) of each op, for `SpanInfos.once`."""
-    return [(one.kind, one.module or (one.name if one.name != one.kind else ""), one.phase) for one in infos]
+def _most(groups: Ints, seconds: Floats) -> tuple[int, float]:
+    """The group with the most seconds (of equal ones the first to come), and its seconds."""
+    sums = np.bincount(groups, seconds)
+    most = float(sums.max())
+    return next(group for group in groups.tolist() if sums[group] == most), most
+
+
+class _Words(NamedTuple):
+    """The distinct (kind, name or "", phase) of ops and the distinct kinds, and the place of each op's."""
+
+    distinct: list[tuple[str, str, str]]
+    of_ops: Ints
+    kinds: list[str]
+    kinds_of_ops: Ints
+
+
+def _ops_in_words(infos: SpanInfos) -> _Words:
+    """The words for the ops, for `SpanInfos.once`."""
+    words = [(one.kind, one.module or (one.name if one.name != one.kind else ""), one.phase) for one in infos]
+    return _Words(*numbered(words), *numbered([one.kind for one in infos]))

@@ -7,14 +7,15 @@ draw the same levels at the time when the compute stream reached them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats, Ints, numbered
 from zsim.dataclass import dataclass
 from zsim.plan.ops import CATEGORIES
-from zsim.trace.trace import MemoryEvents
+from zsim.trace.trace import Labels, MemoryEvents
 
 DEVICES = ("gpu", "host", "nvme")
 
@@ -33,26 +34,35 @@ class Peak:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryLevels:
-    """Levels after each event: `levels[event, category]`, at the host's and the compute stream's time."""
+    """One memory over time: by event its times on the host and on the compute stream, and its `changes` in
+    bytes of `categories[columns[event]]`."""
 
     categories: tuple[str, ...]
     host_seconds: Floats
     stream_seconds: Floats
-    levels: Ints
+    columns: Ints
+    changes: Ints
     events: Ints  # the events' places among all of the trace
     event_names: Sequence[str]  # by place; empty where the trace has no names
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The name of each event's op; none where the trace has no names."""
-        return tuple(self.event_names[place] for place in self.events.tolist()) if self.event_names else ()
+    @cached_property
+    def levels(self) -> Ints:
+        """Bytes after each event: `levels[event, category]`."""
+        count = len(self.changes)
+        changes = np.zeros((count, len(self.categories)), dtype=np.int64, order="F")  # summed by category
+        changes[np.arange(count), self.columns] = self.changes
+        return np.cumsum(changes, axis=0)
 
-    @property
+    @cached_property
     def totals(self) -> Ints:
-        total: Ints = self.levels.sum(axis=1)
-        return total
+        """Bytes of all categories after each event."""
+        return np.cumsum(self.changes)
+
+    def name(self, event: int) -> str:
+        """The name of an event's op; "" where the trace has no names."""
+        return self.event_names[self.events[event]] if self.event_names else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +121,13 @@ class Ledger:
             nothing = np.zeros(0)
             whole = nothing.astype(np.int64)
             events = MemoryEvents(whole, nothing, nothing, (), (), whole)
-        categories = (*CATEGORIES, *sorted(set(events.categories) - set(CATEGORIES)))
-        column = {category: index for index, category in enumerate(categories)}
-        count = len(events.devices)
-        columns = np.fromiter(map(column.__getitem__, events.categories), np.int64, count)
-        number_of = {device: number for number, device in enumerate(DEVICES)}
-        numbers = np.fromiter(map(number_of.__getitem__, events.devices), np.int64, count)
+        names, places = _numbered(events.categories)
+        categories = (*CATEGORIES, *sorted(set(names) - set(CATEGORIES)))
+        columns = np.array([categories.index(name) for name in names], dtype=np.int64)[places]
+        devices, places = _numbered(events.devices)
         by_rank: dict[str, dict[int, Ints]] = {}
-        for device, number in number_of.items():
-            chosen = np.flatnonzero(numbers == number)
+        for device in DEVICES:
+            chosen = np.flatnonzero(places == devices.index(device)) if device in devices else places[:0]
             chosen = chosen[np.argsort(events.ranks[chosen], kind="stable")]
             ranks, firsts = np.unique(events.ranks[chosen], return_index=True)
             parts = np.split(chosen, firsts[1:]) if len(ranks) else []
@@ -142,13 +150,12 @@ class Ledger:
         if len(pool) > 1:
             order = np.argsort(events.host_seconds[chosen], kind="stable")
             chosen, members = chosen[order], members[order]
-        changes = np.zeros((len(chosen), len(self.categories)), dtype=np.int64)
-        changes[np.arange(len(chosen)), self.columns[chosen]] = events.deltas[chosen] * members
         return MemoryLevels(
             self.categories,
             events.host_seconds[chosen],
             np.maximum.accumulate(events.stream_seconds[chosen]),
-            np.cumsum(changes, axis=0),
+            self.columns[chosen],
+            events.deltas[chosen] * members,
             chosen,
             events.names,
         )
@@ -171,6 +178,10 @@ class Ledger:
         return found[max(places, key=lambda n: int(found[n].totals.max(initial=0)) - limits[n])]
 
 
+def _numbered(words: tuple[str, ...]) -> tuple[list[str], Ints]:
+    return words.once(numbered) if isinstance(words, Labels) else numbered(words)
+
+
 def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, int]] | None) -> int | None:
     """The pool's own capacity; None where all of the device are alike."""
     own = None if capacities is None else capacities.get(device)
@@ -179,7 +190,7 @@ def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, 
 
 def peak(held: MemoryLevels) -> Peak:
     """The maximum of the levels; zeros where nothing was ever held."""
-    if not len(held.levels):
+    if not len(held.changes):
         return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)
     totals = held.totals
     top = int(totals.argmax())
@@ -228,7 +239,7 @@ def first_over_capacity(
             first, totals = int(over[0]), held.totals
             found.append(
                 OutOfMemory(
-                    op=held.names[first] if held.names else "",
+                    op=held.name(first),
                     pool=device,
                     rank=next(iter(pool)),
                     seconds=float(held.host_seconds[first]),

@@ -8,8 +8,8 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.dataclass import dataclass
-from zsim.report.breakdown import Wait
 from zsim.report.views.meanings import COMPUTE_KINDS
+from zsim.report.waits import HOST, NO_WAITS, Waits
 from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, are_of_kinds
 
 
@@ -112,7 +112,7 @@ def bus_factor(kind: str, group_size: int) -> float:
 
 
 def collective_rows(
-    trace: Trace, rank: int | None = None, waits: Sequence[Wait] = ()
+    trace: Trace, rank: int | None = None, waits: Waits = NO_WAITS
 ) -> tuple[CollectiveRow, ...]:
     """The collectives of `rank` (by default the first) in the order of their first call; `waits` are the
     waits of its breakdown."""
@@ -124,11 +124,9 @@ def collective_rows(
     numbers = of_info[own.info_indices[spans]]
     counts = np.bincount(numbers, minlength=len(kinds)).tolist()
     busy = np.bincount(numbers, own.end_seconds[spans] - own.start_seconds[spans], len(kinds)).tolist()
-    awaited = [(wait.info, wait.seconds) for wait in waits if wait.info is not None]
-    infos, seconds = zip(*awaited, strict=True) if awaited else ((), ())
-    waited_for = of_info[np.array(infos, dtype=np.int64)]
-    is_call = waited_for >= 0
-    exposed = np.bincount(waited_for[is_call], np.array(seconds)[is_call], len(kinds))
+    waited_for = of_info[waits.infos]
+    is_call = (waits.infos != HOST) & (waited_for >= 0)
+    exposed = np.bincount(waited_for[is_call], waits.seconds[is_call], len(kinds))
     exposed_seconds: list[float] = exposed.astype(np.float64).tolist()  # integers where nothing was counted
     return tuple(
         CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, busy[n], exposed_seconds[n])

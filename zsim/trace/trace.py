@@ -64,6 +64,18 @@ def are_of_kinds(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
     return np.array([info.kind in kinds for info in infos], dtype=bool)
 
 
+class Labels(tuple[str, ...], Unchanging):
+    """A word for each change of memory; traces of one plan share them, and with them the cache of `once`."""
+
+    def __new__(cls, words: Iterable[str] = ()) -> Self:
+        found = super().__new__(cls, words)
+        found._derived = {}
+        return found
+
+    def __reduce__(self) -> tuple[type[Labels], tuple[tuple[str, ...]]]:
+        return Labels, (tuple(self),)
+
+
 @dataclass(frozen=True)
 class MemoryEvents:
     """Changes of memory in the order in which they happened: bytes of `category` on `device` of a rank.

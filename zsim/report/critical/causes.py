@@ -3,16 +3,31 @@ offloading."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import NamedTuple
 
+import numpy as np
+
+from zsim.arrays import Floats, Ints, distinct, numbered
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
-from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Plan, PointToPoint, Work, offload_kind
+from zsim.plan.columns import op_columns
+from zsim.plan.ops import (
+    Collective,
+    DriveIo,
+    HostWork,
+    Kernels,
+    Plan,
+    PointToPoint,
+    Program,
+    Work,
+    offload_kind,
+)
 from zsim.plan.recorded.work import Recorded
-from zsim.report.critical.path import ALLOCATOR, HOST, OTHERS, Link
+from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
 
@@ -101,21 +116,27 @@ class OpCauses:
         self._plan = plan
         self._gpus = [gpu] * len(plan.programs) if isinstance(gpu, Gpu) else gpu
         self._calls, self._limits = calls, limits
-        self._known: dict[tuple[int, int], Alone] = {}  # by the id of the work, and the GPU's
-        self._program_of: list[int] = [] if len(plan.programs) == 1 else plan.program_of.tolist()
 
-    def of(self, number: int, rank: int = 0) -> Alone:
-        """A rank's op `number` on an idle machine; also what stands in place of an op number in a chain."""
-        if number < 0:
-            return _NO_OP[number]
-        program = self._program_of[rank] if self._program_of else 0
-        work, gpu = self._plan.programs[program].ops[number].work, self._gpus[program]
-        known = self._known.get((id(work), id(gpu)))
-        if known is None:
-            calls = self._calls
-            slowed = calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
-            known = self._known[id(work), id(gpu)] = Alone.of(self._causes(work, gpu), slowed)
-        return known
+    def of(self, ops: Ints, ranks: Ints) -> tuple[list[Alone], Ints]:
+        """The distinct ones among the ranks' ops (or what stands in place of an op number in a chain), each
+        on an idle machine; and the place of each op among them."""
+        found: list[Alone] = []
+        places = np.empty(len(ops), dtype=np.int64)
+        for number in distinct(ops[ops < 0]):
+            places[ops == number] = len(found)
+            found.append(_NO_OP[number])
+        programs = self._plan.program_of[ranks]
+        for program in distinct(programs):
+            own = (programs == program) & (ops >= 0)
+            works, work_of = self._plan.programs[program].once(_works_of_ops)
+            are_met = np.bincount(work_of[ops[own]], minlength=len(works)) > 0
+            places[own] = (len(found) - 1 + np.cumsum(are_met))[work_of[ops[own]]]
+            found += [self._alone(work, self._gpus[program]) for work in compress(works, are_met)]
+        return found, places
+
+    def _alone(self, work: Work | None, gpu: Gpu) -> Alone:
+        slowed = self._calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
+        return Alone.of(self._causes(work, gpu), slowed)
 
     def _causes(self, work: Work | None, gpu: Gpu) -> dict[str, float]:
         if isinstance(work, Kernels):
@@ -139,27 +160,41 @@ def _of_kernels(activity: GpuActivity) -> dict[str, float]:
     return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
 
 
-def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float]:
+def _works_of_ops(program: Program) -> tuple[list[Work | None], Ints]:
+    """The distinct works of a program's ops, and the place of each op's among them, for `Program.once`."""
+    works = program.once(op_columns).work
+    by_id = {id(work): work for work in works}
+    ids, places = numbered(list(map(id, works)))
+    return [by_id[number] for number in ids], places
+
+
+def critical_seconds(links: Chain | Iterable[Link], causes: OpCauses) -> dict[str, float]:
     """Seconds of the chain by cause; they add up to the chain.
 
     Extra time of an op over its time on an idle machine is `interference` for kernels (slowed by collectives,
-    by other kernels or by a slow GPU) and for collectives up to `OpCauses.slowed`; the rest of a transfer's
-    extra time counts for the resource that bounds it, which others share.
+    by other kernels or by a slow GPU) and for collectives up to `Alone.slowed_seconds`; the rest of a
+    transfer's extra time counts for the resource that bounds it, which others share.
     """
-    totals: defaultdict[str, float] = defaultdict(float)
-    for rank, op, start, end in links:
-        took, (by_cause, whole, is_computing, shared, slowed) = end - start, causes.of(op, rank)
-        extra = took - whole
-        if extra < 0:
-            for cause, seconds in by_cause.items():
-                totals[cause] += seconds * took / whole
-            continue
-        if is_computing or extra < slowed:
-            slowed = extra
-        for cause, seconds in by_cause.items():
-            totals[cause] += seconds if cause != shared else seconds + (extra - slowed)
-        totals["interference"] += slowed
+    chain = links if isinstance(links, Chain) else Chain.of(links)
+    alone, places = causes.of(chain.ops, chain.ranks)
+    took, whole = chain.ends - chain.starts, np.array([one.seconds for one in alone])[places]
+    most_slowed = np.array([math.inf if one.is_computing else one.slowed_seconds for one in alone])[places]
+    extra = np.maximum(took - whole, 0.0)
+    slowed = np.minimum(extra, most_slowed)
+    shared = extra - slowed
+    is_shorter = took < whole
+    totals = {"interference": _in_turn(slowed)}
+    for cause in dict.fromkeys(cause for one in alone for cause in one.causes):
+        seconds = np.array([one.causes.get(cause, 0.0) for one in alone])[places]
+        seconds = np.divide(seconds * took, whole, out=seconds, where=is_shorter)
+        are_of_shared = np.array([one.shared == cause for one in alone])
+        totals[cause] = _in_turn(seconds + are_of_shared[places] * shared)
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
+
+
+def _in_turn(seconds: Floats) -> float:
+    """The sum of numbers that are added one after the other."""
+    return float(np.cumsum(seconds)[-1]) if len(seconds) else 0.0
 
 
 class CriticalSeconds(Mapping[str, float]):

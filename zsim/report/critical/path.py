@@ -21,33 +21,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Bools, Floats, Ints, distinct
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+from zsim.report.critical.chain import ALLOCATOR, HOST, OTHERS, Chain
 from zsim.report.critical.predecessors import Predecessors, predecessors
-from zsim.report.lanes import LaneTimes, StepTimes
+from zsim.report.lanes import StepTimes
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
 _SAME_INSTANT = 1e-9  # of the step
-_new = tuple.__new__  # of a link: without the call of the named tuple's own, which takes as long again
 Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
-# In place of an op number: the host issuing work; a wait whose cause is not in this trace; the host in
-# torch's allocator, which has run short and gets memory from the driver and gives it back.
-HOST, OTHERS, ALLOCATOR = -1, -2, -3
-
-
-class Link(NamedTuple):
-    """One link of the chain: an op of the plan on a rank, or the rank's host (`HOST`, `ALLOCATOR`), or a wait
-    of unknown cause (`OTHERS`)."""
-
-    rank: int
-    op: int
-    start_seconds: float
-    end_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_seconds - self.start_seconds
 
 
 def critical_path(
@@ -56,13 +39,29 @@ def critical_path(
     meetings: Mapping[tuple[str, int], int] | None = None,
     connections: int = DEFAULT_CONNECTIONS,
     peers: Peers | None = None,
-) -> list[Link]:
+) -> Chain:
     """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
     backwards]. `trace` must be the simulated trace of `plan`, with one span per op with work. `meetings`: by
     (group, rank), a number that is equal for ranks that wait for each other; by default the ranks of a group
     do. `connections`: number of hardware queues that the streams share. `peers`: by (rank, op) of a call with
     messages, the (rank, op) of the calls at the other side."""
     return _Walk(plan, trace, meetings or {}, connections, peers or {}).links()
+
+
+class _Lane(NamedTuple):
+    """A rank's ops by place: when each started and ended; the launch that held it up in their hardware queue
+    (itself where none did); of that launch, the predecessor that ended last (-1 without any), when that was
+    (0 without any) and when the host issued it. `onward`: that predecessor, where the chain goes on with it
+    and nothing else is to be seen to; else -1."""
+
+    part: Predecessors
+    start: Floats
+    end: Floats
+    held: Ints
+    previous: Ints
+    waited: Floats
+    issued: Floats
+    onward: list[int]
 
 
 class _Walk:
@@ -78,72 +77,57 @@ class _Walk:
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
         self.parts = [program.once(predecessors, connections) for program in plan.programs]
-        self.part_of: dict[int, Predecessors] = {}
         first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
         self.times = StepTimes(trace, plan, first_info)
-        self.calls = [program.once(_places_of_calls, connections) for program in plan.programs]
+        self.connections = connections
         self.is_alone = len(self.times.ranks) == 1 and not self.peers  # waits for no other traced rank
+        self.lanes: dict[int, _Lane] = {}
         self.rows: dict[str, dict[int, list[int]]] = {}
         self.communicators: dict[str, Ints] = {}
-        self.found: list[Link] = []
+        # The chain: ranks, and places of their ops (below 0: -1 - the place in `others`, the other links)
+        self.ranks: list[int] = []
+        self.places: list[int] = []
+        self.others: list[tuple[int, float, float]] = []
 
-    def links(self) -> list[Link]:
+    def links(self) -> Chain:
         end = self.begin + self.trace.step_seconds
         rank, place = self.times.last()
         at: tuple[int, int] | None = (rank, place)
-        last = self.times.of(rank).end[place]
-        if end - last > self.tolerance:
-            at = self._host(rank, end, len(self._part(rank).numbers))
+        if end - float(self._lane(rank).end[place]) > self.tolerance:
+            at = self._host(rank, end, len(self._lane(rank).end))
         while at is not None:
             at = self._ops(*at)
-        self.found.reverse()
-        return self.found
+        return self._found()
 
     def _ops(self, rank: int, place: int) -> tuple[int, int] | None:
         """Add the op at `place` and those that it waited for in turn, up to one that waited for the host;
         return the (rank, place) that the host waited for. None at the step's beginning."""
-        lane, part, tolerance = self.times.of(rank), self._part(rank), self.tolerance
-        starts, ends, issues, numbers = lane.start, lane.end, lane.issue, part.numbers
+        lane = self._lane(rank)
         while True:
-            end = ends[place]
-            if not self.is_alone:
-                came, place = self._last_to_come(rank, place)
-                if came != rank:
-                    rank, lane, part = came, self.times.of(came), self._part(came)
-                    starts, ends, issues, numbers = lane.start, lane.end, lane.issue, part.numbers
-            start = starts[place]
-            self._add(rank, numbers[place], start, end)
-            if start <= self.begin + tolerance:
+            first = len(self.places)
+            while (before := lane.onward[place]) >= 0:
+                self.places.append(place)
+                place = before
+            self.ranks += [rank] * (len(self.places) - first)
+            came, at = (rank, place) if self.is_alone else self._last_to_come(rank, place)
+            if came == rank:
+                self.ranks.append(rank)
+                self.places.append(place)
+            else:
+                end, rank, place, lane = float(lane.end[place]), came, at, self._lane(came)
+                self._add(rank, lane.part.numbers[place], float(lane.start[place]), end)
+            start = float(lane.start[place])
+            if start <= self.begin + self.tolerance:
                 return None
-            place, previous = self._behind_which(lane, part, place)
-            waited = ends[previous] if previous >= 0 else 0.0
-            issued = min(issues[place], start)
-            if waited < issued or previous < 0:
+            waited, issued = float(lane.waited[place]), float(lane.issued[place])
+            if waited < issued or lane.previous[place] < 0:
                 break
-            if start - waited > tolerance:  # a wait of unknown cause: the chain has no gaps
+            if start - waited > self.tolerance:  # a wait of unknown cause: the chain has no gaps
                 self._add(rank, OTHERS, waited, start)
-            place = previous
-        if start - issued > tolerance:
+            place = int(lane.previous[place])
+        if start - issued > self.tolerance:
             self._add(rank, OTHERS, issued, start)
-        return self._host(rank, issued, place)
-
-    def _behind_which(self, lane: LaneTimes, part: Predecessors, place: int) -> tuple[int, int]:
-        """Place of the launch that held up the one at `place` in their hardware queue (`place` itself where
-        none did), and of that launch's last predecessor (-1 without any)."""
-        start, ends = lane.start[place], lane.end
-        while True:
-            previous, ready = -1, 0.0
-            for before in part.of(place):
-                end = ends[before]
-                if previous < 0 or end > ready or (end == ready and before > previous):
-                    previous, ready = before, end
-            ahead = part.ahead.get(place, -1)
-            if ahead < 0:
-                return place, previous
-            ready = max(lane.issue[place], ready)
-            if start - ready <= self.tolerance or start - lane.start[ahead] > self.tolerance:
-                return place, previous
-            place = ahead
+        return self._host(rank, issued, int(lane.held[place]))
 
     def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
         """Add the link of the host that ends at `until`, and return the op that it was last blocked on; only
@@ -172,17 +156,37 @@ class _Walk:
             end = max(asked, start)
         self._add(rank, HOST, start, end)
 
+    def _lane(self, rank: int) -> _Lane:
+        lane = self.lanes.get(rank)
+        if lane is None:
+            lane = self.lanes[rank] = self._made_lane(rank)
+        return lane
+
+    def _made_lane(self, rank: int) -> _Lane:
+        part, tolerance = self._part(rank), self.tolerance
+        issue, start, end = self.times.columns(rank)
+        lasts, ends = part.last_ended(end), np.append(end, 0.0)  # 0 where nothing was waited for
+        held = part.held_by(start, np.maximum(issue, ends[lasts]), tolerance)
+        previous = lasts[held]
+        waited, issued = ends[previous], np.minimum(issue[held], start)
+        goes_on = (previous >= 0) & (waited >= issued) & (start - waited <= tolerance)
+        goes_on &= start > self.begin + tolerance
+        if not self.is_alone:
+            goes_on &= ~self._program(rank).once(_are_calls, self.connections)
+        onward = np.where(goes_on, previous, -1).tolist()
+        return _Lane(part, start, end, held, previous, waited, issued, onward)
+
     def _part(self, rank: int) -> Predecessors:
-        part = self.part_of.get(rank)
-        if part is None:
-            part = self.part_of[rank] = self.parts[int(self.plan.program_of[rank])]
-        return part
+        return self.parts[int(self.plan.program_of[rank])]
+
+    def _program(self, rank: int) -> Program:
+        return self.plan.program_on(rank)
 
     def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
         """The simulated rank that was the last to arrive at the same collective or message, and the place of
         its call; `rank` and `place` for other work."""
         number = self._part(rank).numbers[place]
-        work = self.plan.program_on(rank).ops[number].work
+        work = self._program(rank).ops[number].work
         times = self.times
         if isinstance(work, PointToPoint):
             return self._last_side(rank, number, place)
@@ -191,20 +195,23 @@ class _Walk:
         rows = self._rows_at(work.group, self._meeting(work.group, rank))
         places: int | list[int] = place
         if len(self.parts) > 1:
-            call = self.calls[self.plan.program_of[rank]][work.group].index(place)
-            programs = self.plan.program_of[[times.ranks[row] for row in rows]].tolist()
-            places = [self.calls[program][work.group][call] for program in programs]
+            call = self._calls(rank, work.group).index(place)
+            places = [self._calls(times.ranks[row], work.group)[call] for row in rows]
         starts = times.start[rows, places]
         latest = int(np.argmax(starts))
         if times.start[times.row_of[rank], place] == starts[latest]:
             return rank, place
         return times.ranks[rows[latest]], places if isinstance(places, int) else places[latest]
 
+    def _calls(self, rank: int, group: str) -> list[int]:
+        """Places of the rank's calls of a group."""
+        return self._program(rank).once(_places_of_calls, self.connections)[group]
+
     def _last_side(self, rank: int, number: int, place: int) -> tuple[int, int]:
-        found = (self.times.of(rank).start[place], rank, place)
+        found = (float(self._lane(rank).start[place]), rank, place)
         for peer, op in self.peers.get((rank, number), ()):
             at = bisect_left(self._part(peer).numbers, op)
-            start = self.times.of(peer).start[at]
+            start = float(self._lane(peer).start[at])
             if start > found[0]:
                 found = (start, peer, at)
         return found[1:]
@@ -227,10 +234,31 @@ class _Walk:
         return int(self.communicators[group][rank])
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
-        if start < self.begin:
-            start = self.begin
-        if end > start:
-            self.found.append(_new(Link, (rank, op, start, end)))
+        """Add a link that is not an op with its own times."""
+        self.ranks.append(rank)
+        self.others.append((op, start, end))
+        self.places.append(-len(self.others))
+
+    def _found(self) -> Chain:
+        """The chain in order, from the step's beginning on."""
+        ranks, places = np.array(self.ranks[::-1], np.int64), np.array(self.places[::-1], np.int64)
+        are_ops = places >= 0
+        ops, starts, ends = np.empty_like(places), np.empty(len(places)), np.empty(len(places))
+        others = np.array(self.others, np.float64).reshape(-1, 3)[-1 - places[~are_ops]]
+        ops[~are_ops], starts[~are_ops], ends[~are_ops] = others.T
+        for rank in distinct(ranks[are_ops]):
+            own, lane = are_ops & (ranks == rank), self.lanes[rank]
+            at = places[own]
+            ops[own], starts[own], ends[own] = lane.part.numbers_of[at], lane.start[at], lane.end[at]
+        starts = np.maximum(starts, self.begin)
+        lasts = ends > starts
+        return Chain(ranks[lasts], ops[lasts], starts[lasts], ends[lasts])
+
+
+def _are_calls(program: Program, connections: int) -> Bools:
+    """Whether each op with work calls other ranks, by place."""
+    numbers = program.once(predecessors, connections).numbers
+    return np.array([isinstance(program.ops[n].work, Collective | PointToPoint) for n in numbers], np.bool_)
 
 
 def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:

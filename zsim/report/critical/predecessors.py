@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
+
+from zsim.arrays import Floats, Ints
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Program
 from zsim.plan.passes.queues import queued_behind
@@ -14,49 +19,76 @@ class Predecessors:
     before the one at `place` in a hardware queue that streams share."""
 
     def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
-        self._ops = program.ops
         self.numbers: list[int] = []
-        self._place_of: dict[int, int] = {}
+        # of each place in turn: the previous op on its stream (-1 without one), then those in its `after`
+        self._before: list[int] = []
+        self._firsts: list[int] = []
+        ends_of: list[tuple[int, ...]] = []  # by op: the places that have ended when it has
         last_on_stream: dict[str, int] = {}
-        self._on_stream: list[int] = []
         columns = program.once(op_columns)
-        for number, (stream, work) in enumerate(zip(columns.stream, columns.work, strict=True)):
-            if work is not None:
-                place = self._place_of[number] = len(self.numbers)
-                self.numbers.append(number)
-                self._on_stream.append(last_on_stream.get(stream, -1))
-                last_on_stream[stream] = place
-        self._found: dict[int, tuple[int, ...]] = {}
+        for number, (stream, work, after) in enumerate(
+            zip(columns.stream, columns.work, columns.after, strict=True)
+        ):
+            if work is None:
+                ends_of.append(tuple({place: None for other in after for place in ends_of[other]}))
+                continue
+            place = len(self.numbers)
+            self.numbers.append(number)
+            ends_of.append((place,))
+            self._firsts.append(len(self._before))
+            self._before.append(last_on_stream.get(stream, -1))
+            last_on_stream[stream] = place
+            for other in after:
+                self._before += ends_of[other]
+        self._arrays: tuple[Ints, Ints] = np.array(self._before, np.int64), np.array(self._firsts, np.int64)
+        self._firsts.append(len(self._before))
         self.ahead: dict[int, int] = {}
         behind = program.once(queued_behind, connections)
         for number, held in enumerate(behind or ()):
             if held >= 0:
-                self.ahead[self._place_of[held]] = self._place_of[number]
+                self.ahead[ends_of[held][0]] = ends_of[number][0]
+
+    @cached_property
+    def numbers_of(self) -> Ints:
+        """`numbers` as an array."""
+        return np.array(self.numbers, np.int64)
+
+    @cached_property
+    def _ahead_of(self) -> Ints:
+        """By place, the launch right before it in its hardware queue; -1 without one."""
+        found = np.full(len(self.numbers), -1, np.int64)
+        found[list(self.ahead)] = list(self.ahead.values())
+        return found
 
     def of(self, place: int) -> tuple[int, ...]:
         """The places that the op at `place` waits for."""
-        found = self._found.get(place)
-        if found is None:
-            after = self._ops[self.numbers[place]].after
-            on_stream = self._on_stream[place]
-            alone = (on_stream,) if on_stream >= 0 else ()
-            found = self._found[place] = tuple(self._before(place)) if after else alone
-        return found
+        first, end = self._firsts[place], self._firsts[place + 1]
+        return tuple(self._before[first + (self._before[first] < 0) : end])
 
-    def _before(self, place: int) -> list[int]:
-        on_stream = self._on_stream[place]
-        found = [on_stream] if on_stream >= 0 else []
-        waiting = list(self._ops[self.numbers[place]].after)
-        seen: set[int] = set()
-        while waiting:
-            number = waiting.pop()
-            known = self._place_of.get(number)
-            if known is not None:
-                found.append(known)
-            elif number not in seen:
-                seen.add(number)
-                waiting.extend(self._ops[number].after)
-        return found
+    def last_ended(self, ends: Floats) -> Ints:
+        """By place, the one of the places that it waits for that ended last, of equal ones the highest; -1
+        where it waits for none. `ends`: by place, when it ended."""
+        before, firsts = self._arrays
+        by_end = np.append(np.argsort(ends, kind="stable"), -1)
+        ranks = np.empty(len(by_end), np.int64)
+        ranks[by_end] = np.arange(len(by_end))
+        ranks[-1] = -1  # of no place
+        return by_end[np.maximum.reduceat(ranks[before], firsts)] if len(firsts) else firsts
+
+    def held_by(self, start: Floats, ready: Floats, tolerance: float) -> Ints:
+        """By place, the launch that held it up in their hardware queue; itself where none did. `start`: when
+        it started; `ready`: when the host had issued it, and what it waits for had ended."""
+        held = np.arange(len(start))
+        if not self.ahead:
+            return held
+        moving = held
+        while len(moving):
+            at, began = held[moving], start[moving]
+            ahead = self._ahead_of[at]
+            moves = (ahead >= 0) & (began - ready[at] > tolerance) & (began - start[ahead] <= tolerance)
+            moving = moving[moves]
+            held[moving] = ahead[moves]
+        return held
 
 
 def predecessors(program: Program, connections: int) -> Predecessors:

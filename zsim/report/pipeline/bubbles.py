@@ -23,11 +23,12 @@ from operator import itemgetter
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import pipeline_rank_of
 from zsim.plan.ops import Kernels, Plan, Program
-from zsim.report.breakdown import Breakdown, Wait
+from zsim.report.breakdown import Breakdown
 from zsim.report.critical.path import Peers
 from zsim.report.critical.predecessors import Predecessors, predecessors
 from zsim.report.lanes import LaneTimes, StepTimes
 from zsim.report.pipeline.schedule import COMPUTING
+from zsim.report.waits import Wait, Waits
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
@@ -210,7 +211,7 @@ def with_bubbles(
         for phase, row in breakdown.by_phase.items()
     }
     seconds = {name: math.fsum(row[name] for row in by_phase.values()) for name in breakdown.seconds}
-    return Breakdown(seconds, by_phase, tuple(waits))
+    return Breakdown(seconds, by_phase, Waits.of(waits))
 
 
 def _cut(start: float, end: float, bubbles: Sequence[Interval]) -> Iterator[tuple[float, float, bool]]:

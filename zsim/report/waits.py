@@ -1,0 +1,74 @@
+"""Waits of a rank's compute stream, kept column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Floats, Ints
+from zsim.report.views.meanings import BREAKDOWN
+
+CAUSES = tuple(BREAKDOWN)
+PLACE_OF_CAUSE = {cause: place for place, cause in enumerate(CAUSES)}
+HOST = -1  # in place of an information's index: a wait for the host
+
+
+class Wait(NamedTuple):
+    """An interval in which the compute stream did not compute; `info` is the index of the span information
+    that it waited for, None where it waited for the host."""
+
+    start_seconds: float
+    end_seconds: float
+    cause: str
+    info: int | None
+    phase: str
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+class Waits:
+    """Waits in the order in which they begin. `seconds`, `causes` (places in `CAUSES`), `infos` (`HOST`: for
+    the host): one entry per wait."""
+
+    def __init__(
+        self, starts: Floats, ends: Floats, causes: Ints, infos: Ints, phases: Ints, names: Sequence[str]
+    ) -> None:
+        """`phases`: places in `names`."""
+        self.seconds: Floats = ends - starts
+        self.causes, self.infos = causes, infos
+        self._starts, self._ends, self._phases, self._names = starts, ends, phases, names
+
+    @staticmethod
+    def of(waits: Iterable[Wait]) -> Waits:
+        """The waits as columns."""
+        starts, ends, causes, infos, phases = [*zip(*waits, strict=True)] or [()] * len(Wait._fields)
+        names = tuple(dict.fromkeys(phases))
+        return Waits(
+            np.array(starts, np.float64),
+            np.array(ends, np.float64),
+            np.array([PLACE_OF_CAUSE[cause] for cause in causes], np.int64),
+            np.array([HOST if info is None else info for info in infos], np.int64),
+            np.array([names.index(phase) for phase in phases], np.int64),
+            names,
+        )
+
+    def of_cause(self, cause: str) -> tuple[Ints, Floats]:
+        """The infos that waits with this cause were for, and the seconds of each."""
+        chosen = (self.causes == PLACE_OF_CAUSE.get(cause, HOST)) & (self.infos != HOST)
+        return self.infos[chosen], self.seconds[chosen]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __iter__(self) -> Iterator[Wait]:
+        starts, ends = self._starts.tolist(), self._ends.tolist()
+        causes, infos, phases = self.causes.tolist(), self.infos.tolist(), self._phases.tolist()
+        for start, end, cause, info, phase in zip(starts, ends, causes, infos, phases, strict=True):
+            yield Wait(start, end, CAUSES[cause], None if info == HOST else info, self._names[phase])
+
+
+NO_WAITS = Waits.of(())
