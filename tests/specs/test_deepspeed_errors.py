@@ -53,7 +53,8 @@ def zero_message(stage: int, /, **keys: Any) -> str:
         ),
         (
             {"offload_optimizer": {"device": "cpu", "buffer_size": 1e8}},
-            ".offload_optimizer: unknown key 'buffer_size'; did you mean 'buffer_count'?",
+            ".offload_optimizer: unknown key 'buffer_size'; did you mean "
+            "'zero_optimization.offload_param.buffer_size' or 'buffer_count'?",
         ),
         (
             {"offload_param": {"device": "cpu", "max_in_nvme": 1e9}},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zsim.errors import InputError
+from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
@@ -170,6 +172,32 @@ def test_the_evidence_of_a_changed_number_may_be_given() -> None:
 )
 def test_mistakes_in_the_cluster_are_refused_as_in_a_file(key: str, value: Any, words: str) -> None:
     refused(words, {f"cluster.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (
+            "cluster.power_limit",
+            "--set cluster.power_limit: unknown key 'power_limit'; did you mean 'gpu.power_limit'?",
+        ),
+        ("gpu.power_limt", "--set gpu.power_limt: unknown key 'power_limt'; did you mean 'power_limit'?"),
+        ("cluster.bandwidth", "'cluster.pcie.bandwidth' or 'cluster.nic.bandwidth'?"),
+        ("cluster.gpu.bandwidth", "; did you mean 'gpu.memory.bandwidth', 'cluster.node_link.bandwidth', "),
+        ("gpu.nic.bandwidth", "unknown key 'nic'; did you mean 'cluster.nic.bandwidth'?"),
+        ("nic.bandwith", "test: unknown key 'nic'; did you mean 'cluster.nic.bandwidth'?"),
+        ("power_limit", "test: unknown key 'power_limit'; did you mean 'cluster.gpu.power_limit'?"),
+        ("cluster.cores", "unknown key 'cores'; did you mean 'cluster.host.cores' or 'nodes'?"),
+        ("training.stage", "test: training: unknown key 'stage'; did you mean 'strategy.stage'?"),
+    ],
+)
+def test_a_key_in_the_wrong_table_is_pointed_to_the_right_one(key: str, words: str) -> None:
+    refused(re.escape(words), {key: 1})
+
+
+@pytest.mark.parametrize("key", ["cluster.fabric", "cluster.gpu", "cluster.gpu.extends", "cluster.extends"])
+def test_what_files_of_clusters_say_beside_their_tables_is_no_unknown_key(key: str) -> None:
+    check_hardware_key(key, "")
 
 
 def test_an_experiment_is_not_changed_by_what_is_set_over_it() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from zsim.errors import LONGEST_LIST, InputError, did_you_mean, expected, nearest
-from zsim.specs.late_table import LateTable
+from zsim.specs.key_places import nearest_key
+from zsim.specs.tables_within import behind, members_of
 
 _MAX_LISTED = 20
 # What a person writes, by pydantic's name of the problem: its own words name types of Python.
@@ -96,7 +96,7 @@ def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
-        return f"{where}unknown key '{key}'{_known(key, location[:-1], model_type)}"
+        return f"{where}unknown key '{key}'{_known(key, detail['input'], location[:-1], model_type)}"
     where = _where(location, model_type)
     message = detail["msg"]
     if kind == "value_error":
@@ -133,8 +133,11 @@ def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _known(key: str, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
-    """Hint: the nearest key, else the keys that the table may have."""
+def _known(key: str, value: Any, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
+    """Hint: the nearest key, else another table that has the key, else the keys that the table may have."""
+    near = nearest_key(key, value, _keys(model_type, table), model_type)
+    if near:
+        return near
     names = [part for part in table if isinstance(part, str)]
     is_explained = names and getattr(model_type, "is_explained", False)
     return expected(key, _keys(model_type, table), f"zsim explain {names[-1]}" if is_explained else "")
@@ -174,35 +177,6 @@ def _walk(
         is_inside = False
         found.append(part)
     return tuple(found), choices
-
-
-def behind(annotation: Any, part: int | str) -> list[Any]:
-    """The types that a value of type `annotation` may have at a key or number; several for a union, of which
-    None is none."""
-    arguments = get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        return members_of(by_key[str(part)].annotation) if part in by_key else []
-    origin = get_origin(annotation)
-    if not isinstance(origin, type) or not arguments:
-        return []
-    if origin is tuple and arguments[-1] is not ... and isinstance(part, int):
-        return members_of(arguments[part]) if part < len(arguments) else []
-    if issubclass(origin, Mapping):
-        return members_of(arguments[-1])
-    return members_of(arguments[0]) if issubclass(origin, Collection) else []
-
-
-def members_of(annotation: Any) -> list[Any]:
-    """The members of a union but for None, else the type alone."""
-    if get_origin(annotation) is Annotated:
-        inner, *notes = get_args(annotation)
-        late = next((note for note in notes if isinstance(note, LateTable) and note.home), None)
-        return members_of(inner if late is None else late.table())
-    if get_origin(annotation) in (Union, UnionType):
-        inner = (members_of(one) for one in get_args(annotation) if one is not NoneType)
-        return [one for members in inner for one in members]
-    return [annotation]
 
 
 class _Boolean:

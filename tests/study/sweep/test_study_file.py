@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,29 @@ def refused(words: str, text: str, **overrides: Any) -> None:
 def test_another_programs_name_of_a_parallelism_is_answered_with_the_key() -> None:
     text = BASE + "[axes]\nstrategy.tensor_parallel = [1, 8]\n"
     refused(r"strategy\.tensor_parallel: unknown key; it is parallelism\.tensor here", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            BASE + '[axes]\n"gpu.power_limt" = [300, 400]\n',
+            "study: gpu.power_limt: unknown key 'power_limt'; did",
+        ),
+        (BASE + '[axes]\n"cluster.power_limit" = [300, 400]\n', "; did you mean 'gpu.power_limit'?"),
+        (
+            'base = {model = "gpt2", cluster = {extends = "dgx-h100", gpu = {power_limt = 300}}}\n'
+            "[axes]\nnodes = [1, 2]\n",
+            "study: cluster.gpu.power_limt: unknown key 'power_limt'; did you mean 'power_limit'?",
+        ),
+        (BASE + "[axes]\nnodes = [1, 2]\n[[set]]\ncluster.nic.bandwith = 1\n", "did you mean 'bandwidth'?"),
+        (BASE + "[axes]\nmodel.n_layr = [1, 2]\n", "study: model.n_layr: says nothing about the shape of"),
+        (BASE + "[axes]\nfaults.lnks = [1, 2]\n", "study: faults: unknown key 'lnks'; did you mean 'links'?"),
+    ],
+)
+def test_what_is_wrong_at_every_point_is_said_once_before_any(text: str, words: str) -> None:
+    """Misspelt keys of the hardware failed point by point, after each had been started."""
+    refused(re.escape(words), text)
 
 
 # -- axes ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, expected
 from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
 from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_is_name, check_nodes_take
 from zsim.specs.cluster.cluster import Cluster
@@ -28,8 +28,9 @@ from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import with_power_limit
-from zsim.specs.cluster.short_form import fitting, with_network
+from zsim.specs.cluster.short_form import SHORT_KEYS, fitting, with_network
 from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
+from zsim.specs.key_places import first_unknown, keys_at, nearest_key
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 
@@ -140,6 +141,19 @@ def _node_type(
         )
     parts = {key: cluster[key] for key in OF_NODES}
     return {**parts, "gpu": gpu, "name": name, "count": entry["count"]}
+
+
+def check_hardware_key(dotted: str, where: str) -> None:
+    """Raises InputError for a key under `cluster.`, or `gpu.`, the cluster's GPU, that no cluster has; `where`
+    begins the message."""
+    parts = dotted.removeprefix("cluster.").split(".")
+    number = first_unknown(parts, Cluster)
+    if number is None or (parts[number] in ("extends", *SHORT_KEYS) and parts[:number] in ([], ["gpu"])):
+        return
+    key, options = parts[number], keys_at(parts[:number], Cluster)
+    value = dict.fromkeys(parts[number + 1 : number + 2])
+    near = nearest_key(key, value, options, Cluster, prefix="cluster.").replace("'cluster.gpu.", "'gpu.")
+    raise InputError(f"{where}{dotted}: unknown key '{key}'{near or expected(key, options)}")
 
 
 def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Gpu:

@@ -16,6 +16,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml
+from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.model.huggingface import model_from_config, read_model_config
 from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
@@ -52,6 +53,8 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     deeper: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
     for given, value in overrides.items():
         dotted = f"cluster.{given}" if given.startswith("gpu.") else given
+        if dotted.startswith(_CLUSTER):
+            check_hardware_key(given, "--set ")
         prefix = next((prefix for prefix in deeper if dotted.startswith(prefix)), None)
         if prefix is None:
             put(changed, dotted, value)

@@ -220,6 +220,13 @@ class ExperimentFile(TableOfFile):
 
     is_explained: ClassVar[bool] = True  # `zsim explain TABLE` lists the keys of its tables
 
+    @staticmethod
+    def inner_tables() -> Mapping[str, type[BaseModel]]:
+        """Tables that other files may hold, and so their keys' types do not show."""
+        from zsim.specs.cluster.cluster import Cluster
+
+        return {"cluster": Cluster}
+
     model: str | dict[str, Any] | _Model = Field(
         description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
     )

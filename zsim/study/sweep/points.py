@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError, did_you_mean
-from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.files import check_hardware_key, load_cluster
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
@@ -19,7 +19,7 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.tables import STRATEGIES
 from zsim.study.sweep.expressions import Expression, nested_value
-from zsim.study.sweep.study_file import LABEL, Rule, Study
+from zsim.study.sweep.study_file import LABEL, Rule, Study, flat
 
 # Tables with free keys: those of other programs' files, and names of nodes and links.
 _CLOSED_TABLES: dict[str, type[BaseModel]] = {
@@ -62,6 +62,10 @@ def study_points(study: Study) -> list[Point]:
         points.append(Point(len(points), values, experiment, error))
     if not points:
         raise InputError(f"{study.name}: 'where' keeps none of {study.num_combinations:,} combinations")
+    if len(points) > 1 and points[0].error is not None and len({point.error for point in points}) == 1:
+        # not about the values of an axis: what all points have in common
+        said = points[0].error.removeprefix("--set ").removeprefix(f"{study.name}: ")
+        raise InputError(f"{study.name}: {said}")
     return points
 
 
@@ -128,9 +132,12 @@ def _check_names(study: Study) -> None:
     tables["strategy"] |= {f"strategy.{name}" for kind in STRATEGIES.values() for name in kind.model_fields}
     settable = sorted(set().union(*tables.values()) | {LABEL})
     ruled = [key for rule in study.rules for key, _ in rule.values]
-    for key in (*study.base, *study.overrides, *study.keys, *ruled):
+    tables_given = {key: value for key, value in study.base.items() if key == "cluster"}
+    inside = [key for key, _ in flat(tables_given)]
+    for key in (*study.base, *inside, *study.overrides, *study.keys, *ruled):
         first, _, rest = key.partition(".")
-        if first == "gpu" and rest:  # as --set has it: the cluster's
+        if first in ("cluster", "gpu") and rest:
+            check_hardware_key(key, f"{study.name}: ")
             continue
         short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
         if short not in settable:

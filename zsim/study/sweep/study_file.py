@@ -189,11 +189,11 @@ def _axis_readers(
     data: Mapping[str, Any], folder: Path, file: str, problems: list[str]
 ) -> Iterator[Callable[[], Axis]]:
     for table in _parts(problems, file, [lambda: _table(data.get("axes", {}), f"{file}: axes")]):
-        for key, value in _flat(table):
+        for key, value in flat(table):
             yield partial(_axis, {key: value}, f"{file}: axes", folder)
     for tables in _parts(problems, file, [lambda: list(_tables(data, "zip", file))]):
         for number, table in tables:
-            yield partial(_axis, dict(_flat(table)), f"{file}: zip {number}", folder)
+            yield partial(_axis, dict(flat(table)), f"{file}: zip {number}", folder)
 
 
 def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
@@ -250,12 +250,12 @@ def _tables(data: Mapping[str, Any], key: str, file: str) -> Iterator[tuple[int,
         yield number, _table(table, f"{file}: {key} {number}")
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of all leaves, with quoted or bare keys; a range or a calculated value is a
     leaf."""
     for key, value in table.items():
         if isinstance(value, dict) and frozenset(value) not in _RANGES and set(value) != {"value"}:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
@@ -318,7 +318,7 @@ def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
 def _rule(table: Mapping[str, Any], where: str) -> Rule:
     when = parse_expression(table["when"], f"{where}: when") if "when" in table else None
     values: list[tuple[str, Any]] = []
-    for key, value in _flat({key: value for key, value in table.items() if key != "when"}):
+    for key, value in flat({key: value for key, value in table.items() if key != "when"}):
         if isinstance(value, dict):
             values.append((key, parse_expression(value["value"], f"{where}: {key}")))
         else:

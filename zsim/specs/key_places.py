@@ -1,0 +1,101 @@
+"""Where a key belongs that stands in the wrong table: `power_limit` of a cluster is a key of its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
+
+from pydantic import BaseModel
+
+from zsim.errors import nearest
+from zsim.specs.tables_within import behind
+
+_MAX_DEPTH = 4  # tables in tables
+_MAX_NAMED = 5
+_ALIKE = 0.8  # of spellings: a slip of the finger, not another word
+
+
+def nearest_key(
+    key: str, value: object, table: Sequence[str], model_type: type[BaseModel], *, prefix: str = ""
+) -> str:
+    """The end of an error message about a key that its `table` does not have: the one of its keys that is
+    spelt so, the tables of `model_type` with such a key, or both; "" if there is none.
+
+    `value`: what stands there; a table's only key is put right too. `prefix`: of keys in other tables.
+    A model may name tables that its annotations do not show: `inner_tables()`, by key.
+    """
+    near = nearest(key, table)
+    if near and SequenceMatcher(None, key, near).ratio() >= _ALIKE:
+        return f"; did you mean '{near}'?"
+    every = list(dict.fromkeys(_places(model_type)))
+    found = [path for path in every if path.rpartition(".")[2] == key]
+    if not found and near:
+        return f"; did you mean '{near}'?"
+    if not found:
+        alike = get_close_matches(key, [path.rpartition(".")[2] for path in every], n=1, cutoff=_ALIKE)
+        found = [path for path in every if path.rpartition(".")[2] in alike]
+    if isinstance(value, Mapping) and len(value) == 1:
+        inner = [_deeper(path, str(next(iter(value))), every) for path in found]
+        found = [path for path in inner if path] or found
+    if not 0 < len(found) <= _MAX_NAMED:
+        return ""
+    names = [f"'{prefix}{path}'" for path in found] + ([f"'{near}'"] if near else [])
+    return f"; did you mean {', '.join(names[:-1])}{' or ' if len(names) > 1 else ''}{names[-1]}?"
+
+
+def first_unknown(parts: list[str], model_type: type[BaseModel]) -> int | None:
+    """The place among the parts of a dotted key of the first that its table does not have; None if every part
+    is known, or inside a table of free keys or a value."""
+    choices: list[Any] = [model_type]
+    for number, part in enumerate(parts):
+        tables = [one for one in choices if _is_table(one)]
+        if not tables or len(tables) < len(choices):
+            return None
+        if all(part not in _keys(table) for table in tables):
+            return number
+        choices = [choice for table in tables for choice in _inside(table, part)]
+    return None
+
+
+def keys_at(parts: list[str], model_type: type[BaseModel]) -> list[str]:
+    """The keys of the table at a dotted key."""
+    choices: list[Any] = [model_type]
+    for part in parts:
+        choices = [choice for table in filter(_is_table, choices) for choice in _inside(table, part)]
+    return [key for table in filter(_is_table, choices) for key in _keys(table)]
+
+
+def _deeper(path: str, key: str, every: list[str]) -> str:
+    """`path` with the key of its table that is spelt most like `key`; "" if there is none."""
+    inner = [one.removeprefix(f"{path}.") for one in every if one.startswith(f"{path}.")]
+    near = get_close_matches(key, [one for one in inner if "." not in one], n=1)
+    return f"{path}.{near[0]}" if near else ""
+
+
+def _places(model_type: type[BaseModel], prefix: str = "", depth: int = 0) -> Iterator[str]:
+    """The dotted keys of all tables in `model_type`, without those of lists' items."""
+    for key in _keys(model_type):
+        yield prefix + key
+        if depth < _MAX_DEPTH:
+            for inner in filter(_is_table, _inside(model_type, key)):
+                yield from _places(inner, f"{prefix}{key}.", depth + 1)
+
+
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _keys(model_type: type[BaseModel]) -> list[str]:
+    return [*(field.alias or name for name, field in model_type.model_fields.items()), *_hidden(model_type)]
+
+
+def _inside(model_type: type[BaseModel], key: str) -> list[Any]:
+    """The types that a value may have at a key, without lists of tables."""
+    hidden = _hidden(model_type)
+    return [hidden[key]] if key in hidden else behind(model_type, key)
+
+
+def _hidden(model_type: type[BaseModel]) -> Mapping[str, Any]:
+    tables = getattr(model_type, "inner_tables", None)
+    return tables() if tables is not None else {}

@@ -1,0 +1,40 @@
+"""The tables that a table may hold, from the annotations of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from zsim.specs.late_table import LateTable
+
+
+def behind(annotation: Any, part: int | str) -> list[Any]:
+    """The types that a value of type `annotation` may have at a key or number; several for a union, of which
+    None is none."""
+    arguments = get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        return members_of(by_key[str(part)].annotation) if part in by_key else []
+    origin = get_origin(annotation)
+    if not isinstance(origin, type) or not arguments:
+        return []
+    if origin is tuple and arguments[-1] is not ... and isinstance(part, int):
+        return members_of(arguments[part]) if part < len(arguments) else []
+    if issubclass(origin, Mapping):
+        return members_of(arguments[-1])
+    return members_of(arguments[0]) if issubclass(origin, Collection) else []
+
+
+def members_of(annotation: Any) -> list[Any]:
+    """The members of a union but for None, else the type alone."""
+    if get_origin(annotation) is Annotated:
+        inner, *notes = get_args(annotation)
+        late = next((note for note in notes if isinstance(note, LateTable) and note.home), None)
+        return members_of(inner if late is None else late.table())
+    if get_origin(annotation) in (Union, UnionType):
+        inner = (members_of(one) for one in get_args(annotation) if one is not NoneType)
+        return [one for members in inner for one in members]
+    return [annotation]
