@@ -41,7 +41,7 @@ def job_of(strategy: dict[str, Any], **tables: Any) -> Job:
 def prepared_of(job: Job, *, is_serial: bool = False) -> Prepared:
     topology, plan = job_topology(job), make_plan(job)
     slowdowns = slowdowns_of(job, topology)
-    classes, _ = find_classes(topology, plan, slowdowns, is_plain=job.placement.is_plain, unfold=False)
+    classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
     repeated = plan if is_drained(plan) else twice(plan)
     env = simpy.Environment()
     return prepare(job, plan, repeated, topology, classes, slowdowns, env, is_serial=is_serial)

@@ -393,7 +393,7 @@ def test_a_second_step_of_a_pipeline_takes_what_the_first_does(schedule: Schedul
     plan = pipeline_plan(schedule, 4, 6, (SHORT, LONG), sent_bytes=0)
     assert not is_drained(plan)
     topology, slowdowns = job_topology(job), np.ones(4)
-    classes, _ = find_classes(topology, plan, slowdowns, is_plain=True, unfold=False)
+    classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
     prepared = prepare(job, plan, twice(plan), topology, classes, slowdowns, simpy.Environment())
     both = seconds_of(SHORT, job) + seconds_of(LONG, job)
     assert run_once(prepared).trace.step_seconds == pytest.approx(9 * both, rel=1e-9)

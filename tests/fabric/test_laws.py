@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from zsim.arrays import Floats
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import link_usage
-from zsim.fabric.algorithms.rings import domains_of
-from zsim.fabric.folding.alike import by_pattern
+from zsim.fabric.algorithms.rings import by_pattern, domains_of
 from zsim.plan.ops import Group
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.network import Network

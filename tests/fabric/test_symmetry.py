@@ -10,8 +10,9 @@ import pytest
 import zsim
 from zsim.fabric.algorithms.methods import Shape, UnequalShape
 from zsim.fabric.algorithms.others import link_usage
-from zsim.fabric.folding.alike import are_alike, by_pattern
-from zsim.plan.ops import Group
+from zsim.fabric.algorithms.rings import by_pattern
+from zsim.fabric.folding.classes import JobPlacement, stable_classes
+from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.network import Network
 from zsim.specs.experiment.load import experiment_from
@@ -23,17 +24,26 @@ def topology_with(nodes: int, **network: Any) -> Topology:
     return Topology(load_cluster("dgx-h100").model_copy(update={"network": table}), nodes, 8)
 
 
+def are_alike(topology: Topology, groups: dict[str, Group]) -> bool:
+    """Whether the groups' gathers load the links of all ranks alike, so that one rank stands for all."""
+    works = [Collective("all_gather", 10**9, "bf16", name) for name in groups]
+    placed = JobPlacement(topology, groups, works, np.zeros(topology.world_size, dtype=np.int64))
+    return len(stable_classes([placed])[0].sizes) == 1
+
+
 def test_groups_within_equal_leaves_are_alike_and_those_across_their_border_are_not() -> None:
     """8 nodes, 2 per leaf: groups of 2 nodes each have their own leaf; with 4 per leaf, groups of 4 nodes
-    too; groups of 3 nodes' GPUs (24 of 48) on leaves of 2 lie differently, and so
-    do groups on a leaf that is half empty."""
+    too, also under a leaf that is half empty. Groups of 3 nodes (24 of 48 GPUs) on leaves of 2 mirror one
+    another; of groups of 2 nodes on leaves of 3, the second alone crosses the border."""
     groups = {"shard": Group.regular("shard", 64, 16), "replicate": Group.regular("replicate", 64, 4, 16)}
     assert are_alike(topology_with(8, kind="fat-tree", nodes_per_leaf=2), groups)
     assert are_alike(topology_with(8, kind="rail-optimized", nodes_per_leaf=4), groups)
     half_full = topology_with(6, kind="fat-tree", nodes_per_leaf=4)
-    assert not are_alike(half_full, {"shard": Group.regular("shard", 48, 16)})
+    assert are_alike(half_full, {"shard": Group.regular("shard", 48, 16)})
     odd = {"shard": Group.regular("shard", 48, 24)}
-    assert not are_alike(topology_with(6, kind="fat-tree", nodes_per_leaf=2), odd)
+    assert are_alike(topology_with(6, kind="fat-tree", nodes_per_leaf=2), odd)
+    pairs = {"shard": Group.regular("shard", 48, 16)}
+    assert not are_alike(topology_with(6, kind="fat-tree", nodes_per_leaf=3), pairs)
     assert are_alike(topology_with(6, kind="single-switch"), odd)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.fabric.folding.alike import are_alike
 from zsim.fabric.folding.classes import (
     Classes,
     JobPlacement,
@@ -33,21 +32,18 @@ def find_classes(
     plan: Plan,
     slowdowns: Floats,
     *,
-    is_plain: bool,
     unfold: bool,
     by_links: bool = True,
 ) -> tuple[Classes, tuple[str, ...]]:
     """The classes of a job's ranks and groups, and notes on their approximations.
 
-    `slowdowns`: per rank, the factor on kernels' seconds; `is_plain`: the job fills its fabric. `by_links`
-    False: groups whose members do the same count as one class, as slow as the slowest of them, even if their
-    links differ; the same approximation is made if links make more than `_MAX_CLASSES` classes.
+    `slowdowns`: per rank, the factor on kernels' seconds. `by_links` False: groups whose members do the same
+    count as one class, as slow as the slowest of them, even if their links differ; the same approximation is
+    made if links make more than `_MAX_CLASSES` classes.
     """
     if unfold:
         return each_by_itself(topology, communicators_of(plan)), ()
-    is_even = bool((slowdowns == slowdowns[0]).all())
-    is_whole = is_plain and topology.condition is None
-    if is_even and is_whole and _ranks_are_alike(topology, plan):
+    if bool((slowdowns == slowdowns[0]).all()) and _all_meet(plan):
         return one_class(topology, plan.groups), ()
     placed = place_job(topology, plan, slowdowns)
     if by_links:
@@ -67,23 +63,14 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
     return stable_classes([replace(placed, kinds=apart.of_rank)])[0]
 
 
-def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
-    """Whether all ranks do the same at equal places of an even fabric; False with messages, all-to-alls of
-    unequal parts or several programs."""
-    if len(plan.programs) > 1 or plan.has_messages:
+def _all_meet(plan: Plan) -> bool:
+    """Whether all ranks do the same and meet only all together, so that no place tells them apart. They have
+    one program, without messages, all-to-alls of unequal parts or use of the hosts."""
+    if len(plan.programs) > 1 or plan.has_messages or plan.has_offload:
         return False
-    if any(isinstance(work, Collective) and work.parts is not None for work in plan.distinct_works()):
+    if any(len(group.members) > 1 for group in plan.groups.values() if group.size > 1):
         return False
-    return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
-
-
-def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
-    """Whether a rank's socket makes no difference: nothing is offloaded, or every socket in use has as many
-    ranks and all ranks' memory is on their socket, or on another one."""
-    if not plan.has_offload:
-        return True
-    beside, distance = _socket_traits(topology)
-    return bool((beside == beside[0]).all() and (distance == distance[0]).all())
+    return not any(isinstance(work, Collective) and work.parts is not None for work in plan.distinct_works())
 
 
 def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:

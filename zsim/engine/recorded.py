@@ -17,7 +17,7 @@ from zsim.engine.executor import Executor
 from zsim.engine.lane import Lane, worked_seconds
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.folding.alike import are_alike
+from zsim.fabric.folding.classes import JobPlacement, stable_classes
 from zsim.fabric.messages import Side, pair_name
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.recorded.rank import RecordedRank, as_recorded
@@ -42,9 +42,15 @@ class Place:
     slowdown: float
     blocks: Mapping[str, Ints] | None = None
 
-    def is_uneven(self) -> bool:
-        """Whether one rank represents ranks at unequal places of the network."""
-        return self.is_folded and not are_alike(self.topology, self.groups)
+    def is_uneven(self, step: Trace) -> bool:
+        """Whether one rank represents ranks at unequal places of the network: the collectives of `step` load
+        their links unlike."""
+        if not self.is_folded:
+            return False
+        works = [collective_of(info) for info in dict.fromkeys(step.infos) if info.kind in _KINDS]
+        alike = np.zeros(self.topology.world_size, dtype=np.int64)
+        placed = JobPlacement(self.topology, self.groups, works, alike)
+        return len(stable_classes([placed])[0].sizes) > 1
 
 
 def run_replay(

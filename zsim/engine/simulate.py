@@ -151,10 +151,7 @@ def _by_itself(
             "out one of them"
         )
     unfold = unfold or (jitter is not None and job.world_size <= _MAX_DRAWN)
-    is_plain = job.placement.is_plain
-    classes, notes = find_classes(
-        topology, plan, slowdowns, is_plain=is_plain, unfold=unfold, by_links=by_links
-    )
+    classes, notes = find_classes(topology, plan, slowdowns, unfold=unfold, by_links=by_links)
     if jitter is not None and not unfold:
         classes = with_firsts_apart(topology, plan, slowdowns, classes)
     repeated = plan.once(twice) if is_steady and not plan.once(is_drained) else plan
@@ -184,7 +181,7 @@ def seconds_alone(job: Job) -> float:
     topology, plan = job_topology(job), make_plan(job)
     slowdowns = slowdowns_of(job, topology)
     with garbage_collection.paused():
-        classes, _ = find_classes(topology, plan, slowdowns, is_plain=job.placement.is_plain, unfold=False)
+        classes, _ = find_classes(topology, plan, slowdowns, unfold=False)
         repeated = plan if plan.once(is_drained) else plan.once(twice)
         env = simpy.Environment()
         return run_once(prepare(job, plan, repeated, topology, classes, slowdowns, env)).step_seconds
@@ -202,8 +199,7 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
     if connections is not None:
         job = replace(job, training=replace(job.training, device_max_connections=connections))
     if len(classes.representatives) == job.world_size:  # maybe unfolded
-        is_plain = job.placement.is_plain
-        classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, is_plain=is_plain, unfold=False)
+        classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, unfold=False)
     repeated = plan if plan.once(is_drained) else plan.once(twice)
     with garbage_collection.paused():
         prepared = prepare(

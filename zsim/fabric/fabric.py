@@ -18,7 +18,7 @@ from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape, call_kind, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
-from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
+from zsim.fabric.algorithms.rings import by_pattern, domains_of, fault_delays, longer_rounds
 from zsim.fabric.communicators import (
     AlgorithmChoice,
     Communicator,
@@ -30,7 +30,6 @@ from zsim.fabric.communicators import (
     ring_latency,
 )
 from zsim.fabric.flight import Flight
-from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.lumped_links import NO_EXTRA, NO_USAGE, Extra, Usage, at_representatives, lump, summed
 from zsim.fabric.messages import Pairs, counted
 from zsim.fluid.pool import FluidPool, Profile

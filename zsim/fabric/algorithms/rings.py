@@ -47,6 +47,21 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
     return usage
 
 
+def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
+    """The groups (rows of slots), partitioned by the places at which they go from domain to domain, and by
+    the domains to which they come back."""
+    domains = topology.domain_of(members)
+    changes = np.diff(domains, axis=1) != 0
+    returns = changes.sum(axis=1) > (np.diff(np.sort(domains, axis=1), axis=1) != 0).sum(axis=1)
+    if len(members) == 1 or ((changes == changes[0]).all() and not returns.any()):
+        return [members]
+    found: dict[bytes, list[int]] = {}
+    for number, row in enumerate(changes):
+        key = first_places(domains[number]) if returns[number] else row
+        found.setdefault(key.tobytes(), []).append(number)
+    return [members[numbers] for numbers in found.values()]
+
+
 def by_entries(topology: Topology, members: Ints) -> list[Ints]:
     """The rows of `members` that channels enter at the same places: those whose cards all work, together
     (where [Note: few cards] holds, by their places under the cards' switches), and each other row by

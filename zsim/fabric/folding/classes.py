@@ -20,8 +20,7 @@ from zsim.arrays import Floats, Hashes, Ints
 from zsim.dataclass import dataclass
 from zsim.fabric.algorithms.methods import CallKind, Shape, call_kind, methods
 from zsim.fabric.algorithms.others import link_usage
-from zsim.fabric.algorithms.rings import domains_of
-from zsim.fabric.folding.alike import by_pattern
+from zsim.fabric.algorithms.rings import by_pattern, domains_of
 from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
@@ -87,13 +86,17 @@ def stable_classes(all_placed: Sequence[JobPlacement], *, by_links: bool = True)
     """The coarsest classes of each job; see [Note: stable colours]. `by_links` false leaves the links out:
     groups with members of the same classes are then alike wherever they are."""
     colourings = [_Colouring(placed) for placed in all_placed]
-    is_needed = by_links and any(len(kind.members) > 1 for c in colourings for kind in c.kinds.values())
+    is_needed = by_links and any(
+        len(kind.members) > 1 or colouring.placed.shares_nodes
+        for colouring in colourings
+        for kind in colouring.kinds.values()
+    )
     count = 0
     while True:
         links = _link_colours(colourings) if is_needed else None
         for colouring in colourings:
             colouring.split_groups(links)
-            colouring.split_ranks()
+            colouring.split_ranks(links)
         total = sum(colouring.count for colouring in colourings)
         if total == count:
             return [colouring.classes() for colouring in colourings]
@@ -176,9 +179,10 @@ class _Colouring:
                     colours = _both(colours, _values(gathered.found))
             kind.colours = colours
 
-    def split_ranks(self) -> None:
+    def split_ranks(self, links: Ints | None) -> None:
         """Split the ranks' colours by the colours of their groups and, where ranks of a node share more than
-        links, by the colours of the ranks on the same node, PCIe switch and socket."""
+        links, by the colours of the ranks on the same node, PCIe switch and socket, and of the links between
+        GPU and host, which collectives load too."""
         colours = self.ranks
         for kind in self.kinds.values():
             for column in (kind.members[:, :1], kind.members[:, 1:]) if kind.is_pairs else (kind.members,):
@@ -190,6 +194,12 @@ class _Colouring:
             sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
             np.add.at(sums, places, of_colour[colours])
             colours = _both(colours, _numbered(sums)[places])
+        if self.neighbourhoods and links is not None:
+            topology = self.placed.topology
+            for name in ("pcie_up", "pcie_down", "uplink_up", "uplink_down"):
+                slots = topology.slots
+                places = slots if name.startswith("pcie") else topology.switch_of(slots)
+                colours = _both(colours, links[topology.classes[name].first + places])
         self.ranks = colours
 
     def classes(self) -> Classes:

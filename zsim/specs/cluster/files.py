@@ -144,8 +144,8 @@ def _node_type(
 
 
 def check_hardware_key(dotted: str, where: str) -> None:
-    """Raises InputError for a key under `cluster.`, or `gpu.`, the cluster's GPU, that no cluster has; `where`
-    begins the message."""
+    """Raises InputError for a key under `cluster.`, or `gpu.` (the cluster's GPU), that no cluster has.
+    `where` begins the message."""
     parts = dotted.removeprefix("cluster.").split(".")
     number = first_unknown(parts, Cluster)
     if number is None or (parts[number] in ("extends", *SHORT_KEYS) and parts[:number] in ([], ["gpu"])):

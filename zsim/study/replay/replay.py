@@ -165,7 +165,7 @@ def replay(
     is_folded = not is_whole and what_if.blocks is None
     after = what_if.cluster.gpu.interference.compute_slowdown
     place = Place(what_if.topology, what_if.groups, is_folded, after, what_if.blocks)
-    if place.is_uneven():
+    if place.is_uneven(one):
         notes.append("groups lie at unequal places of the network; the slowest represents them all")
     notes += dict.fromkeys(what_if.notes)
     return _result(one, ranks, *run_replay(one, ranks, place, num_steps), notes, what_if)
