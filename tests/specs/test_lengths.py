@@ -200,6 +200,40 @@ def test_ranks_meet_where_gradients_are_reduced_in_every_micro_batch(
     assert (job.training.lengths.slowest_over_mean > 1.8) == meets
 
 
+ALL, HALVES, ALONE = 482, 465, 348  # tokens: see below
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tokens"),
+    [
+        ({"kind": "fsdp2"}, ALL),
+        ({"kind": "fsdp2", "no_sync": True}, ALL),  # gathers in every micro-batch
+        ({"kind": "fsdp2", "replicate": 2}, ALL),  # reduces in every one
+        ({"kind": "fsdp2", "replicate": 2, "no_sync": True}, HALVES),
+        ({"kind": "fsdp1", "sharding_strategy": "HYBRID_SHARD", "no_sync": True}, HALVES),  # the nodes
+        ({"kind": "fsdp2", "replicate": 16, "no_sync": True}, ALONE),
+        ({"kind": "fsdp1", "no_sync": True}, ALL),
+        ({"kind": "fsdp1", "sharding_strategy": "SHARD_GRAD_OP", "no_sync": True}, ALONE),  # stays gathered
+        ({"kind": "megatron", "distributed_optimizer": True, "fsdp_sharding": "optim_grads_params"}, ALL),
+        ({"kind": "megatron", "distributed_optimizer": True, "fsdp_sharding": "optim"}, ALONE),
+    ],
+)
+def test_replicas_meet_once_a_step_unless_they_reduce_or_gather(
+    strategy: dict[str, Any], tokens: int
+) -> None:
+    """Sequences of 1 to 512 tokens, 8 micro-batches of 16 replicas. The longest of 16 has 512 x 16/17 tokens.
+    Of 8 it has 512 x 8/9, with a deviation of 51; the larger of two means of 8 is 0.56 x 51 / sqrt(8) above.
+    Means of 8 lengths deviate by 52, and the largest of 16 is 1.77 of that above 256."""
+    training = {
+        "sequence_length": 512,
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 8,
+        "lengths": {"law": "uniform", "low": 1, "high": 512, "batching": "padded"},
+    }
+    job = resolve(Experiment(model="gpt2", cluster="dgx-h100", nodes=2, training=training, strategy=strategy))
+    assert job.training.sequence_length == pytest.approx(tokens, rel=0.015)
+
+
 def test_a_step_waits_for_samples_that_load_more_slowly() -> None:
     """8 GPUs load 8 x 2 x 4 = 64 sequences a step: at 16 a second 4 s, of which a step of 1 s hides 1."""
     training = job(micro_batch_size=2, gradient_accumulation_steps=4).training

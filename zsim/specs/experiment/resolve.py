@@ -190,7 +190,8 @@ def _trained(
     )
     if asked.lengths is not None:
         exchanging = expert_members(layout.asked, parallelism, of_experts)
-        given = asked.lengths, model, table, parallelism, layout.replicas, deepspeed, exchanging
+        counts = layout.replicas, len(layout.placement.nodes)
+        given = asked.lengths, model, table, parallelism, *counts, deepspeed, exchanging
         training = with_lengths(training, *given)
     check_stored_types(training, asked, table)
     check_size(model, training, parallelism, every_micro_batch=experiment.simulation.every_micro_batch)

@@ -10,6 +10,7 @@ from zsim.specs.experiment.data.draw import BatchPlan, draw_lengths
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.model.spec import Attention, Linear, ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.megatron_table import MegatronTable
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.tables import DdpTable, Fsdp1Table, Fsdp2Table, ReferenceTable, StrategyTable
 from zsim.specs.strategy.training import Training
@@ -24,11 +25,12 @@ def with_lengths(
     strategy: StrategyTable,
     parallelism: Parallelism,
     replicas: int,
+    nodes: int = 1,
     deepspeed: DeepSpeedConfig | None = None,
     exchanging: int = 1,
 ) -> Training:
-    """The training with sequences of the slowest rank's length; `deepspeed`: the strategy, if it is
-    DeepSpeed's; `exchanging`: ranks that share the experts of a layer.
+    """The training with sequences of the slowest rank's length; `nodes`: of the job;
+    `deepspeed`: the strategy, if it is DeepSpeed's; `exchanging`: ranks that share the experts of a layer.
 
     Raises InputError for a table that names no lengths, NotSimulatedError for documents kept apart by
     attention that does not, or that several ranks share.
@@ -44,13 +46,13 @@ def with_lengths(
             "training.lengths: attention 'math' computes all pairs whatever its mask; expected attention "
             "'flash', or attention_by_document = false"
         )
-    often = _meets_often(strategy, deepspeed)
+    sharing = exchanging // (parallelism.tensor * parallelism.context)
     plan = BatchPlan(
         replicas,
         training.gradient_accumulation_steps,
         training.micro_batch_size,
         training.sequence_length,
-        meeting=replicas if often else max(1, exchanging // (parallelism.tensor * parallelism.context)),
+        meeting=max(_meeting(strategy, deepspeed, replicas, nodes), sharing),
     )
     multiple = parallelism.token_shards * (2 if parallelism.context > 1 else 1)
     if training.precision == "fp8":
@@ -73,13 +75,32 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
     return products, pairs
 
 
-def _meets_often(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None) -> bool:
-    """Whether ranks wait for one another in every micro-batch: they gather parameters or reduce gradients
-    there."""
+def _meeting(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None, replicas: int, nodes: int) -> int:
+    """How many replicas in a row wait for one another in every micro-batch: those that gather parameters or
+    reduce gradients there.
+
+    # [Note: FSDP's no_sync]
+    Gradients stay whole until the last micro-batch, and nothing meets the replicas of the sharded group
+    before. Its own ranks still gather parameters in every micro-batch, but where FSDP1 keeps them gathered
+    (torch 2.13 `_runtime_utils._should_free_in_backward`: without a reduction only strategies that reshard
+    after forward free them).
+    """
     if deepspeed is not None:
-        return deepspeed.stage >= _EVERY_MICRO_BATCH
+        return replicas if deepspeed.stage >= _EVERY_MICRO_BATCH else 1
     if isinstance(strategy, ReferenceTable):
-        return strategy.stage >= _EVERY_MICRO_BATCH
+        return replicas if strategy.stage >= _EVERY_MICRO_BATCH else 1
     if isinstance(strategy, DdpTable):
-        return not strategy.no_sync
-    return isinstance(strategy, Fsdp1Table | Fsdp2Table)
+        return 1 if strategy.no_sync else replicas
+    if isinstance(strategy, MegatronTable):
+        shards_gradients = strategy.fsdp_sharding in ("optim_grads", "optim_grads_params")
+        return max(1, replicas // strategy.optimizer_instances) if shards_gradients else 1
+    if not isinstance(strategy, Fsdp1Table | Fsdp2Table):
+        return 1
+    if not strategy.no_sync:
+        return replicas
+    default = 1
+    if isinstance(strategy, Fsdp1Table):
+        if strategy.sharding_strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
+            return 1
+        default = nodes if strategy.sharding_strategy == "HYBRID_SHARD" else 1
+    return max(1, replicas // (strategy.replicate or default))
