@@ -223,7 +223,7 @@ def test_replicas_meet_once_a_step_unless_they_reduce_or_gather(
 ) -> None:
     """Sequences of 1 to 512 tokens, 8 micro-batches of 16 replicas. The longest of 16 has 512 x 16/17 tokens.
     Of 8 it has 512 x 8/9, with a deviation of 51; the larger of two means of 8 is 0.56 x 51 / sqrt(8) above.
-    Means of 8 lengths deviate by 52, and the largest of 16 is 1.77 of that above 256."""
+    Means of 8 lengths deviate by 52, and the largest of 16 is 1.77 of that above 256. 32 steps are drawn."""
     training = {
         "sequence_length": 512,
         "micro_batch_size": 1,
@@ -231,7 +231,7 @@ def test_replicas_meet_once_a_step_unless_they_reduce_or_gather(
         "lengths": {"law": "uniform", "low": 1, "high": 512, "batching": "padded"},
     }
     job = resolve(Experiment(model="gpt2", cluster="dgx-h100", nodes=2, training=training, strategy=strategy))
-    assert job.training.sequence_length == pytest.approx(tokens, rel=0.015)
+    assert job.training.sequence_length == pytest.approx(tokens, rel=0.02)
 
 
 def test_a_step_waits_for_samples_that_load_more_slowly() -> None:
