@@ -18,6 +18,7 @@ from zsim.engine.simulator import Simulator
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
+from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.points import study_points
 from zsim.study.sweep.row import point_record
@@ -207,9 +208,9 @@ def test_points_that_change_only_the_hardware_are_planned_once(
     memory in all kernels."""
     made: list[PlanBasis] = []
 
-    def counted(basis: PlanBasis) -> Plan:
+    def counted(basis: PlanBasis, workloads: Workloads) -> Plan:
         made.append(basis)
-        return plan_of(basis)
+        return plan_of(basis, workloads)
 
     monkeypatch.setattr(plans, "plan_of", counted)
     simulator = Simulator()

@@ -25,6 +25,7 @@ from zsim.goodput.text import goodput_lines
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
+from zsim.plan.workload.workloads import Workloads
 from zsim.report.views.text.sentences import trust_words
 from zsim.units import format_seconds
 
@@ -130,9 +131,9 @@ def test_a_run_and_its_saves_beside_the_step_make_one_plan(monkeypatch: pytest.M
     """Plans made, not seconds: asynchronous saves over the cards slow the step, which is simulated again."""
     made: list[PlanBasis] = []
 
-    def counted(basis: PlanBasis) -> Plan:
+    def counted(basis: PlanBasis, workloads: Workloads) -> Plan:
         made.append(basis)
-        return plan_of(basis)
+        return plan_of(basis, workloads)
 
     monkeypatch.setattr(plans, "plan_of", counted)
     prepared = prepare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,19 @@ import pytest
 
 from tests.golden.jobs import JOBS
 from zsim.plan import plans as plans_module
+from zsim.plan.frameworks.deepspeed.stage3 import fetch_trace
+from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules, hooked_modules
 from zsim.plan.make import PlanBasis, make_plan, plan_of
 from zsim.plan.ops import Plan
 from zsim.plan.plans import Plans
+from zsim.plan.workload import workloads as workloads_module
+from zsim.plan.workload.workload import Workload, make_workloads
+from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.training import Training
 
 OTHER_NODES = sorted(name for name, job in JOBS.items() if not {"placement", "faults", "jobs"} & set(job))
 
@@ -61,9 +69,9 @@ def test_ddps_step_is_planned_once_for_any_number_of_ranks(
 ) -> None:
     made: list[PlanBasis] = []
 
-    def counted(basis: PlanBasis) -> Plan:
+    def counted(basis: PlanBasis, workloads: Workloads) -> Plan:
         made.append(basis)
-        return plan_of(basis)
+        return plan_of(basis, workloads)
 
     monkeypatch.setattr(plans_module, "plan_of", counted)
     plans = Plans()
@@ -81,3 +89,27 @@ def test_ranks_with_equal_shards_have_one_program() -> None:
     )
     assert two is not three
     assert two.program is three.program
+
+
+def test_one_model_under_one_training_is_one_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever shards it; ZeRO-3's modules are walked once for all numbers of ranks."""
+    made: list[Training] = []
+    walked: list[Workload] = []
+
+    def counted(stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+        made.append(training)
+        return make_workloads(stages, training)
+
+    def hooked(workload: Workload, unit_of: Mapping[str, str]) -> HookedModules:
+        walked.append(workload)
+        return hooked_modules(workload, unit_of)
+
+    monkeypatch.setattr(workloads_module, "make_workloads", counted)
+    monkeypatch.setattr(fetch_trace, "hooked_modules", hooked)
+    plans = Plans()
+    for nodes in (2, 4, 1):
+        for stage in (1, 3):
+            plans.of(job("zero-1", nodes=nodes, strategy={"stage": stage}))
+    assert (len(made), len(walked)) == (1, 1)
+    plans.of(job("zero-3"))  # with activation checkpointing
+    assert (len(made), len(walked)) == (2, 2)

@@ -123,7 +123,7 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
 
 
 def test_two_steps_change_as_their_program_does() -> None:
-    """What is freed at the end of the first step, or not whole, and what is allocated there for the second."""
+    """What is freed at the end of a step, or not whole, and what is allocated there for the next."""
     builder = PlanBuilder([])
     for stream, count in (("gather", 5), (COMPUTE, 7)):
         builder.allocate("buffers", count, owner=stream)

@@ -29,7 +29,8 @@ from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Step
 from zsim.plan.pipeline.torch_messages import TorchMessenger
 from zsim.plan.stage import WORLD, DataParallel, Stage, expert_groups, mesh_groups
-from zsim.plan.workload.workload import Workload, make_workloads
+from zsim.plan.workload.workload import Workload
+from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.fusion import with_fused_projections
 from zsim.specs.model.spec import ModelSpec
@@ -80,13 +81,16 @@ def make_plan(job: Job) -> Plan:
 
 
 @garbage_collection.paused()
-def plan_of(basis: PlanBasis) -> Plan:
-    """The plan of all jobs with this basis. Raises what `plan_stages` raises."""
-    types = basis.types
+def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
+    """The plan of all jobs with this basis; `workloads`: the cache of those of other plans. Raises what
+    `plan_stages` raises."""
+    types, workloads = basis.types, workloads or Workloads()
     if types is not None:
         sizes = types.micro_batch_sizes or (basis.training.micro_batch_size,) * len(types.names)
         plans = {
-            size: plan_of(replace(basis, types=None, training=replace(basis.training, micro_batch_size=size)))
+            size: plan_of(
+                replace(basis, types=None, training=replace(basis.training, micro_batch_size=size)), workloads
+            )
             for size in {sizes[number] for number, _ in types.runs}
         }
         return plan_by_type(types, [plans.get(size) for size in sizes])
@@ -96,7 +100,7 @@ def plan_of(basis: PlanBasis) -> Plan:
     models = stages_of(model, basis.parallelism)
     tied = tied_numel(basis.model) // basis.parallelism.tensor
     return plan_stages(
-        make_workloads(models, basis.training),
+        workloads.of(models, basis.training),
         basis.strategy,
         basis.world_size,
         basis.parallelism,

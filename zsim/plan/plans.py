@@ -9,6 +9,7 @@ import numpy as np
 
 from zsim.plan.make import PlanBasis, plan_basis, plan_for_ranks, plan_of
 from zsim.plan.ops import Plan, Program
+from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.job import Job
 
 _MAX_OPS = 400_000  # in all cached plans together
@@ -25,6 +26,7 @@ class Plans:
     def __init__(self, most_ops: int = _MAX_OPS) -> None:
         self._most_ops = most_ops
         self._known: list[tuple[PlanBasis, Plan]] = []  # most recently used at the end
+        self._workloads = Workloads()
 
     def of(self, job: Job) -> Plan:
         """The job's plan. Raises what `make_plan` raises."""
@@ -33,7 +35,7 @@ class Plans:
             if other == basis:
                 self._known.append(self._known.pop(place))
                 return plan
-        plan = self._from_known(basis) or self._shared(plan_of(basis))
+        plan = self._from_known(basis) or self._shared(plan_of(basis, self._workloads))
         self._known.append((basis, plan))
         self._forget()
         return plan

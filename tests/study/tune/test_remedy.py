@@ -18,6 +18,7 @@ from zsim.errors import InputError
 from zsim.plan import plans
 from zsim.plan.make import PlanBasis, plan_of
 from zsim.plan.ops import Plan
+from zsim.plan.workload.workloads import Workloads
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import missing_memory, remedy_words
 from zsim.specs.experiment.load import changed, experiment_from
@@ -245,9 +246,9 @@ def test_switches_of_the_batch_are_not_planned_where_states_alone_are_too_much(
     hold them but not the logits, the switches as well."""
     planned: list[PlanBasis] = []
 
-    def counted(basis: PlanBasis) -> Plan:
+    def counted(basis: PlanBasis, workloads: Workloads) -> Plan:
         planned.append(basis)
-        return plan_of(basis)
+        return plan_of(basis, workloads)
 
     monkeypatch.setattr(plans, "plan_of", counted)
     given = make_tiny({"kind": "ddp"}, memory="1.46 GB", **ALONE)

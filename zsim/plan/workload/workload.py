@@ -7,8 +7,9 @@ per distinct module: a thousand layers of one shape share it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
+from typing import Any
 
 from zsim.cost.kernels.fused_head import fused_head, head_place
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
@@ -30,6 +31,7 @@ from zsim.plan.workload.reruns import with_reruns, without_saved
 from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter, joined
 from zsim.specs.model.traced import Extent
 from zsim.specs.strategy.training import Checkpointing, Training
+from zsim.unchanging import Unchanging
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Unchanging):
     """All segments in forward order. `residual_bytes`: the gradient of the residual stream, alive from the
     head's backward on; `fused_head`: the module whose weight the loss uses without calling the module ("" if
     it is called); `logs`: the logits that the trainer holds, and its metrics."""
@@ -151,6 +153,7 @@ class Workload:
     residual_bytes: int
     fused_head: str = ""
     logs: MetricLog | None = None
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def numel(self) -> int:

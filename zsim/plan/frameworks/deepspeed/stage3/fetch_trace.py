@@ -13,6 +13,7 @@ model's inputs have no gradient and so no hook after backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from zsim.cost.memory.adapters import flat_numel
@@ -76,11 +77,17 @@ class FetchTrace:
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0) -> FetchTrace:
     """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size`
     ranks, of experts that fewer have over `expert_ranks`."""
-    parameters = _parameters(workload, zero, world_size, expert_ranks)
-    numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
-    by_module = _by_module(workload, numbers)
+    recorded = workload.once(_recorded, zero)
+    return replace(recorded, parameters=tuple(_parameters(workload, zero, world_size, expert_ranks)))
+
+
+def _recorded(workload: Workload, zero: ZeroConfig) -> FetchTrace:
+    """The trace without its parameters: it is the same for any number of ranks."""
+    named = list(workload.model.named_parameters())
+    numels = [flat_numel(parameter) for _, parameter in named]
+    by_module = _by_module(workload, {name: number for number, (name, _) in enumerate(named)})
     external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
-    owning = {name: sum(parameters[n].numel for n in owned) for name, owned in by_module.items() if owned}
+    owning = {name: sum(numels[n] for n in owned) for name, owned in by_module.items() if owned}
     experts = dict.fromkeys(
         call.name.rpartition(".")[0]
         for segment in workload.segments
@@ -99,8 +106,8 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
     hooked = hooked_modules(workload, unit_of)
     steps = tuple([by_unit.get(module, ()) for module in hooked.order(workload)])
-    traversed, next_use = _distances(parameters, steps)
-    return FetchTrace(tuple(parameters), by_unit, *ends, hooked, steps, traversed, next_use, external)
+    traversed, next_use = _distances(numels, steps)
+    return FetchTrace((), by_unit, *ends, hooked, steps, traversed, next_use, external)
 
 
 def _experts_family(workload: Workload) -> str:
@@ -147,9 +154,8 @@ def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[i
 
 
 def _distances(
-    parameters: Sequence[ZeroParameter], steps: Sequence[tuple[int, ...]]
+    numels: Sequence[int], steps: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    numels = [parameter.numel for parameter in parameters]
     lengths = [sum([numels[number] for number in step]) if step else 0 for step in steps]
     traversed = accumulate(lengths, initial=0)
     following: dict[int, int] = {}

@@ -1,0 +1,29 @@
+"""Cache of the workloads of a study's plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.plan.workload.workload import Workload, make_workloads
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.training import Training
+
+_MOST = 8  # models under a training
+
+
+class Workloads:
+    """Workloads that plans have in common: those of equal models under equal trainings, whatever shards them,
+    are made once, and with them what `Workload.once` caches. The most recently used are kept."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Training, Sequence[ModelSpec], list[Workload]]] = []  # last used at the end
+
+    def of(self, stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+        """The workloads of the stages of a model, as of `make_workloads`."""
+        for place, (known, models, workloads) in enumerate(self._known):
+            if known == training and models == stages:
+                self._known.append(self._known.pop(place))
+                return workloads
+        workloads = make_workloads(stages, training)
+        self._known = [*self._known, (training, stages, workloads)][-_MOST:]
+        return workloads
