@@ -61,13 +61,12 @@ def changes_apart(changes: Changes) -> ChangesApart:
     """The changes of one run, split into pools with protected blocks and other pools."""
     ops, tensors, counts, streams, until_ops, stream_names = changes.columns
     asking = counts > 0
-    known, number = np.unique(counts * len(stream_names) + streams, return_inverse=True)
+    asked = (counts * len(stream_names) + streams)[asking]
+    known, number = np.unique(asked, return_inverse=True)
     sizes, of_stream = (column.tolist() for column in np.divmod(known, max(len(stream_names), 1)))
-    requests = tuple(  # those of no bytes are frees
-        (size, stream_names[place]) for size, place in zip(sizes, of_stream, strict=True)
-    )
+    requests = tuple((size, stream_names[place]) for size, place in zip(sizes, of_stream, strict=True))
     of_tensor = by_tensor(tensors)
-    of_tensor[tensors[asking]] = number[asking]
+    of_tensor[tensors[asking]] = number
     pools = [CachingAllocator.pool_of(*request) for request in requests]
     place_of = {name: place for place, name in enumerate(pools)}
     pool = np.array([place_of[name] for name in pools], dtype=np.int64)[of_tensor[tensors]]
@@ -75,7 +74,8 @@ def changes_apart(changes: Changes) -> ChangesApart:
     is_timed_pool = np.zeros(len(pools), dtype=bool)
     is_timed_pool[pool[is_protected]] = True
     is_timed = is_timed_pool[pool]
-    kinds = np.where(asking, number, FREE)
+    kinds = np.full(len(tensors), FREE)
+    kinds[asking] = number
     timed, others = (
         PoolsPart(tensors[places], kinds[places], requests, 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))

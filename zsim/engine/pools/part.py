@@ -59,7 +59,7 @@ class PartRun:
         self.sizes: list[int] = []
         self.tensors, self.kinds = part.tensors[order], part.kinds[order]
         self.is_asking = is_asking = self.kinds != FREE
-        self._requests = [memory.request(*request) if request[0] else None for request in part.requests]
+        self._requests = [memory.request(*request) for request in part.requests]
         is_next = self.tensors == np.append(self.tensors[1:], 0)
         is_passing = is_asking & is_next & ~np.append(is_asking[1:], True)
         is_passing[cut - 1 : cut] = False
@@ -76,8 +76,8 @@ class PartRun:
             is_passing[end - 1] = False
         self.half = self._half(cut)
         is_passing[self.half - 1 : self.half] = False
-        # per change its tensor, its kind, and whether the next change frees what it allocates
-        self._rows = list(zip(self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist(), strict=True))
+        # of each change its tensor, its kind, and whether the next change frees what it allocates
+        self._columns = self.tensors.tolist(), self.kinds.tolist(), is_passing.tolist()
 
     def _half(self, cut: int) -> int:
         half, rest = divmod(len(self.kinds), 2)
@@ -91,13 +91,12 @@ class PartRun:
         """Make the changes from place `first` to before `end`."""
         memory, blocks, requests = self.memory, self.blocks, self._requests
         serve, free, passing_bytes, add = memory.serve, memory.free, memory.passing_bytes, self.sizes.append
-        steps = iter(self._rows[first:end])
+        steps = zip(*(column[first:end] for column in self._columns), strict=True)
         for tensor, kind, may_pass in steps:
             if kind == FREE:
                 free(blocks.pop(tensor))
                 continue
             request = requests[kind]
-            assert request is not None
             if may_pass and (taken := passing_bytes(request)):  # the next change frees it
                 next(steps)
                 add(taken)
@@ -127,7 +126,7 @@ class PartRun:
 
     def state(self) -> Hashable:
         """The blocks in use, in the order of their requests, and the free blocks of the pools."""
-        pools = {id(request.pool): request.pool for request in self._requests if request is not None}
+        pools = {id(request.pool): request.pool for request in self._requests}
         live = tuple([(block.address, block.bytes) for block in self.blocks.values()])
         return live, *(tuple(pool.keys) for pool in pools.values())
 
