@@ -3,13 +3,27 @@ a run that cannot end.
 
 M: mean seconds between failures; tau: work between saves; c: what a save blocks; L = tau + c; P: further
 seconds until it is durable; R: restart, in which failures strike; D: detection.
+
+# [Note: the tail of repairs]
+Repairs of nodes are lognormal in fleets that publish them, of a mean far above the median. With s the
+standard deviation of the logarithm, half of all repair time is in repairs above median exp(s^2), which are a
+part (1 - erf(s / sqrt 2)) / 2 of all: by the default law (mean 6 h, median 1 h; s = 1.89) 1 of 34, of 36 h or
+more. Most sets of a few dozen repairs hold too few of them, so that without spares the mean of a few runs is
+too good, and says so with too small a standard error.
 """
 
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
-from zsim.goodput.scenario import Failures
+from zsim.dataclass import dataclass
+from zsim.goodput.runs import Runs
+from zsim.goodput.scenario import Cause, Failures, Scenario
+
+_HEAVY = 1.0  # deviation of a repair's logarithm: 1 of 6 repairs is half of all time
+_RARE = 0.25  # of the time is waited for nodes at most: repairs hardly overlap
+_PIECES = 200  # of a run that ends by the clock
 
 
 def lambert_w(x: float) -> float:
@@ -65,3 +79,93 @@ def long_run_goodput(
             break
         number += 1
     return work * saves / (mean + detection)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairsByLaw:
+    """A run without spares if repairs take their law's mean. `waiting_seconds` in a run, of which
+    `drawn_seconds` were drawn; half of all repair time is in repairs of `half_seconds` and more, a part
+    `half_fraction` of all."""
+
+    mean_seconds: float
+    half_seconds: float
+    half_fraction: float
+    waiting_seconds: float
+    drawn_seconds: float
+    goodput_fraction: float
+
+
+def repairs_by_law(runs: Runs) -> RepairsByLaw | None:
+    """Waits with the law's mean for every repair; None where other things decide.
+
+    Every loss of a node waits for its repair. With losses at a rate r, repairs of mean m, drawn elapsed
+    time E and waits W, the expected time is (E - W) / (1 - r m); in a run that ends by the clock at H, waits
+    are r times the sum over its time of the mean of repairs cut off at H.
+
+    None where runs have spares or go on with fewer nodes, where several nodes are lost at once, where waits
+    are long, or where the law has no heavy tail.
+    """
+    scenario = runs.scenario
+    lost = [cause for cause in scenario.failures.causes if not cause.keeps_node and cause.weight]
+    if not lost or not _waits_for_each(scenario, lost):
+        return None
+    total = sum(cause.weight for cause in scenario.failures.causes)
+    rate = scenario.failures_per_second / total
+    heaviest = max(lost, key=_deviation)
+    waits = sum(cause.weight * rate * cause.repair_seconds for cause in lost)
+    if _deviation(heaviest) < _HEAVY or not 0 < waits < _RARE:
+        return None
+    elapsed = runs.mean_of(lambda ledger: ledger.elapsed)
+    useful = runs.mean_of(lambda ledger: ledger.useful)
+    drawn = runs.lost_seconds()["waiting"]
+    horizon = scenario.horizon_seconds
+    if horizon is None:
+        whole = (elapsed - drawn) / (1 - waits)
+        waiting, goodput = waits * whole, useful / whole
+    else:
+        ends = [horizon * (number + 0.5) / _PIECES for number in range(_PIECES)]
+        waiting = horizon * sum(
+            cause.weight * rate * fmean(_limited(cause, end) for end in ends) for cause in lost
+        )
+        goodput = useful / (elapsed - drawn) * (1 - waiting / horizon)
+    deviation = _deviation(heaviest)
+    return RepairsByLaw(
+        heaviest.repair_seconds,
+        (heaviest.repair_median or 0.0) * math.exp(deviation**2),
+        _above(deviation),
+        waiting,
+        drawn,
+        goodput,
+    )
+
+
+def _waits_for_each(scenario: Scenario, lost: list[Cause]) -> bool:
+    recovery, failures = scenario.recovery, scenario.failures
+    alone = not failures.rack_fraction and not failures.leaf_fraction and all(c.nodes == 1 for c in lost)
+    steady = failures.law == "exponential" and not failures.ageing and not failures.preemptions_per_second
+    one_phase = len(scenario.phases) == 1 and not failures.stragglers_per_second
+    waits = recovery.policy in ("restart", "in-process") and not recovery.spares
+    return alone and steady and one_phase and waits
+
+
+def _deviation(cause: Cause) -> float:
+    """The standard deviation of a repair's logarithm; 0 for an exponential law."""
+    mean, median = cause.repair_seconds, cause.repair_median
+    return math.sqrt(2 * math.log(mean / median)) if median and mean > median else 0.0
+
+
+def _above(deviations: float) -> float:
+    """The probability of a normal number above so many deviations."""
+    return math.erfc(deviations / math.sqrt(2)) / 2
+
+
+def _limited(cause: Cause, most: float) -> float:
+    """The mean of repairs that are cut off at `most` seconds."""
+    mean, median, deviation = cause.repair_seconds, cause.repair_median, _deviation(cause)
+    if not mean or median == 0:
+        return 0.0
+    if not deviation:
+        return min(mean, most) if median else mean * -math.expm1(-most / mean)
+    assert median is not None
+    where = math.log(most / median) / deviation
+    return mean * _above(deviation - where) + most * _above(where)

@@ -10,6 +10,7 @@ from typing import Any
 from zsim.dataclass import dataclass
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.choices import ModeChoice, SpareChoice
+from zsim.goodput.closed_forms import repairs_by_law
 from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
@@ -203,7 +204,7 @@ class SimulatedRun:
         prepared, runs, curve = self.prepared, self.runs, self.curve
         report, place = prepared.first.result.report, self.checkpoint
         low, high = self.days_range
-        validation = report.validation
+        validation, repairs = report.validation, repairs_by_law(runs)
         return {
             "zsim_version": __version__,
             "experiment": report.to_dict()["experiment"],
@@ -221,6 +222,7 @@ class SimulatedRun:
             "unfinished_seeds": runs.num_unfinished,
             "goodput_fraction": None if self.is_diverging else self.goodput_fraction,
             "goodput_range": [*self.goodput_range],
+            "goodput_by_mean_repairs_fraction": None if repairs is None else repairs.goodput_fraction,
             "definitions": self.definitions,
             "failures": runs.mean_of(lambda ledger: ledger.num_failures),
             "failures_range": [*self.failures_range],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.goodput.closed_forms import repairs_by_law
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import trust_words
@@ -24,6 +25,7 @@ MEANINGS = {
 _MAX_CAUSES = 8
 _DAY = 86_400.0
 _TWO_DIGITS = 0.0995  # of a unit, of two decimals
+_TOLD = 0.0005  # of goodput: a tenth of a percent, rounded
 _LEAST_SHARE = 0.0000995  # told as 0.01 %
 _UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 
@@ -203,6 +205,7 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
             + ", ".join(f"{one.mode} {(one.goodput_fraction or 0.0) * 100:.1f} %" for one in ranked)
             + "."
         )
+    yield from waits_sentence(run)
     if len(run.spares) > 1:
         cheapest = min(run.spares, key=lambda one: (one.gpu_hours_fraction, one.spares))
         shown = ", ".join(f"{one.spares}: {one.goodput_fraction * 100:.1f} %" for one in run.spares)
@@ -214,6 +217,20 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
     if runs.scenario.failures_per_second:
         between = 1 / runs.scenario.failures_per_second
         yield f"A failure every {format_duration(between)} on {run.prepared.first.nodes:,} nodes."
+
+
+def waits_sentence(run: SimulatedRun) -> Iterator[str]:
+    """A sentence on what the seeds drew of long repairs, where the law's mean changes the goodput as told."""
+    found = repairs_by_law(run.runs)
+    if found is None or run.is_diverging or abs(found.goodput_fraction - run.goodput_fraction) < _TOLD:
+        return
+    yield (
+        f"Half of all time in repair is in 1 of {1 / found.half_fraction:.0f} repairs, those of "
+        f"{format_duration(found.half_seconds)} and more. {len(run.runs.ledgers)} seeds drew "
+        f"{format_duration(found.drawn_seconds)} of waiting in a run; with the law's mean of "
+        f"{format_duration(found.mean_seconds)} for each repair it is "
+        f"{format_duration(found.waiting_seconds)}, and goodput {found.goodput_fraction * 100:.1f} %."
+    )
 
 
 def _evidence(run: SimulatedRun) -> Iterator[str]:
