@@ -19,7 +19,7 @@ import numpy as np
 from zsim.arrays import distinct
 from zsim.dataclass import dataclass
 from zsim.errors import StuckError
-from zsim.plan.columns import memory_columns, op_columns
+from zsim.plan.columns import memory_columns, op_columns, owned_changes
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
 
 
@@ -82,12 +82,10 @@ def _check_parts(program: Program, plan: Plan) -> None:
 
 def _check_memory(program: Program) -> None:
     """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
-    columns = program.once(memory_columns)
+    sizes = program.once(memory_columns).bytes
     held: defaultdict[tuple[Device, Category, str], int] = defaultdict(int)
-    for key, count in zip(
-        zip(columns.device, columns.category, columns.owner, strict=True), columns.bytes, strict=True
-    ):
-        held[key] += count
+    for (device, category, owner, *_), places in program.once(owned_changes).items():
+        held[device, category, owner] += sum(map(sizes.__getitem__, places))
     for (device, category, owner), left in held.items():
         if left:
             raise PlanError(

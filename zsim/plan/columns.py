@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from itertools import repeat
 from typing import NamedTuple
 
@@ -64,3 +65,23 @@ def are_compute(program: Program) -> Bools:
 def memory_columns(program: Program) -> MemoryColumns:
     """The fields of a program's memory changes, for `Program.once`."""
     return MemoryColumns(*zip(*program.memory, strict=True))
+
+
+Owner = tuple[Device, Category, str, str, int]
+"""Whose memory it is: device, category, owner, part and micro-batch."""
+
+
+def places_of_owners(columns: MemoryColumns) -> dict[Owner, list[int]]:
+    """The places of each owner's changes, in order."""
+    found: defaultdict[Owner, list[int]] = defaultdict(list)
+    owners = zip(
+        columns.device, columns.category, columns.owner, columns.part, columns.micro_batch, strict=True
+    )
+    for place, owner in enumerate(owners):
+        found[owner].append(place)
+    return dict(found)
+
+
+def owned_changes(program: Program) -> dict[Owner, list[int]]:
+    """`places_of_owners` of a program's memory changes, for `Program.once`."""
+    return places_of_owners(program.once(memory_columns))

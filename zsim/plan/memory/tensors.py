@@ -9,7 +9,7 @@ most often the oldest first.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,7 +17,14 @@ import numpy as np
 
 from zsim.arrays import Bools, Ints
 from zsim.plan.builder import COMPUTE
-from zsim.plan.columns import MemoryColumns, memory_columns, op_columns
+from zsim.plan.columns import (
+    MemoryColumns,
+    Owner,
+    memory_columns,
+    op_columns,
+    owned_changes,
+    places_of_owners,
+)
 from zsim.plan.ops import Program
 from zsim.plan.passes.twice import program_twice
 
@@ -157,11 +164,12 @@ def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
     inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
     """
-    columns = program.once(memory_columns)
-    if any(device != "gpu" for device in set(columns.device)):
+    columns, owned = program.once(memory_columns), program.once(owned_changes)
+    if any(device != "gpu" for device, *_ in owned):
         on_gpu = [change for change in program.memory if change.device == "gpu"]
         columns = MemoryColumns(*zip(*on_gpu, strict=True))
-    place, tensor, sizes = _moved(columns)
+        owned = places_of_owners(columns)
+    place, tensor, sizes = _moved(columns, owned)
     if times == 1:
         return _with_streams(columns, place, tensor, sizes, _next_streams(program, COMPUTE))
     if len(place) != 2 * len(sizes):  # a tensor is not freed before the second time
@@ -196,22 +204,14 @@ def _with_streams(
     return TensorColumns(ops, tensor, held, of_streams, untils, tuple(place_of))
 
 
-def _moved(columns: MemoryColumns) -> tuple[Ints, Ints, Ints]:
+def _moved(columns: MemoryColumns, owned: Mapping[Owner, Sequence[int]]) -> tuple[Ints, Ints, Ints]:
     """Each change, by its place, with each tensor that it allocates or frees; and the bytes of the tensors.
+    `owned`: the places of each owner's changes.
 
     Owners whose changes are alike (of equal blocks) have tensors alike, which are found once for all of them.
     """
-    owned: dict[tuple[str, str, str, int], list[int]] = {}  # the places of each owner's changes
-    for place, key in enumerate(
-        zip(columns.category, columns.owner, columns.part, columns.micro_batch, strict=True)
-    ):
-        own = owned.get(key)
-        if own is None:
-            owned[key] = [place]
-        else:
-            own.append(place)
     changes = list(zip(columns.bytes, columns.tensors, strict=True))
-    alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[list[int]]] = {}
+    alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Sequence[int]]] = {}
     for places in owned.values():
         alike.setdefault(tuple([changes[place] for place in places]), []).append(places)
     parts, first = [(np.zeros(0, dtype=np.int64),) * 4], 0
