@@ -6,11 +6,12 @@ import gc
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from zsim import Experiment, garbage_collection
-from zsim.api import make_plan
+from zsim.api import make_plan, simulate
 from zsim.plan.make import plan_basis, plan_of
 from zsim.specs.experiment.resolve import resolve
 from zsim.study.advice import advice
@@ -53,7 +54,7 @@ def test_a_process_ends_without_a_last_search_for_cycles() -> None:
     """The object in a cycle would print when it is collected."""
     code = """
 from zsim import Experiment, garbage_collection
-from zsim.api import make_plan
+from zsim.api import make_plan, simulate
 class Loud:
     def __del__(self):
         print("collected")
@@ -115,3 +116,27 @@ def test_a_plan_is_made_and_advice_is_found_without_collections() -> None:
         finally:
             gc.callbacks.remove(note)
     assert collections == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"strategy": {"kind": "fsdp2"}},
+        {"strategy": {"stage": 3}},
+        {"strategy": {"kind": "megatron"}, "parallelism": {"pipeline": 2, "tensor": 2}},
+    ],
+    ids=["fsdp2", "stage 3", "pipeline"],
+)
+def test_a_simulated_step_goes_with_its_last_user(asked: dict[str, Any]) -> None:
+    """Without a cycle that only a full collection of all objects would find: each row of `zsim check` under a
+    pipeline kept 230 MB. Blocks of torch's allocator know their neighbours, and are few."""
+    alike = {"model": "llama-3.2-1b", "cluster": "dgx-h100", "gpus": 16}
+    experiment = Experiment.model_validate(asked | alike)
+    simulate(experiment)
+    gc.collect()
+    gc.disable()
+    try:
+        simulate(experiment)
+        assert gc.collect() < 2_000
+    finally:
+        gc.enable()

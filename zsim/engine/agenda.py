@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappush
 from typing import Generic, TypeVar
+from weakref import WeakMethod
 
 import simpy
 from simpy.events import NORMAL, EventPriority
@@ -15,8 +16,8 @@ Entry = TypeVar("Entry")
 
 
 class Agenda(Alarm, Generic[Entry]):
-    """Entries by the time for which they were put down; `happen(entries, now)` is called with those of one
-    instant, in the order of `put`.
+    """Entries by the time for which they were put down; the method `happen(entries, now)` is called with
+    those of one instant, in the order of `put`. As an alarm, it does not keep the method's object alive.
 
     # [Note: what comes next]
     Most often what an instant puts down, the end of the kernel that it started, is also what happens next on
@@ -26,8 +27,8 @@ class Agenda(Alarm, Generic[Entry]):
     """
 
     def __init__(self, env: simpy.Environment, happen: Callable[[list[Entry], float], None]) -> None:
-        super().__init__(env, self._on_event)
-        self._happen = happen
+        super().__init__(env, self._go_on)
+        self._happen = WeakMethod(happen)
         self._due: dict[float, list[Entry]] = {}
         self._is_happening = False
         self._next: tuple[float, EventPriority, int, simpy.Event] | None = None
@@ -49,14 +50,10 @@ class Agenda(Alarm, Generic[Entry]):
                 event, self._next = first, event
         heappush(self.env._queue, event)
 
-    def close(self) -> None:
-        """Let go of what `happen` is bound to, which may have the agenda."""
-        del self._happen, self._calls, self.callbacks
-
-    def _on_event(self, _event: simpy.Event) -> None:
+    def _go_on(self) -> None:
         """Let what is due happen, and what follows it before anything in simpy's queue."""
-        self.set_again()
-        env, happen, due = self.env, self._happen, self._due
+        env, happen, due = self.env, self._happen(), self._due
+        assert happen is not None
         queue, now = env._queue, env._now
         self._is_happening = True
         while True:

@@ -106,7 +106,6 @@ class Executor:
                 raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, float(ended.max(initial=0.0)))
             del lane.gpu  # which calls back: without it all of this goes with its last user
-        self._agenda.close()
         return last
 
     # -- the host -----------------------------------------------------------------------------------
@@ -316,8 +315,8 @@ class Executor:
                 self._sides[message] = lane, op
                 continue
             both = [other, (lane, op)]
-            for (member, number), peer in zip(both, reversed(both), strict=True):
-                member.peers.setdefault(number, []).append(peer)
+            for (member, number), (peer, peers_op) in zip(both, reversed(both), strict=True):
+                member.peers.setdefault(number, []).append((peer.rank, peers_op))
                 if on_gpu and not self._is_recorded:  # a recorded call was under way since it came
                     member.gpu.collective_started(now)
             transfer = self.fabric.transfer(side.work, communicator)

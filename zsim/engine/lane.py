@@ -86,7 +86,7 @@ class Lane:
         self.meetings: dict[str, Meeting] = {}  # by group
         self.flights = Flights()
         self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
-        self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
+        self.peers: dict[int, list[tuple[int, int]]] = {}  # by op: rank and op of what its messages met
         self.gpu: GpuKernels[Lane]
 
     def join(self, meetings: dict[tuple[str, int], Meeting], groups: Iterable[str]) -> None:

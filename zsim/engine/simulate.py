@@ -378,7 +378,7 @@ def _peers(prepared: Prepared, executor: Executor) -> dict[tuple[int, int], tupl
         for lane, program in zip(executor.lanes, prepared.program_of, strict=True)
     }
     return {
-        (lane.rank, op - first[lane.rank]): tuple((other.rank, n - first[other.rank]) for other, n in others)
+        (lane.rank, op - first[lane.rank]): tuple((other, n - first[other]) for other, n in others)
         for lane in executor.lanes
         for op, others in lane.peers.items()
         if op >= first[lane.rank]

@@ -137,9 +137,8 @@ class FluidPool:
         elif rate > 0:
             self._end_in(activity.remaining / rate, [activity])
 
-    def _solve(self, _event: simpy.Event) -> None:
+    def _solve(self) -> None:
         """Set the rates of the running activities, and plan one wake-up for those that end next."""
-        self._end_of_instant.set_again()
         self._is_dirty = False
         self._settle()
         self._end_time = _NEVER
@@ -186,11 +185,10 @@ class FluidPool:
             return rates_apart([self.rate_alone(profile) for profile in profiles])
         return progressive_filling([profile.usage for profile in profiles], self.capacity)
 
-    def _finish(self, _event: simpy.Event) -> None:
-        self._wake_up.set_again()
+    def _finish(self) -> None:
         if self.env.now != self._end_time:
             return  # an activity started or changed meanwhile: the later solution planned another wake-up
-        ending, self._end_time = self._ending, _NEVER
+        ending, self._ending, self._end_time = self._ending, [], _NEVER
         self._settle()
         if len(ending) == len(self._active):
             self._active = []

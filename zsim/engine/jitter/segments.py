@@ -145,8 +145,9 @@ class _Reader:
         communicator started, messages when the other sides did."""
         work = program.program.ops[op].work
         if not isinstance(work, Collective):
+            of_rank = {lane.rank: lane for lane in self.base.lanes}
             return [
-                max([lane.start[op], *(peer.start[other] for peer, other in lane.peers.get(op, ()))])
+                max([lane.start[op], *(of_rank[peer].start[n] for peer, n in lane.peers.get(op, ()))])
                 for lane in self.lanes[number]
             ]
         call, latest = program.meetings[op], dict[int, float]()
