@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappush
-from typing import Generic, TypeVar
-from weakref import WeakMethod
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-from zsim.fluid.alarm import Alarm
-
+Owner = TypeVar("Owner")
 Entry = TypeVar("Entry")
 
 
-class Agenda(Alarm, Generic[Entry]):
-    """Entries by the time for which they were put down; the method `happen(entries, now)` is called with
-    those of one instant, in the order of `put`. As an alarm, it does not keep the method's object alive.
+class Agenda(simpy.Event, Generic[Owner, Entry]):
+    """Entries by the time for which they were put down; `happen(owner, entries, now)` is called with those of
+    one instant, in the order of `put`. Like an `Alarm` it does not keep its owner alive.
 
     # [Note: what comes next]
     Most often what an instant puts down, the end of the kernel that it started, is also what happens next on
@@ -26,9 +25,13 @@ class Agenda(Alarm, Generic[Entry]):
     on to it at once, as simpy would after putting it into the queue and taking it out again.
     """
 
-    def __init__(self, env: simpy.Environment, happen: Callable[[list[Entry], float], None]) -> None:
-        super().__init__(env, self._go_on)
-        self._happen = WeakMethod(happen)
+    def __init__(
+        self, env: simpy.Environment, owner: Owner, happen: Callable[[Owner, list[Entry], float], None]
+    ) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        self._owner, self._happen = ref(owner), happen
+        self.callbacks = _CALLS
         self._due: dict[float, list[Entry]] = {}
         self._is_happening = False
         self._next: tuple[float, EventPriority, int, simpy.Event] | None = None
@@ -50,14 +53,15 @@ class Agenda(Alarm, Generic[Entry]):
                 event, self._next = first, event
         heappush(self.env._queue, event)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Let what is due happen, and what follows it before anything in simpy's queue."""
-        env, happen, due = self.env, self._happen(), self._due
-        assert happen is not None
+        self.callbacks = _CALLS  # simpy takes those of an event that it processes
+        env, owner, happen, due = self.env, self._owner(), self._happen, self._due
+        assert owner is not None
         queue, now = env._queue, env._now
         self._is_happening = True
         while True:
-            happen(due.pop(now), now)
+            happen(owner, due.pop(now), now)
             event = self._next
             if event is None:
                 break
@@ -67,3 +71,6 @@ class Agenda(Alarm, Generic[Entry]):
                 break
             env._now = now = event[0]
         self._is_happening = False
+
+
+_CALLS: list[Callable[[Agenda[Any, Any]], None]] = [Agenda.go_on]

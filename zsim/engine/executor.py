@@ -55,7 +55,9 @@ class Executor:
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
         memory = LaneMemory(programs)
-        self._agenda: Agenda[tuple[Lane | GpuKernels[Lane], int]] = Agenda(env, self._happen)
+        self._agenda: Agenda[Executor, tuple[Lane | GpuKernels[Lane], int]] = Agenda(
+            env, self, Executor._happen
+        )
         self._call_at = self._agenda.put
         self.lanes: list[Lane] = []
         meetings: dict[tuple[str, int], Meeting] = {}

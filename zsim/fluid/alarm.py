@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakMethod
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import simpy
 
+Owner = TypeVar("Owner")
 
-class Alarm(simpy.Event):
-    """An event that calls a method at every time for which it is scheduled. It does not keep the method's
-    object alive, which may have the alarm."""
 
-    def __init__(self, env: simpy.Environment, method: Callable[[], None]) -> None:
+class Alarm(simpy.Event, Generic[Owner]):
+    """An event that calls `call(owner)` at every time for which it is scheduled. It does not keep its owner
+    alive, which has it."""
+
+    def __init__(self, env: simpy.Environment, owner: Owner, call: Callable[[Owner], None]) -> None:
         super().__init__(env)
         self._ok, self._value = True, None
-        self._method = WeakMethod(method)
+        self._owner, self._call = ref(owner), call
         self.callbacks = _CALLS
 
     def ring(self) -> None:
         self.callbacks = _CALLS  # simpy takes those of an event that it processes
-        method = self._method()
-        if method is not None:
-            method()
+        owner = self._owner()
+        if owner is not None:
+            self._call(owner)
 
 
-_CALLS: list[Callable[[Alarm], None]] = [Alarm.ring]
+_CALLS: list[Callable[[Alarm[Any]], None]] = [Alarm.ring]

@@ -66,8 +66,8 @@ class FluidPool:
         self._is_dirty = False
         self._ending: list[Activity] = []
         self._end_time = _NEVER  # of `_ending`
-        self._wake_up = Alarm(env, self._finish)
-        self._end_of_instant = Alarm(env, self._solve)
+        self._wake_up = Alarm(env, self, FluidPool._finish)
+        self._end_of_instant = Alarm(env, self, FluidPool._solve)
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
         """Register a usage vector (resource index, weight); zero weights are dropped."""
