@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.expect import about
 from zsim.errors import InputError
+from zsim.specs.cluster import files
 from zsim.specs.cluster.files import load_cluster, load_gpu
+from zsim.specs.library import Library
 from zsim.specs.presets import topology_preset_names, topology_preset_path
 
 _CHANGED = 'source = "what if it were other"\nevidence = "assumed"\n'
@@ -328,3 +331,23 @@ def test_a_link_that_is_no_table_is_refused_by_its_name(link: str, tmp_path: Pat
     said = message_of(write(tmp_path, f'schema = 1\nextends = "dgx-h100"\n{link}\n'))
     assert said.startswith(f"mine.toml: {link.partition(' ')[0]}: found ")
     assert "expected a table of source, evidence, " in said
+
+
+def test_a_librarys_clusters_share_the_files_and_the_gpu_that_they_extend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sweep over cards: the cluster's file and its GPU's are read once, and the GPU is the same object."""
+    read: list[str] = []
+
+    def counted(path: Path) -> dict[str, Any]:
+        read.append(path.name)
+        return files_read(path)
+
+    files_read = files.read_toml
+    monkeypatch.setattr(files, "read_toml", counted)
+    library = Library()
+    cards = ({"extends": "dgx-h100", "nic": {"bandwidth": f"{rate} GB/s"}} for rate in (20, 30))
+    slow, fast = (library.cluster(table) for table in cards)
+    assert (slow.nic.bandwidth, fast.nic.bandwidth) == (20e9, 30e9)
+    assert slow.gpu is fast.gpu
+    assert read == ["dgx-h100.toml", "h100-sxm-80gb.toml"]

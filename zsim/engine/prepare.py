@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 
 import simpy
@@ -18,7 +18,7 @@ from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, price_program, slowed
 from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import Classes
-from zsim.fabric.messages import communicators_of, fabric_works
+from zsim.fabric.messages import communicators_of, counted, fabric_works
 from zsim.plan.by_type import gpu_of, host_of, type_of_program
 from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 from zsim.specs.experiment.job import Job
@@ -30,8 +30,8 @@ Seconds = Sequence[float | None]
 @dataclass(frozen=True)
 class Prepared:
     """A job ready to run. `plan`: one step; `programs`: the priced programs of the steps that run in a row;
-    `works`: each program's collectives and messages on links in one step; `allocators`: per program the
-    allocator of a GPU before the step, if one runs short."""
+    `works`: how often each program makes each of its calls on links, collectives and messages, in one step;
+    `allocators`: per program the allocator of a GPU before the step, if one runs short."""
 
     job: Job
     plan: Plan
@@ -41,7 +41,7 @@ class Prepared:
     programs: tuple[PricedProgram, ...]
     fabric: Fabric
     offload: Offload
-    works: tuple[list[Collective], ...]
+    works: tuple[Mapping[Collective, int], ...]
     allocators: tuple[Allocator, ...] = ()
 
     @property
@@ -68,8 +68,7 @@ class Prepared:
     def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
         """The limit of each collective, and of a call with messages the limit of its slowest message."""
         sides = [side for priced in self.programs for own in priced.sides.values() for side in own]
-        # by identity first: ops share works, and works take long to hash
-        own_works = {id(work): work for work in chain.from_iterable(self.works)}.values()
+        own_works = list(chain.from_iterable(self.works))
         works = dict.fromkeys([*own_works, *(side.work for side in sides)])
         limits = {work: self.fabric.limit(work) for work in works}
         found: dict[Collective | PointToPoint, CallLimit] = {work: limits[work] for work in own_works}
@@ -153,8 +152,8 @@ def _priced(
     )
 
 
-def _works_of_programs(plan: Plan) -> tuple[list[Collective], ...]:
-    return tuple(fabric_works(program, plan.groups) for program in plan.programs)
+def _works_of_programs(plan: Plan) -> tuple[dict[Collective, int], ...]:
+    return tuple(counted(fabric_works(program, plan.groups)) for program in plan.programs)
 
 
 def _known_usages(_plan: Plan, _form: Hashable) -> Usages:

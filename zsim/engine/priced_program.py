@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
@@ -17,6 +18,7 @@ from zsim.plan.passes.queues import queued_behind
 from zsim.plan.recorded.work import Recorded
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
+Value = TypeVar("Value")
 _ON_GPU = (Kernels, Collective, PointToPoint)
 _TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and the host's devices
 
@@ -97,9 +99,9 @@ def price_program(
         program,
         order.pending,
         order.successors,
-        list(map(issued.__getitem__, alike.issue_of)),
-        list(map(seconds.__getitem__, alike.work_of)),
-        list(map(concentrations.__getitem__, alike.work_of)),
+        _at(alike.issue_of, issued),
+        _at(alike.work_of, seconds),
+        _at(alike.work_of, concentrations),
         alike.host_waits,
         alike.meetings,
         sides_of(program, groups),
@@ -159,9 +161,9 @@ class AlikeOps:
     host_waits: list[tuple[int, ...]]
     meetings: list[int]
     works: list[Kernels]
-    work_of: list[int]
+    work_of: Ints
     issues: list[Op]
-    issue_of: list[int]
+    issue_of: Ints
 
 
 def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> AlikeOps:
@@ -185,13 +187,19 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
             meetings[index] = calls[known] * len(groups) + known
             calls[known] += 1
     place_of_work = {number: place for place, number in enumerate(kernels)}
-    work_of = [place_of_work.get(number, -1) for number in work_ids]
+    work_of = np.array([place_of_work.get(number, -1) for number in work_ids], np.int64)
     costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
     issues = dict(zip(costs, program.ops, strict=True))
     place_of_issue = {cost: place for place, cost in enumerate(issues)}
-    issue_of = list(map(place_of_issue.__getitem__, costs))
+    issue_of = np.fromiter(map(place_of_issue.__getitem__, costs), np.int64, len(costs))
     waits = _with_launch_queue(program, launch_queue)
     return AlikeOps(waits, meetings, list(kernels.values()), work_of, list(issues.values()), issue_of)
+
+
+def _at(places: Ints, values: Sequence[Value]) -> list[Value]:
+    """The value at each place, as the object that it is."""
+    found: list[Value] = np.array(values, dtype=object)[places].tolist()
+    return found
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:

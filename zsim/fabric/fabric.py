@@ -334,8 +334,9 @@ class Fabric:
         }
 
     def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
-        """Bytes over every link when every rank of a program calls `works` in all of its groups."""
-        counts = counted(works)
+        """Bytes over every link when every rank of a program calls `works` (which may be `counted`) in all of
+        its groups."""
+        counts = works if isinstance(works, Mapping) else counted(works)
         total = np.zeros(self.topology.num_links)
         for (name, number), communicator in self._communicators.items():
             if self._programs[name, number] != program:

@@ -39,8 +39,7 @@ class StepWork:
     """Work of a step: the tokens of one replica of the model (their mean, where replicas differ), which
     `gpus_per_replica` GPUs train on together; as mean over all GPUs, the model's FLOPs by `convention`
     (without recomputation) and the FLOPs that ran (with recomputation); and the GPU's dense peak in
-    `peak_dtype`, the type it computes in.
-    `padding`: None where all sequences are of one length."""
+    `peak_dtype`, the type it computes in. `padding`: None where all sequences are of one length."""
 
     tokens: float
     model_flops: float
@@ -280,6 +279,7 @@ class Report:
 
 
 _UNUSED = MachineUse()
+_PLAIN = (str, int, bool)  # a tuple: a union would be made anew for each value
 
 
 def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
@@ -369,14 +369,14 @@ def make_report(
 
 def plain(value: Any) -> Any:
     """`value` as JSON data: mappings, lists, text, finite numbers; None for numbers that are not finite."""
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
     item = getattr(value, "item", None)  # a numpy scalar
     return plain(item()) if callable(item) else str(value)
 

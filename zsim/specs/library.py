@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from zsim.specs.capture.load import load_named_model
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.files import load_cluster, read_toml
+from zsim.specs.cluster.files import HardwareFiles, load_cluster
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
 
@@ -20,7 +19,7 @@ class Library:
     def __init__(self) -> None:
         self._models: dict[str, ModelSpec] = {}
         self._clusters: dict[str, Cluster] = {}
-        self._tables: dict[Path, dict[str, Any]] = {}
+        self._files = HardwareFiles()
 
     def model(self, asked: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
         """The model of a preset's name, of a file, of a config.json's content, of a function
@@ -36,13 +35,8 @@ class Library:
         """The cluster of a preset's name, of a file, or of a file's tables. Raises InputError."""
         key = _key(asked)
         if key not in self._clusters:
-            self._clusters[key] = load_cluster(asked, self._read)
+            self._clusters[key] = load_cluster(asked, self._files)
         return self._clusters[key]
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        if path not in self._tables:
-            self._tables[path] = read_toml(path)
-        return self._tables[path]
 
 
 def _model(asked: str | Mapping[str, Any]) -> ModelSpec:

@@ -37,31 +37,51 @@ from zsim.specs.presets import gpu_preset_path, topology_preset_path
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
 _LABELS = frozenset({"schema", "extends", "name", "description"})
 _MAX_DEPTH = 8
-Read = Callable[[Path], Mapping[str, Any]]  # the tables of a TOML file
 
 
-def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Cluster:
-    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables; `read` (default
-    `read_toml`) reads files.
+class HardwareFiles:
+    """The TOML files of clusters and GPUs, each read once, and the GPUs that they describe."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Path, dict[str, Any]] = {}
+        self._gpus: dict[Path, Gpu] = {}
+
+    def tables(self, path: Path) -> dict[str, Any]:
+        """A file's tables, which must not be changed; raises InputError as `read_toml`."""
+        if path not in self._tables:
+            self._tables[path] = read_toml(path)
+        return self._tables[path]
+
+    def gpu(self, path: Path) -> Gpu:
+        """A file's GPU; raises InputError if something in it is wrong."""
+        if path not in self._gpus:
+            tables = _read_with_parents(path, gpu_preset_path, self)
+            self._gpus[path] = with_power_limit(validated(tables, path.name, Gpu))
+        return self._gpus[path]
+
+
+def load_cluster(source: str | Path | Mapping[str, Any], files: HardwareFiles | None = None) -> Cluster:
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables; `files`: those that
+    have been read.
 
     Raises InputError if the cluster does not exist, or if something in it is wrong.
     """
-    read = read or read_toml
+    files = files or HardwareFiles()
     if isinstance(source, Mapping):
         _check_whole(source)
-        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, read)
+        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, files)
     else:
         check_is_name(str(source))
         path = _find(source, topology_preset_path)
-        file, data = path.name, _read_with_parents(path, topology_preset_path, read)
+        file, data = path.name, _read_with_parents(path, topology_preset_path, files)
     if isinstance(data.get("gpu"), list):
         raise InputError(
             f"{file}: gpu: found a list, expected one GPU; list nodes of several kinds under [[nodes]], each "
             "with `gpu` (or `like`, a cluster) and `count`"
         )
     if "nodes" in data:
-        return validated(_with_node_types(data, file, read), file, Cluster)
-    return validated(_with_gpu(data, file, read), file, Cluster)
+        return validated(_with_node_types(data, file, files), file, Cluster)
+    return validated(_with_gpu(data, file, files), file, Cluster)
 
 
 def _check_whole(source: Mapping[str, Any]) -> None:
@@ -80,10 +100,10 @@ def _check_whole(source: Mapping[str, Any]) -> None:
 
 def cluster_tables(source: str) -> dict[str, Any]:
     """The tables of a preset's or a file's cluster, with those of the files that it extends."""
-    return _read_with_parents(_find(source, topology_preset_path), topology_preset_path, read_toml)
+    return _read_with_parents(_find(source, topology_preset_path), topology_preset_path, HardwareFiles())
 
 
-def _with_gpu(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
+def _with_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
     """The tables of a cluster with its GPU read. The path of `gpu` is relative to the file that says it,
     which may be a parent."""
     gpu = data.get("gpu")
@@ -93,7 +113,7 @@ def _with_gpu(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
             "it, or a GPU's name ('h100-sxm-80gb')"
         )
     if isinstance(gpu, str | Mapping):
-        return {**data, "gpu": load_gpu(gpu, read)}
+        return {**data, "gpu": load_gpu(gpu, files)}
     if "gpu" in data and not isinstance(gpu, Gpu):
         raise InputError(
             f"{file}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
@@ -101,23 +121,23 @@ def _with_gpu(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
     return data
 
 
-def _with_node_types(data: dict[str, Any], file: str, read: Read) -> dict[str, Any]:
+def _with_node_types(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
     """The tables of a cluster whose `nodes` are of several types, with these types read; what the file does
     not say of the cluster is as in the first file that its nodes are `like`."""
     entries = asked_nodes(data["nodes"], file)
     rest = {key: value for key, value in data.items() if key != "nodes"}
     first = next((entry["like"] for entry in entries if "like" in entry), None)
     if "network" not in rest and first is not None:
-        described = _read_with_parents(_find(first, topology_preset_path), topology_preset_path, read)
+        described = _read_with_parents(_find(first, topology_preset_path), topology_preset_path, files)
         name = " + ".join(f"{entry['count']} x {entry.get('like') or entry['gpu']}" for entry in entries)
         labels = {"name": name.replace(".toml", ""), "description": f"nodes of several types: {name}"}
         rest = {**described, **labels, **rest}
-    nodes = [_node_type(entry, number, rest, file, read) for number, entry in enumerate(entries)]
+    nodes = [_node_type(entry, number, rest, file, files) for number, entry in enumerate(entries)]
     return {**rest, **{key: nodes[0][key] for key in OF_NODES}, "nodes": nodes}
 
 
 def _node_type(
-    entry: Mapping[str, Any], number: int, cluster: Mapping[str, Any], file: str, read: Read
+    entry: Mapping[str, Any], number: int, cluster: Mapping[str, Any], file: str, files: HardwareFiles
 ) -> dict[str, Any]:
     """One entry of `nodes` in the shape of a NodeType; `cluster`: the tables that the file has for all."""
     where = f"{file}: nodes[{number}]"
@@ -125,13 +145,13 @@ def _node_type(
         like = entry["like"]
         if not isinstance(like, str):
             raise InputError(f"{where}.like: found {like!r}, expected a cluster's name or a path")
-        whole = load_cluster(like, read)
+        whole = load_cluster(like, files)
         if whole.nodes:
             raise InputError(f"{where}.like: '{like}' has nodes of several types itself; name one of these")
         cluster = {key: getattr(whole, key) for key in OF_NODES}
         gpu, name = whole.gpu, Path(like).stem
     else:
-        gpu = _with_gpu({"gpu": entry["gpu"]}, where, read)["gpu"]
+        gpu = _with_gpu({"gpu": entry["gpu"]}, where, files)["gpu"]
         name = gpu.name
     missing = [key for key in OF_NODES if key != "gpu" and key not in cluster]
     if missing:
@@ -156,20 +176,19 @@ def check_hardware_key(dotted: str, where: str) -> None:
     raise InputError(f"{where}{dotted}: unknown key '{key}'{near or expected(key, options)}")
 
 
-def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Gpu:
+def load_gpu(source: str | Path | Mapping[str, Any], files: HardwareFiles | None = None) -> Gpu:
     """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables."""
-    read = read or read_toml
+    files = files or HardwareFiles()
     if isinstance(source, Mapping):
         parent = source.get("extends")
         if isinstance(parent, str) and set(source) == {"extends", "power_limit"}:  # keeps its name
             path = _find(parent, gpu_preset_path)
-            data = {**_read_with_parents(path, gpu_preset_path, read), "power_limit": source["power_limit"]}
+            data = {**_read_with_parents(path, gpu_preset_path, files), "power_limit": source["power_limit"]}
             return with_power_limit(validated(data, "gpu", Gpu))  # the file has been read before
         return with_power_limit(
-            validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
+            validated(_with_parents(source, "gpu", Path(), gpu_preset_path, files), "gpu", Gpu)
         )
-    path = _find(source, gpu_preset_path)
-    return with_power_limit(validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu))
+    return files.gpu(_find(source, gpu_preset_path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -191,14 +210,14 @@ def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
 
 
 def _read_with_parents(
-    path: Path, preset: Callable[[str], Path], read: Read, depth: int = 0
+    path: Path, preset: Callable[[str], Path], files: HardwareFiles, depth: int = 0
 ) -> dict[str, Any]:
-    data = dict(read(path))
+    data = dict(files.tables(path))
     if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
         data["gpu"] = str(path.parent / data["gpu"])
     if isinstance(data.get("nodes"), list):
         data["nodes"] = [_located(entry, path.parent) for entry in data["nodes"]]
-    return _with_parents(data, path.name, path.parent, preset, read, depth)
+    return _with_parents(data, path.name, path.parent, preset, files, depth)
 
 
 def _located(entry: Any, folder: Path) -> Any:
@@ -216,7 +235,7 @@ def _with_parents(
     file: str,
     folder: Path,
     preset: Callable[[str], Path],
-    read: Read,
+    files: HardwareFiles,
     depth: int = 0,
 ) -> dict[str, Any]:
     """The file's tables merged over those of all files that it extends, recursively."""
@@ -230,7 +249,7 @@ def _with_parents(
     if depth == _MAX_DEPTH:
         raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
-    parent = _read_with_parents(parent_path, preset, read, depth + 1)
+    parent = _read_with_parents(parent_path, preset, files, depth + 1)
     if preset is topology_preset_path:
         data = with_network(data, parent, file)
         own, before = data.get("network"), parent.get("network")

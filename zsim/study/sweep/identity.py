@@ -9,8 +9,8 @@ from typing import Any
 
 from zsim.resources import PACKAGE
 from zsim.specs.capture.load import captured_from, names_function
-from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.library import Library
 from zsim.specs.model.huggingface import read_model_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.text import load_object
@@ -25,6 +25,7 @@ class Identities:
         self._zsim = {"version": __version__, "source": source_digest()}
         self._models: dict[str, Any] = {}
         self._clusters: dict[str, Any] = {}
+        self._library = Library()
 
     def of(self, experiment: Experiment) -> str:
         """The hash of everything that decides the result. Raises InputError where a file cannot be read."""
@@ -54,7 +55,7 @@ class Identities:
     def _cluster(self, cluster: str | Mapping[str, Any]) -> Any:
         key = cluster if isinstance(cluster, str) else _canonical(cluster)
         if key not in self._clusters:
-            self._clusters[key] = load_cluster(cluster).model_dump(mode="json", by_alias=True)
+            self._clusters[key] = self._library.cluster(cluster).model_dump(mode="json", by_alias=True)
         return self._clusters[key]
 
 
