@@ -104,6 +104,7 @@ def test_the_file_loads_over_its_base_and_says_where_each_number_is_from(tmp_pat
     path.write_text(found.toml())
     cluster = load_cluster(path)
     assert cluster.gpu.gemm.max_fraction == pytest.approx(0.71, rel=0.03)
+    assert cluster.gpu.gemm.transformer_engine_ratio == 1.0  # H100's is to what torch's sustain in steps
     assert cluster.gpu.gemm.source.startswith(
         "zsim calibrate, matrix products: synthetic.json on a machine: 15 points"
     )

@@ -83,6 +83,23 @@ def test_a_type_of_its_own_replaces_the_maximum() -> None:
     assert gemm_fraction(1280, 2560, 4096, 1, "bf16", curve, 100) == pytest.approx(0.8)
 
 
+def test_products_of_transformer_engine_have_a_ratio_of_their_own() -> None:
+    """f = 0.8 x 1.05, in fp8 0.6 x 1.05; torch's products keep 0.8, and so do all where no ratio is known."""
+    curve = gemm(by_dtype={"fp8": 0.6}, transformer_engine_ratio=1.05)
+    found = {
+        (dtype, by_engine): gemm_fraction(1280, 2560, 4096, 1, dtype, curve, 100, by_engine=by_engine)
+        for dtype in ("bf16", "fp8")
+        for by_engine in (True, False)
+    }
+    assert found == {
+        ("bf16", True): pytest.approx(0.84),
+        ("bf16", False): pytest.approx(0.8),
+        ("fp8", True): pytest.approx(0.63),
+        ("fp8", False): pytest.approx(0.6),
+    }
+    assert gemm_fraction(1280, 2560, 4096, 1, "bf16", gemm(), 100, by_engine=True) == pytest.approx(0.8)
+
+
 @given(
     m=st.integers(1, 20_000),
     n=st.integers(1, 20_000),

@@ -78,10 +78,10 @@ def milliseconds(model: str, dispatcher: str, **training: Any) -> list[float]:
 def test_a_layer_takes_as_long_as_it_was_measured(
     model: str, dispatcher: str, forward: float, backward: float
 ) -> None:
-    """-11 to 0 % in all, forward -16 to 0 %, backward -9 to -1 %."""
+    """-11 to 0 % in all, forward -12 to +2 %, backward -10 to -1 %."""
     spans = milliseconds(model, dispatcher)
     assert spans[0] == pytest.approx(forward, rel=0.16)
-    assert spans[1] == pytest.approx(backward, rel=0.10)
+    assert spans[1] == pytest.approx(backward, rel=0.11)
     assert sum(spans) == pytest.approx(forward + backward, rel=0.12)
 
 

@@ -33,10 +33,10 @@ def test_a_pairs_residual_is_as_the_file_says(pair: PowerPair) -> None:
 
 
 def test_an_h100_at_500_watts_is_the_one_that_was_fitted() -> None:
-    """0.70 x (500 / 700) ^ 0.806 = 0.534, 2 % from the 0.528 fitted to steps on 500 W parts."""
+    """0.69 x (500 / 700) ^ 0.806 = 0.526, 0.4 % from the 0.528 fitted to steps on 500 W parts."""
     limited = load_gpu({"extends": "h100-sxm-80gb", "power_limit": "500 W"})
     assert limited.gemm.max_fraction == pytest.approx(
-        load_gpu("h100-sxm-96gb-500w").gemm.max_fraction, rel=0.02
+        load_gpu("h100-sxm-96gb-500w").gemm.max_fraction, rel=0.01
     )
     assert limited.name == "h100-sxm-80gb at 500 W"
     assert limited.memory_bound == load_gpu("h100-sxm-80gb").memory_bound  # they draw 440 W

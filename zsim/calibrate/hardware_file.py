@@ -81,6 +81,8 @@ def calibrate(
                 content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _rounded(value)
             else:
                 content[key] = _quantity(value, fit.units.get(dotted, ""))
+            if dotted == "gemm.max_fraction" and cluster.gpu.gemm.transformer_engine_ratio != 1:
+                content["transformer_engine_ratio"] = 1.0  # the base's is to what that sustains, not to these
             content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
     for table, values in changes.items():
         own = [fit for fit in cluster_fits if _belongs(fit, table)]

@@ -168,7 +168,7 @@ def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     before, behind = padding_copies(work, shape, options, is_backward=False)
     if _joins_rows(work):
         casts = (*casts, _moved(2 * rows * k * options.activation_bytes, options))
-    products = (_product(work, rows, (n, k), options, "nt"),)
+    products = (_product(module, rows, (n, k), options, "nt"),)
     has_bias = any(parameter.name == "bias" for parameter in module.parameters)
     bias: Kernels = ()
     if work.scored_bias_bytes:
@@ -188,7 +188,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
     """The kernels for the gradient of the rows, and for that of the weights, which frozen ones have not."""
     work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
-    of_input: Kernels = (_product(work, rows, (k, n), options, "nn"),)
+    of_input: Kernels = (_product(module, rows, (k, n), options, "nn"),)
     if grouped_in_fp8(work, options):
         weights = fp8.weight_casts(work.num_experts * k * n, options, is_backward=True)
         of_input = (*_casts(work, rows * n, options), *weights, *of_input)
@@ -198,7 +198,7 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
         passes = work.num_experts + 2 + 3 * (work.num_experts - 1)
         joined = _moved(passes * rows * k * options.activation_bytes, options, 3 * work.num_experts - 1)
         of_input = (*of_input, joined)
-    of_weight: Kernels = (_product(work, rows, (n, k), options, "tn"),)
+    of_weight: Kernels = (_product(module, rows, (n, k), options, "tn"),)
     if work.scored_bias_bytes:
         of_input = (*_scored_bias(work, rows, options).backward, *of_input)
     elif any(parameter.name == "bias" for parameter in module.parameters):
@@ -266,13 +266,16 @@ def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
 
 
 def _product(
-    work: GroupedLinear, rows: int, features: tuple[int, int], options: WorkOptions, layout: Layout
+    module: Module, rows: int, features: tuple[int, int], options: WorkOptions, layout: Layout
 ) -> Kernel:
     """The experts' products: 2 R n k FLOPs, with R rows of all experts; priced at the rows of one expert in
-    the mean, in fp8 at a multiple of 16, as every expert's are padded."""
-    n, k = features
+    the mean, in fp8 at a multiple of 16, as every expert's are padded. Transformer Engine's GroupedLinear
+    calls its own product for each expert (`multi_stream_cublas_gemm`); products in one kernel were timed as
+    they are."""
+    work, (n, k) = _grouped(module), features
     each = max(1, round(rows / work.num_experts))
     is_fp8 = grouped_in_fp8(work, options)
+    is_engines = is_fp8 or fp8.by_engine(module, options)
     each = -(-each // 16) * 16 if is_fp8 else each
     shape = (n, k, each) if layout == "tn" else (each, n, k)
     e, operand = options.activation_bytes, 1 if is_fp8 else options.activation_bytes
@@ -294,6 +297,7 @@ def _product(
         launches,
         layout="nt" if is_fp8 else layout,
         is_grouped=work.kernel == "grouped",
+        by_engine=is_engines and work.kernel != "grouped",
         side_by_side=streams,
     )
 

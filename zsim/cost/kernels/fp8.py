@@ -28,6 +28,7 @@ from zsim.specs.strategy.fp8 import Fp8
 
 Marked = list[tuple[Kernel, bool]]
 _HEAD = "lm_head"
+_ENCODERS_HEAD = "cls."
 
 
 def is_quantized(module: Module, options: WorkOptions) -> bool:
@@ -45,11 +46,22 @@ def is_quantized(module: Module, options: WorkOptions) -> bool:
     return work.in_features % 16 == 0 and work.out_features % 16 == 0
 
 
+def by_engine(module: Module, options: WorkOptions) -> bool:
+    """Whether a product in 16 bits is one that Transformer Engine calls: of Megatron's blocks (Megatron-LM
+    d98e8a64 core/models/backends.py), but not of adapters (Megatron-Bridge src/megatron/bridge/peft/utils.py
+    `ParallelLinearAdapter`), and not of heads: those are Megatron's own layers, which call torch.matmul
+    (core/models/gpt/gpt_model.py `output_layer`, core/tensor_parallel/layers.py `_linear_forward`)."""
+    if not options.calls_engine or ".lora_" in module.name:
+        return False
+    return not (_HEAD in module.name or module.name.startswith(_ENCODERS_HEAD))
+
+
 def product(m: int, n: int, k: int, output_bytes: float, fp8: Fp8) -> Kernel:
     """One product of quantised operands, m x k by k x n. Every 8-bit product is "nt": see [Note: two
     directions]."""
     read = fp8.operand_bytes(m * k) + fp8.operand_bytes(k * n)
-    return Kernel("gemm", 2.0 * m * n * k, float(read + output_bytes), fp8.dtype, (m, n, k))
+    flops, moved = 2.0 * m * n * k, float(read + output_bytes)
+    return Kernel("gemm", flops, moved, fp8.dtype, (m, n, k), by_engine=fp8.is_engine)
 
 
 def forward_casts(module: Module, tokens: int, options: WorkOptions) -> list[Kernel]:

@@ -32,9 +32,9 @@ class Kernel:
     rows of the formula (m x k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the
     gradient of its input (dy W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal
     products in one call, as of attention that is written out; `is_grouped`: products of experts in one
-    kernel. `is_causal`: in fused attention the last query sees all keys, each one before it one less; else
-    all queries see all keys. `window`: of those it sees so many at most, the last or, without a causal mask,
-    the nearest (0: all).
+    kernel; `by_engine`: a product that Transformer Engine calls. `is_causal`: in fused attention the last
+    query sees all keys, each one before it one less; else all queries see all keys. `window`: of those it
+    sees so many at most, the last or, without a causal mask, the nearest (0: all).
     `side_by_side`: launches that run at once, on streams of their own.
     """
 
@@ -52,6 +52,7 @@ class Kernel:
     is_causal: bool = True
     is_batched: bool = False
     is_grouped: bool = False
+    by_engine: bool = False
     window: int = 0
     side_by_side: int = 1
 

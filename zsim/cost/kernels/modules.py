@@ -120,11 +120,19 @@ def total_flops(kernels: Iterable[Kernel]) -> float:
 
 
 def gemm(
-    m: int, n: int, k: int, element_bytes: int, dtype: str, layout: Layout = "nt", *, extra_bytes: int = 0
+    m: int,
+    n: int,
+    k: int,
+    element_bytes: int,
+    dtype: str,
+    layout: Layout = "nt",
+    *,
+    extra_bytes: int = 0,
+    by_engine: bool = False,
 ) -> Kernel:
     """One product of m x k by k x n: 2 m n k FLOPs, (m k + k n + m n) elements."""
-    hbm_bytes = (m * k + k * n + m * n) * element_bytes + extra_bytes
-    return Kernel("gemm", 2.0 * m * n * k, float(hbm_bytes), dtype, (m, n, k), layout=layout)
+    moved = float((m * k + k * n + m * n) * element_bytes + extra_bytes)
+    return Kernel("gemm", 2.0 * m * n * k, moved, dtype, (m, n, k), layout=layout, by_engine=by_engine)
 
 
 def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
@@ -141,7 +149,8 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     e, dtype = product_type(work, options)
     bias_bytes = n * e if _has_bias(module) else 0
     if not fp8.is_quantized(module, options):
-        product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes)
+        is_engines = fp8.by_engine(module, options)
+        product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, by_engine=is_engines)
         return (*dequantise_kernels(module, options), *_autocast_cast(n * k, options), product)
     casts = fp8.forward_casts(module, m, options)
     return (*casts, fp8.product(m, n, k, m * n * e + bias_bytes, options.fp8))
@@ -172,7 +181,11 @@ def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> l
         kernels.append((fp8.product(m, k, n, m * k * e, options.fp8), False))
         kernels.append((fp8.product(n, k, m, k * n * e, options.fp8), True))
     else:
-        kernels += [(gemm(m, k, n, e, dtype, "nn"), False), (gemm(n, k, m, e, dtype, "tn"), True)]
+        is_engines = fp8.by_engine(module, options)
+        kernels += [
+            (gemm(m, k, n, e, dtype, "nn", by_engine=is_engines), False),
+            (gemm(n, k, m, e, dtype, "tn", by_engine=is_engines), True),
+        ]
         kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
     if _has_bias(module):
         kernels.append((_elementwise((m * n + n) * e, options.kernel_dtype), True))

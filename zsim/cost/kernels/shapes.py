@@ -54,8 +54,8 @@ class WorkOptions:
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
     separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
     cast once a step. `layers`: whose fused kernels `compile` stands for, or `liger` with "nanotron" and
-    "internevo", which have it but for what they do otherwise. `deterministic_sms`, `expands_groups`: as of
-    the training.
+    "internevo", which have it but for what they do otherwise. `deterministic_sms`, `expands_groups`,
+    `calls_engine`: as of the training.
     """
 
     dtype: Precision = "bf16"
@@ -69,6 +69,7 @@ class WorkOptions:
     layers: LayerKernels = "torch"
     deterministic_sms: int = 0
     expands_groups: bool = False
+    calls_engine: bool = False
 
     @property
     def joins_norms(self) -> bool:
@@ -110,4 +111,5 @@ class WorkOptions:
             training.layer_kernels,
             training.deterministic_sms,
             training.expands_groups,
+            training.calls_engine,
         )

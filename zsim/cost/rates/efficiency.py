@@ -25,6 +25,7 @@ def gemm_fraction(
     layout: Layout = "nt",
     *,
     together: ProductsInOneCall | None = None,
+    by_engine: bool = False,
 ) -> float:
     """Fraction of peak that `batch` products of m x k by k x n reach.
 
@@ -40,7 +41,7 @@ def gemm_fraction(
     rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
     `four_byte_fraction` (heads of 108), or where they are none of 4 by `unaligned_fraction` (an odd
     vocabulary, 50257). Of products in one call (`together`) F is multiplied by its `ratio`, and K is its
-    `k_half`.
+    `k_half`; of those that Transformer Engine calls F is multiplied by `transformer_engine_ratio`.
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -51,6 +52,8 @@ def gemm_fraction(
     if together is not None:
         k_half = together.k_half
         largest *= together.ratio
+    if by_engine:
+        largest *= gemm.transformer_engine_ratio
     tile_m, tile_n, kept = gemm.tile_m, gemm.tile_n, 1.0
     for _ in range(4):
         tiles = batch * ceil(m / tile_m) * ceil(n / tile_n)

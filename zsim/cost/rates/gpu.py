@@ -47,8 +47,9 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
         batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.turns)))
         together = gpu.gemm.batched if kernel.is_batched else gpu.gemm.grouped if kernel.is_grouped else None
         fraction = gemm_fraction(
-            m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout, together=together
-        )
+            m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout,
+            together=together, by_engine=kernel.by_engine,
+        )  # fmt: skip
     elif kernel.kind in ("attention_forward", "attention_backward"):
         fraction = _attention_fraction(kernel, gpu)
     else:

@@ -64,7 +64,8 @@ class GemmEfficiency(Table):
     it for single types ("fp8-block", "fp8-mx", "fp8-rowwise": fp8 with scales by block or row).
     `half_tile_fraction` of the rate is left each time the tile is halved, `unaligned_fraction` where the rows
     of a matrix, as laid out in memory, do not begin on multiples of 16 bytes, `four_byte_fraction` where they
-    do begin on multiples of 4.
+    do begin on multiples of 4. `transformer_engine_ratio`: its layers call cuBLASLt themselves, with another
+    workspace and the cuBLAS of NVIDIA's containers; where only products of torch were timed it is not known.
     """
 
     max_fraction: Fraction = Field(
@@ -83,6 +84,11 @@ class GemmEfficiency(Table):
         default=None,
         description="of the rate, left where rows begin on multiples of 4 bytes, not of 16; left out: "
         "`unaligned_fraction`",
+    )
+    transformer_engine_ratio: float = Field(
+        default=1.0,
+        gt=0,
+        description="rate of products that Transformer Engine calls over that of torch's; left out: alike",
     )
     batched: ProductsInOneCall | None = Field(
         default=None, description="many equal products in one call; left out: as one product"

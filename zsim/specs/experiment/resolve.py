@@ -164,6 +164,7 @@ def _trained(
         training,
         layer_kernels=layer_kernels_of(asked, table, parallelism),
         expands_groups=layout.runs_flash_2 and has_grouped_heads(model),
+        calls_engine=isinstance(table, MegatronTable) and table.runs_transformer_engine,
     )
     of_experts = resolve_experts(model, table, layout.asked)
     model = trained_model(

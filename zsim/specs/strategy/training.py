@@ -62,7 +62,7 @@ class Training:
     `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
     splits the keys of a head; 0 in another mode. `expands_groups`: attention with grouped heads is
     FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for every query head
-    before it sums them up.
+    before it sums them up. `calls_engine`: the blocks' products are layers of Transformer Engine.
     """
 
     sequence_length: int
@@ -94,6 +94,7 @@ class Training:
     layer_kernels: LayerKernels = "torch"
     deterministic_sms: int = 0
     expands_groups: bool = False
+    calls_engine: bool = False
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
