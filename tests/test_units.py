@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from zsim.units import (
     BYTES,
     BYTES_PER_SECOND,
+    COUNTS,
     FLOPS_PER_SECOND,
     SECONDS,
     WATTS,
@@ -173,3 +174,10 @@ def test_a_bare_number_is_shown_with_a_unit() -> None:
     assert refusal(400, BYTES_PER_SECOND).endswith("Gbit/s, e.g. '400 GB/s'")
     assert refusal(50_000_000_000, BYTES_PER_SECOND).endswith("Gbit/s, e.g. '50000000000 B/s'")
     assert refusal(3, SECONDS) == "'3' has no unit; expected one of s, ms, us, µs, ns, e.g. '3 ms'"
+
+
+def test_a_count_may_be_a_string_without_a_unit() -> None:
+    """`run.tokens = "2e11"` was refused with "expected one of , k, M, B, G, T, e.g. '2e11 '"."""
+    assert parse_quantity("2e11", COUNTS) == 2e11
+    with pytest.raises(ValueError, match="expected one of k, M, B, G, T"):
+        parse_quantity("2 Q", COUNTS)

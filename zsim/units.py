@@ -58,14 +58,14 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
 
     Raises ValueError for a bare number, an unknown unit, a negative or an infinite value.
     """
-    examples = ", ".join(unit for unit in units if not _RARE.match(unit))
+    examples = ", ".join(unit for unit in units if unit and not _RARE.match(unit))
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"expected a quantity as a string with a unit ({examples}), found {text!r}")
     match = _QUANTITY.match(str(text))
     if match is None:
         raise ValueError(f"'{text}' is not a quantity; expected a number and a unit ({examples})")
     value, unit = float(match[1].replace("_", "")), match[2]
-    if not unit and value != 0:
+    if not unit and value != 0 and "" not in units:
         usual = next((name for name in _USUAL if name in units and abs(value) < 1e6), next(iter(units)))
         raise ValueError(f"'{text}' has no unit; expected one of {examples}, e.g. '{match[1]} {usual}'")
     if unit and unit not in units:

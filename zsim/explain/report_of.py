@@ -16,7 +16,7 @@ from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
 from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
 from zsim.explain.variants import Variants
-from zsim.explain.work import kernel_activity_of, step_work
+from zsim.explain.work import attention_note, kernel_activity_of, step_work
 from zsim.plan.by_type import gpu_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
@@ -209,7 +209,7 @@ def _notes(
     outcome: Outcome, allocator: AllocatorRow | None, energy: Energy | None, variants: Variants
 ) -> list[str]:
     job = outcome.job
-    notes = [*notes_of(outcome, allocator), *lengths_note(job)]
+    notes = [*notes_of(outcome, allocator), *lengths_note(job), *attention_note(step_work(job))]
     if energy is None and job.cost is not None:
         unknown = next((gpu for gpu in job.cluster.gpus if gpu.power is None), job.cluster.gpu)
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
-from zsim.cost.flops import flops_convention, hardware_flops_per_token, model_flops_per_token
+from zsim.cost.flops import (
+    TRACED_CONVENTION,
+    flops_convention,
+    forward_flops,
+    hardware_flops_per_token,
+    model_flops_per_token,
+)
+from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of
@@ -14,6 +23,10 @@ from zsim.report.padding import Padding
 from zsim.report.report import StepWork
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
+from zsim.specs.model.spec import Attention, ModelSpec
+from zsim.specs.strategy.training import Checkpointing
+
+_MUCH = 0.25  # of the model's FLOPs
 
 
 def step_work(job: Job) -> StepWork:
@@ -38,6 +51,7 @@ def step_work(job: Job) -> StepWork:
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)
     model = model_flops_per_token(job.model, length)
+    masked = _masked_flops(job.model, length, policies)
     gpus = job.parallelism.model_ranks
     return StepWork(
         tokens,
@@ -48,7 +62,34 @@ def step_work(job: Job) -> StepWork:
         peak_dtype=peak_dtype,
         gpus_per_replica=gpus,
         padding=None if lengths is None else Padding(tokens, padded, lengths.slowest_over_mean),
+        masked_flops=(tokens * masked[0] / gpus, padded * masked[1] / gpus),
     )
+
+
+def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointing]) -> tuple[float, float]:
+    """FLOPs per token of pairs that no kernel computes, since attention's mask leaves them out, though the
+    convention counts all: forward and backward, and with recomputation."""
+    if flops_convention(model) == TRACED_CONVENTION:
+        return 0.0, 0.0
+    kept = again = 0.0
+    for block, policy in zip(model.blocks, policies, strict=True):
+        for module in block.modules:
+            if isinstance(module.work, Attention):
+                masked = 1 - attended_pairs(module.work, length) / length**2
+                forward = masked * forward_flops(module, length)
+                kept += 3 * forward
+                again += forward if policy in ("full", "selective") else 0.0
+    return kept, kept + again
+
+
+def attention_note(work: StepWork) -> Iterator[str]:
+    """A note on what MFU counts, where much of it is attention that a mask leaves out."""
+    part = work.masked_flops[0] / work.model_flops if work.model_flops else 0.0
+    if part >= _MUCH:
+        yield (
+            f"MFU and HFU count attention over all pairs ({work.convention}), as is usual; {part:.0%} of the "
+            "model's FLOPs are pairs that the mask leaves out and no kernel computes"
+        )
 
 
 def mean_peak(job: Job) -> float | None:

@@ -36,10 +36,9 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of a step: the tokens of one replica of the model (their mean, where replicas differ), which
-    `gpus_per_replica` GPUs train on together; as mean over all GPUs, the model's FLOPs by `convention`
-    (without recomputation) and the FLOPs that ran (with recomputation); and the GPU's dense peak in
-    `peak_dtype`, the type it computes in. `padding`: None where all sequences are of one length."""
+    """Work of a step: the tokens of a replica (the mean, where they differ), which `gpus_per_replica` train;
+    as mean over GPUs, the model's FLOPs by `convention`, those that ran (with recomputation), and what masks
+    leave out of both; the dense peak in `peak_dtype`. `padding`: None without it."""
 
     tokens: float
     model_flops: float
@@ -49,6 +48,7 @@ class StepWork:
     peak_dtype: str = ""
     gpus_per_replica: int = 1
     padding: Padding | None = None
+    masked_flops: tuple[float, float] = (0.0, 0.0)
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -321,7 +321,8 @@ def make_report(
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
-    kernels = _ratio(_ratio(work.hardware_flops, computing), work.peak_flops_per_second)
+    ran = work.hardware_flops - work.masked_flops[1]
+    kernels = _ratio(_ratio(ran, computing), work.peak_flops_per_second)
     limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
     offload = offload_section(trace, breakdown, step.rank, use.limits, use.tiers, use.pinned_bytes)

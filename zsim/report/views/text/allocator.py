@@ -41,8 +41,9 @@ def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterato
         yield (
             f"torch's allocator runs short about {times} a step, waits for the GPU and gives "
             f"{row.released_segments:,} cached segments back to the driver; the step takes "
-            f'{format_seconds(row.extra_seconds)} longer for it ("torch\'s allocator" in the breakdown), the '
-            "least certain part of a prediction (docs/accuracy.md; num_alloc_retries, DeepSpeed warns of "
+            f'{format_seconds(row.extra_seconds)} longer for it ("torch\'s allocator" in the breakdown, of '
+            "which something else may have taken a part), the least certain part of a prediction "
+            "(docs/accuracy.md; num_alloc_retries, DeepSpeed warns of "
             '"allocator cache flushes"): memory is asked for in pieces that do not fit '
             f"what was freed, or what was freed is still in use on another stream{remedy}"
         )
