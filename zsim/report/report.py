@@ -36,9 +36,8 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Work of a step: the tokens of a replica (the mean, where they differ), which `gpus_per_replica` train;
-    as mean over GPUs, the model's FLOPs by `convention`, those that ran (with recomputation), and what masks
-    leave out of both; the dense peak in `peak_dtype`. `padding`: None without it."""
+    """Work of a step: the tokens of a replica of `gpus_per_replica`; as mean over GPUs, FLOPs by `convention`
+    of the model and of all that ran, and what masks leave out of both; the dense peak in `peak_dtype`."""
 
     tokens: float
     model_flops: float
