@@ -164,20 +164,26 @@ def test_a_point_with_other_gpus_costs_a_part_of_the_first(
 
 @pytest.mark.speed
 @pytest.mark.parametrize(
-    ("strategy", "is_large"),
-    [({"kind": "fsdp2"}, False), ({"kind": "ddp"}, False), ({"stage": 3}, False), ({"stage": 3}, True)],
+    ("strategy", "is_large", "least"),
+    [
+        ({"kind": "fsdp2"}, False, 0.85),
+        ({"kind": "ddp"}, False, 1.4),
+        ({"stage": 3}, False, 0.85),
+        ({"stage": 3}, True, 0.85),
+    ],
     ids=str,
 )
 def test_a_point_with_other_nodes_costs_no_more_than_the_first(
-    strategy: dict[str, Any], is_large: bool
+    strategy: dict[str, Any], is_large: bool, least: float
 ) -> None:
-    """Another number of ranks has other shards: the step is planned, priced and its pools are settled again,
-    files alone are shared. The first costs 1.06 to 1.16 times a later point. The goal of 3 is missed: of a
-    later point of GPT-3 the run is 19 %, the pools 12 %, the report 20 %, which no cache of plans spares.
-    With plans, prices and the pairing of tensors for nothing the ratio would be 1.7."""
+    """DDP's step is the same for any number of ranks and is planned once: 2.0. Elsewhere another number of
+    ranks has other shards: the step is planned, priced and its pools are settled again; files, the model's
+    workload and ZeRO-3's order of modules are shared. The first costs 1.14 to 1.17 times a later point. The
+    goal of 3 is missed: run, report and pools, which no cache of plans spares, are six tenths of a later one
+    of GPT-3. With plans, prices and the pairing of tensors for nothing the ratio would be 1.7 to 1.9."""
     sizes = (128, 96, 192, 256) if is_large else (2, 4, 3, 8)
     turns = [[hardware_point(strategy, "dgx-h100", is_large=is_large, nodes=nodes) for nodes in sizes]] * 7
-    assert first_over_later(turns) > 0.85
+    assert first_over_later(turns) > least
 
 
 def first_over_later(turns: Sequence[Sequence[Experiment]]) -> float:
