@@ -11,8 +11,10 @@ from zsim.cost.kernels.attention import attended_pairs
 from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels, total_flops
 from zsim.cost.memory.activations import backward_extra_bytes, saved_bytes
 from zsim.cost.memory.tensors import module_tensors
+from zsim.cost.rates.gpu import kernel_seconds
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
+from zsim.specs.cluster.files import load_gpu
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import Activation, Attention, Module, Norm, Residual
@@ -116,6 +118,25 @@ def test_deterministic_backward_sums_the_gradient_of_queries_in_several_buffers(
     assert made[1] - made[0] == 13 * 4 * TOKENS * 4 * 16
     passing = [sum(module_tensors(module(), SHAPE, options).backward) for options in (FLASH, split)]
     assert passing == made
+
+
+def test_gradients_of_scores_go_through_memory_once_each_way() -> None:
+    """4,096 tokens of 32 heads on H100: 2 bytes each of 4,096 x 4,096 / 2 scores a head are written and read,
+    at what elementwise kernels reach of 3.35 TB/s; the workspace has all 4,096 squared."""
+    gpu = load_gpu("h100-sxm-80gb")
+    writes = gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"writes_scores": True})})
+    work = module(num_heads=32, num_kv_heads=32, qk_head_dim=128, v_head_dim=128)
+    shape = BatchShape(1, 4096)
+    (kernel,) = (one for one in backward_kernels(work, shape, FLASH) if one.kind == "attention_backward")
+    more = kernel_seconds(kernel, writes) - kernel_seconds(kernel, gpu)
+    moved_bytes = 2 * 2 * 32 * 4096 * 4096 / 2
+    assert more == pytest.approx(moved_bytes / (3.35e12 * gpu.memory_bound.elementwise_fraction))
+    options = replace(FLASH, writes_scores=True)
+    extra = backward_extra_bytes(work, shape, options) - backward_extra_bytes(work, shape, FLASH)
+    assert extra == 2 * 32 * 4096**2
+    assert kernel_seconds(forward_kernels(work, shape, FLASH)[0], writes) == pytest.approx(
+        kernel_seconds(forward_kernels(work, shape, FLASH)[0], gpu)
+    )
 
 
 def test_a_plan_has_the_buffers_of_every_layer() -> None:

@@ -57,6 +57,33 @@ def test_deterministic_mode_has_flash_attention_2_where_cudnn_cannot(
     assert resolve(experiment).cluster.gpu.attention.is_deterministic is expected
 
 
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "attention", "expected"),
+    [
+        ("dgx-h100", {"deterministic_mode": True}, None, True),
+        ("hgx-h200", {"deterministic_mode": True}, "cudnn", True),
+        ("dgx-h100", {"deterministic_mode": True}, "flash2", False),
+        ("dgx-h100", {"deterministic_mode": True, "transformer_impl": "local"}, None, False),
+        ("dgx-h100", {}, None, False),
+        ("dgx-h100", {}, "cudnn-deterministic", True),
+        ("hgx-b200", {"deterministic_mode": True}, "cudnn", False),
+    ],
+)
+def test_cudnns_deterministic_backward_writes_scores_on_hopper(
+    cluster: str, strategy: dict[str, Any], attention: str | None, expected: bool
+) -> None:
+    training = {"attention": attention} if attention else {}
+    asked = {"kind": "megatron", **strategy}
+    job = resolve(Experiment(model="gpt2", cluster=cluster, nodes=1, strategy=asked, training=training))
+    assert job.cluster.gpu.attention.writes_scores is expected
+    assert job.training.writes_scores is expected
+
+
+def test_cudnns_deterministic_backward_is_hoppers() -> None:
+    with pytest.raises(InputError, match=r"'cudnn-deterministic' with GPU 'b200-sxm-180gb'.*on Hopper alone"):
+        job_of("hgx-b200", attention="cudnn-deterministic")
+
+
 def test_transformer_engine_has_cudnns_attention_on_blackwell() -> None:
     megatron, torch = (
         resolve(Experiment(model="gpt2", cluster="hgx-b200", nodes=1, strategy={"kind": kind})).cluster.gpu
@@ -99,7 +126,10 @@ def test_cudnns_attention_runs_where_the_program_takes_it(
     experiment = Experiment(model=model, cluster=cluster, nodes=1, strategy=strategy, training=training)
     chosen = resolve(experiment).cluster.gpu
     own = load_cluster(cluster).gpu
-    assert chosen.attention == (with_attention_variant(own, variant) if variant else own).attention
+    assert (
+        chosen.attention.model_copy(update={"writes_scores": False})
+        == (with_attention_variant(own, variant) if variant else own).attention
+    )
 
 
 def test_blackwell_runs_flash_attention_2_about_as_fast_as_hopper() -> None:

@@ -54,8 +54,8 @@ class WorkOptions:
     fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
     separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
     cast once a step. `layers`: whose fused kernels `compile` stands for, or `liger` with "nanotron" and
-    "internevo", which have it but for what they do otherwise. `deterministic_sms`, `expands_groups`,
-    `calls_engine`: as of the training.
+    "internevo", which have it but for what they do otherwise. `deterministic_sms`, `writes_scores`,
+    `expands_groups`, `calls_engine`: as of the training.
     """
 
     dtype: Precision = "bf16"
@@ -68,6 +68,7 @@ class WorkOptions:
     micro_batches: int = 1
     layers: LayerKernels = "torch"
     deterministic_sms: int = 0
+    writes_scores: bool = False
     expands_groups: bool = False
     calls_engine: bool = False
 
@@ -110,6 +111,7 @@ class WorkOptions:
             training.gradient_accumulation_steps if training.precision == "fp8" else 1,
             training.layer_kernels,
             training.deterministic_sms,
+            training.writes_scores,
             training.expands_groups,
             training.calls_engine,
         )

@@ -37,7 +37,7 @@ from zsim.cost.memory.context import backward_tensors, forward_tensors
 from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import SAVED, keeps_fused_projection, score_bytes
 from zsim.cost.memory.traced import kept_by_traced, made_by_traced, passing_by_traced
-from zsim.cost.rates.deterministic import buffers
+from zsim.cost.rates.deterministic import SCORE_BYTES, buffers
 from zsim.dtypes import DTYPE_BYTES
 from zsim.specs.model.experts import GroupedLinear
 from zsim.specs.model.spec import (
@@ -246,7 +246,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
 
     The gradient of the residual stream and the gradients of parameters are not included. FlashAttention-2
     sums the gradient of queries up in fp32, in deterministic mode in several buffers
-    (`zsim.cost.rates.deterministic`); gradients of grouped keys and values: see `expands_groups`.
+    (`zsim.cost.rates.deterministic`, also of the scores that cuDNN's writes on Hopper); gradients of grouped
+    keys and values: see `expands_groups`.
     Liger's kernels write gradients in place: a norm the gradient of its input over that of its output, a
     gated activation the gradients of gate and up over gate and up (linkedin/Liger-Kernel 0.8,
     `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
@@ -271,11 +272,13 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Attention):
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
-            of_bias = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
+            of_scores = score_bytes(work, shape, e) if work.bias in ("made", "read") else 0
             heads = shape.sequences * work.num_heads
             sums = buffers(heads, options.deterministic_sms) if options.deterministic_sms else 1
             expanded = 2 * query_elements(work) * e if expands_groups(work, options) else 0
-            return tokens * (elements * e + sums * query_elements(work) * 4 + expanded) + of_bias
+            if options.writes_scores:
+                of_scores += score_bytes(work, shape, SCORE_BYTES)
+            return tokens * (elements * e + sums * query_elements(work) * 4 + expanded) + of_scores
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):

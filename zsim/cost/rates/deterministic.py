@@ -1,5 +1,5 @@
-"""Costs of FlashAttention-2's deterministic backward: a grid that just covers the SMs, and a dq for each of
-its columns.
+"""Costs of deterministic backwards of fused attention: FlashAttention-2's, a grid that just covers the SMs
+and a dq for each of its columns, and cuDNN's on Hopper.
 
 Otherwise one block of threads takes each block of keys, and blocks add into one fp32 dq in any order. In
 deterministic mode n = ceil(S / (b a)) blocks share the keys of each of b a heads, S: SMs, and each adds into
@@ -9,6 +9,11 @@ csrc/flash_attn/src/flash_bwd_launch_template.h `run_flash_bwd_seqk_parallel`, c
 little above S take two rounds, of which the second is nearly empty: 128 on the 108 SMs of an A100 for 32
 heads. The buffers' memory is gone after each layer (`zsim.cost.memory.activations`); that of packed documents
 is taken for that of whole sequences, and under context parallelism it is not counted.
+
+cuDNN's on Hopper leaves dq to a second kernel: the gradient of all b a S_q S_k scores is a workspace of 2
+bytes each, masked ones included (NVIDIA/cudnn-frontend pull request 398, July 2026; with cuDNN 9.25 it is
+linear beyond 256 MB). What the mask leaves is taken to be written once and read once, the least possible:
+nobody published what it takes. Its memory is not counted under context parallelism either.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from zsim.specs.cluster.gpu import Gpu
 _KEYS = 128  # of a block, for heads up to 128 wide
 _KEYS_OF_WIDE_HEADS = 64
 _FP32 = 4
+SCORE_BYTES = 2  # of the gradient of a score that cuDNN writes
 
 
 def buffers(heads: int, sm_count: int) -> int:
@@ -46,3 +52,8 @@ def extra_seconds(kernel: Kernel, gpu: Gpu) -> float:
     heads, queries, _, head_dim = kernel.shape
     num_bytes = 2 * _FP32 * (buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim
     return num_bytes / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)
+
+
+def scores_seconds(bytes_of_scores: float, gpu: Gpu) -> float:
+    """Seconds of writing the gradient of scores and of reading it again."""
+    return 2 * bytes_of_scores / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)

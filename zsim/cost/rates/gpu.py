@@ -30,6 +30,9 @@ def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
     if is_deterministic(kernel, gpu):
         waiting += deterministic.extra_seconds(kernel, gpu)
+    if kernel.kind == "attention_backward" and gpu.attention.writes_scores:
+        scores = kernel.shape[0] * _pairs(kernel)
+        waiting += deterministic.scores_seconds(scores * deterministic.SCORE_BYTES, gpu)
     return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + waiting
 
 

@@ -170,8 +170,8 @@ class AttentionEfficiency(Table, AttentionCurve):
     """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation.
 
     `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
-    `with_attention_variant`. `is_deterministic`: backward as FlashAttention-2 runs it in deterministic mode
-    (`zsim.cost.rates.deterministic`).
+    `with_attention_variant`. `is_deterministic`: backward as FlashAttention-2 runs it in deterministic mode,
+    `writes_scores`: as cuDNN does on Hopper (`zsim.cost.rates.deterministic`).
     """
 
     variants: dict[str, AttentionCurve] = Field(
@@ -181,6 +181,11 @@ class AttentionEfficiency(Table, AttentionCurve):
     )
     is_deterministic: bool = Field(
         default=False, description="backward gives the same bits each time, as FlashAttention-2 has it"
+    )
+    writes_scores: bool = Field(
+        default=False,
+        description="backward gives the same bits each time, as cuDNN before 9.25 has it on Hopper: the "
+        "gradient of the scores goes through memory",
     )
 
 

@@ -51,7 +51,7 @@ def _of_transformer_engine(
     on Hopper, from 2.0 on Blackwell too, before FlashAttention-3 even where that is installed; in
     deterministic mode FlashAttention-2's deterministic backward before Hopper, and on Blackwell where scores
     are dropped out, which cuDNN's deterministic backward there does not do. That backward is taken to be as
-    fast as its other, and to be there (cuDNN 9.18.1)."""
+    fast as its other, and to be there (cuDNN 9.18.1); on Hopper see `zsim.cost.rates.deterministic`."""
     is_open = table.attention in (None, "flash")
     is_second = is_open or table.attention == "flash2"
     has_cudnn = _has_cudnn(gpus)
@@ -59,6 +59,9 @@ def _of_transformer_engine(
     is_refused = has_cudnn and not _is_hopper(gpus) and _drops_scores(model)
     if strategy.deterministic_mode and is_second and (is_older or is_refused):
         return "flash2-deterministic"
+    is_cudnns = is_open or table.attention == "cudnn"
+    if strategy.deterministic_mode and is_cudnns and has_cudnn and _is_hopper(gpus):
+        return "cudnn-deterministic"
     return "cudnn" if is_open and has_cudnn else table.attention
 
 
@@ -138,6 +141,8 @@ def _running(gpu: Gpu, choice: AttentionChoice | None) -> Gpu:
         return _second(gpu)
     if choice == "flash2-deterministic":
         return _deterministic(gpu)
+    if choice == "cudnn-deterministic":
+        return _cudnns_deterministic(gpu)
     try:
         return with_attention_variant(gpu, str(choice))
     except InputError as error:
@@ -152,6 +157,16 @@ def _deterministic(gpu: Gpu) -> Gpu:
         )
     gpu = _second(gpu)
     return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"is_deterministic": True})})
+
+
+def _cudnns_deterministic(gpu: Gpu) -> Gpu:
+    if not (_has_cudnn([gpu]) and _is_hopper([gpu])):
+        raise InputError(
+            f"training.attention: found 'cudnn-deterministic' with GPU '{gpu.name}'; zsim knows cuDNN's "
+            "deterministic backward on Hopper alone, expected 'cudnn', 'flash2-deterministic' or 'math'"
+        )
+    gpu = with_attention_variant(gpu, "cudnn")
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update={"writes_scores": True})})
 
 
 def _second(gpu: Gpu) -> Gpu:

@@ -58,7 +58,16 @@ else:
     _RunTable = Annotated[Any, LateTable("zsim.specs.experiment.run.run:TrainingRunTable")]
 
 AttentionChoice = Literal[
-    "flash", "flash1", "flash1-triton", "flash2", "flash2-deterministic", "flash3", "flash4", "cudnn", "math"
+    "flash",
+    "flash1",
+    "flash1-triton",
+    "flash2",
+    "flash2-deterministic",
+    "flash3",
+    "flash4",
+    "cudnn",
+    "cudnn-deterministic",
+    "math",
 ]
 
 
@@ -81,7 +90,8 @@ class TrainingTable(TableOfFile):
     "cudnn" under Megatron on Hopper and Blackwell, and on Hopper under torch where its
     scaled_dot_product_attention takes cuDNN's (torch 2.11 and later; causal or none, no documents apart,
     heads up to 128 wide or 192 with values of 128, dropout in sixteenths); under Megatron in deterministic
-    mode "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out;
+    mode "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out, and
+    "cudnn-deterministic" on Hopper;
     `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
     "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,

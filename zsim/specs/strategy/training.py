@@ -60,9 +60,11 @@ class Training:
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
     "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
     `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
-    splits the keys of a head; 0 in another mode. `expands_groups`: attention with grouped heads is
-    FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for every query head
-    before it sums them up. `calls_engine`: the blocks' products are layers of Transformer Engine.
+    splits the keys of a head; 0 in another mode. `writes_scores`: fused attention's backward has a workspace
+    of the gradients of all scores, as cuDNN's deterministic one on Hopper. `expands_groups`: attention with
+    grouped heads is FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for
+    every query head before it sums them up. `calls_engine`: the blocks' products are layers of Transformer
+    Engine.
     """
 
     sequence_length: int
@@ -93,6 +95,7 @@ class Training:
     lengths: DrawnLengths | None = None
     layer_kernels: LayerKernels = "torch"
     deterministic_sms: int = 0
+    writes_scores: bool = False
     expands_groups: bool = False
     calls_engine: bool = False
 

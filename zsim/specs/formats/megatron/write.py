@@ -91,7 +91,7 @@ def _attention_backend(job: Job) -> str:
         return "unfused"
     asked = job.experiment
     chosen = attention_of(asked.training, asked.strategy, job.cluster.gpus, job.model, job.parallelism)
-    return "fused" if chosen == "cudnn" else "flash"
+    return "fused" if chosen in ("cudnn", "cudnn-deterministic") else "flash"
 
 
 def _training(job: Job) -> Iterator[str]:
