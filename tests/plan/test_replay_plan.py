@@ -206,3 +206,30 @@ def test_a_host_that_waits_before_the_update_is_drained(make_trace: Callable[...
         host_blocks=[(0, 1.0, 5.0, "a")],
     )
     assert program_is_drained(recorded_ranks(trace)[0].program)
+
+
+def test_a_host_that_is_not_recorded_is_late_only_where_the_gpu_pauses(
+    make_trace: Callable[..., Trace],
+) -> None:
+    """Two kernels in a row: issued in time. After the pause from 5 to 6 the host had waited for b and worked
+    for 1 s. d follows a pause too: the host goes on at its own pace, 3 s after c. The step ends as d does."""
+    unknown = float("nan")
+    trace = make_trace([
+        kernel("a", unknown, 0, 3),
+        kernel("b", unknown, 3, 5),
+        kernel("c", unknown, 6, 8),
+        kernel("d", unknown, 9, 10),
+    ])  # fmt: skip
+    works = ops_of(trace)
+    assert [works[name].host_seconds for name in "abcd"] == [0, 0, 1, 3]
+    assert [calls_before(trace, name) for name in "abcd"] == [[], [], [(0, 1, 0)], []]
+    assert all(work.lag_seconds == 0 for work in works.values())
+    assert recorded_ranks(trace)[0].program.ops[-1].host_waits == (3,)
+
+
+def test_a_host_that_is_not_recorded_may_be_taken_to_issue_each_op_as_it_starts(
+    make_trace: Callable[..., Trace],
+) -> None:
+    trace = make_trace([kernel("a", float("nan"), 0, 3), kernel("b", float("nan"), 3, 5)])
+    ops = recorded_ranks(trace, is_host_in_time=False)[0].program.ops
+    assert [recorded(op).host_seconds for op in ops] == [0, 3, 0]

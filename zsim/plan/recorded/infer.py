@@ -39,6 +39,7 @@ import numpy as np
 from zsim.plan.ops import Op, Phase, Program
 from zsim.plan.recorded.host import LONGEST_LAG, HostPart, HostReader
 from zsim.plan.recorded.rank import RecordedRank
+from zsim.plan.recorded.unlaunched import LONGEST_QUEUED, host_parts
 from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
@@ -49,10 +50,19 @@ _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # ops that a CPU run com
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 
-def recorded_ranks(step: Trace) -> dict[int, RecordedRank]:
-    """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated step."""
+def recorded_ranks(step: Trace, *, is_host_in_time: bool = True) -> dict[int, RecordedRank]:
+    """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated step.
+    `is_host_in_time`: a host that is not recorded issues as in [Note: a recording without a host], else each
+    op when it starts."""
     ranks = np.unique(step.ranks).tolist()
-    return {rank: _Reader(step, rank).rank_recorded() for rank in ranks}
+    return {rank: _Reader(step, rank, is_host_in_time).rank_recorded() for rank in ranks}
+
+
+def shows_host(step: Trace, rank: int) -> bool:
+    """Whether a rank's recording says anything of its host; see zsim.plan.recorded.unlaunched."""
+    is_launched = bool((~np.isnan(step.issue_seconds[step.ranks == rank])).any())
+    blocks = (*step.host_blocks, *step.allocator_blocks)
+    return is_launched or step.metadata.get("computes_on") == "cpu" or any(row[0] == rank for row in blocks)
 
 
 class _Row(NamedTuple):
@@ -100,7 +110,7 @@ def _cut_where_the_host_issues(rows: list[_Row]) -> list[_Row]:
 class _Reader:
     """One rank's spans of a step, in the order in which its host issued them."""
 
-    def __init__(self, step: Trace, rank: int) -> None:
+    def __init__(self, step: Trace, rank: int, is_host_in_time: bool) -> None:
         self.step, self.rank = step, rank
         self.is_cpu = step.metadata.get("computes_on") == "cpu"
         rows = _rows(step, rank)
@@ -115,18 +125,25 @@ class _Reader:
         self.seconds = [row.seconds for row in rows]
         self.follows_wait = [row.follows_wait for row in rows]
         self.is_issue_known = [row.is_issue_known for row in rows]
+        self.reads_host = shows_host(step, rank) or not is_host_in_time
         self.streams = self._streams()
         self.before = self._before_on_stream()
         self.compute = self._compute_stream()
 
     def rank_recorded(self) -> RecordedRank:
         begin, host_begin, end, host_end = self._bounds()
-        host = HostReader(self.issue, self.end, self._blocks())
-        *parts, tail = host.parts(self.infos, self.is_on_host, host_begin, host_end)
+        if not self.reads_host:  # in time, unless the op says otherwise
+            self.issue = [min(begin, start) for start in self.start]
         allocator = self._in_allocator(host_begin)
         after = [self._last_of_each_stream(others) for others in self._explain()]
         stream_begins = self._stream_begins(begin)
         lags = self._lags(after, stream_begins)
+        if self.reads_host:
+            host = HostReader(self.issue, self.end, self._blocks())
+            *parts, tail = host.parts(self.infos, self.is_on_host, host_begin, host_end)
+        else:
+            *parts, tail = host_parts(lags, self.start, self.end, begin, end)
+            lags = [0.0 if lag > LONGEST_QUEUED else lag for lag in lags]
         ops = [
             self._op(number, part, after[number], lags[number], tuple(allocator.get(number, ())))
             for number, part in enumerate(parts)

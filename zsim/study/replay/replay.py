@@ -12,7 +12,7 @@ from zsim.engine.recorded import Place, run_replay
 from zsim.errors import InputError
 from zsim.plan.passes.twice import program_is_drained
 from zsim.plan.recorded.alone import with_work_alone
-from zsim.plan.recorded.infer import recorded_ranks
+from zsim.plan.recorded.infer import recorded_ranks, shows_host
 from zsim.plan.recorded.rank import RecordedRank, rank_twice
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
@@ -149,11 +149,35 @@ def replay(
     gpu = recorded_gpu(one.metadata, recorded_on)
     notes += _about_kernels(gpu, what_if.cluster.gpu)
     is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES
-    if not is_whole and what_if.blocks is None:
+    is_folded = not is_whole and what_if.blocks is None
+    if is_folded:
         chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
         if len(ranks) > 1:
             notes.append(f"rank {chosen}, the one that computes longest, represents all ranks")
-        ranks = {chosen: replace(ranks[chosen], **_alone(ranks[chosen]))}
+        ranks = {chosen: ranks[chosen]}
+    after = what_if.cluster.gpu.interference.compute_slowdown
+    place = Place(what_if.topology, what_if.groups, is_folded, after, what_if.blocks)
+    if place.is_uneven(one):
+        notes.append("groups lie at unequal places of the network; the slowest represents them all")
+    replayed_ranks, seconds, replayed = _replayed(one, ranks, place, what_if, gpu)
+    if not all(shows_host(one, rank) for rank in ranks):
+        late = recorded_ranks(one, is_host_in_time=False)
+        _, longest, _ = _replayed(one, {rank: late[rank] for rank in ranks}, place, what_if, gpu)
+        notes.append(
+            "the recording shows the GPU alone: the host is taken to be ahead wherever the GPU went on "
+            "without a pause, and pauses stay; if it issued each kernel just as that began, the step is "
+            f"{format_seconds(max(longest.values()))}"
+        )
+    notes += dict.fromkeys(what_if.notes)
+    return _result(one, replayed_ranks, seconds, replayed, notes, what_if)
+
+
+def _replayed(
+    one: Trace, ranks: Mapping[int, RecordedRank], place: Place, what_if: WhatIf, gpu: Gpu | None
+) -> tuple[Mapping[int, RecordedRank], dict[int, float], Trace]:
+    """The ranks on other hardware; their seconds, and the step there. `gpu`: of the recording."""
+    if place.is_folded:
+        ranks = {number: replace(rank, **_alone(rank)) for number, rank in ranks.items()}
     slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
     ranks = {
         number: changed_rank(with_work_alone(rank, slowdown), one, what_if, gpu)
@@ -162,13 +186,7 @@ def replay(
     num_steps = 1 if any(program_is_drained(rank.program) for rank in ranks.values()) else 2
     if num_steps == 2:
         ranks = {number: rank_twice(rank) for number, rank in ranks.items()}
-    is_folded = not is_whole and what_if.blocks is None
-    after = what_if.cluster.gpu.interference.compute_slowdown
-    place = Place(what_if.topology, what_if.groups, is_folded, after, what_if.blocks)
-    if place.is_uneven(one):
-        notes.append("groups lie at unequal places of the network; the slowest represents them all")
-    notes += dict.fromkeys(what_if.notes)
-    return _result(one, ranks, *run_replay(one, ranks, place, num_steps), notes, what_if)
+    return ranks, *run_replay(one, ranks, place, num_steps)
 
 
 def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
