@@ -55,7 +55,7 @@ TAIL = """
   tokens were predicted 39 to 77 % too fast and GPT-2 XL 36 %: a kernel's launch alone was counted.
 - Products: alone they reach 0.766 of the peak on this GPU with today's cuBLAS, 0.64 if nothing else runs for
   three seconds (697 of 700 W, 1,356 of 1,980 MHz: `power.json`), 0.80 to 0.82 in these steps. `dgx-h100` has
-  0.70 with a ramp by inner dimension, as 73 published steps on clusters sustain, of older libraries and
+  0.69 with a ramp by inner dimension, as 73 published steps on clusters sustain, of older libraries and
   beside NCCL. So a single GPU is predicted too slow where products bound it, and that stays: one GPU does not
   outweigh clusters. For one GPU or new libraries there is the file `h100-sxm-80gb-cuda13`, to which no step
   here was fitted.
