@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from zsim.report.traffic import CollectiveRow, group_rows, reported_group
 from zsim.report.views.html import pipeline as page
 from zsim.report.views.html.report import html_report
 from zsim.report.views.text.pipeline import parallel_tables, schedule_sketch
-from zsim.report.views.text.report import print_report
+from zsim.report.views.text.report import print_report, report_lines
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -357,6 +357,17 @@ def test_calls_are_added_up_by_group_and_pairs_are_the_pipeline() -> None:
     assert exposed + after == pytest.approx(report.breakdown.seconds["exposed_communication"], rel=1e-6)
 
 
+def test_long_names_of_groups_stay_on_one_line(make_step_report: Callable[..., Report]) -> None:
+    """A blank less between columns, where two make the table wider than 80."""
+    calls = CollectiveRow("reduce_scatter", "expert_model", 16, 384, 268_435_456, "bf16", 0.31162)
+    lines = list(report_lines(replace(make_step_report(), collectives=(calls,))))
+    (row,) = (line for line in lines if "expert_model" in line and "GB/s" in line)
+    assert row.startswith("reduce-scatter (expert_model, 16)")
+    assert len(row) <= 80
+    short = list(report_lines(replace(make_step_report(), collectives=(replace(calls, group="data"),))))
+    assert "bf16  311.62 ms" in next(line for line in short if "(data, 16)" in line and "GB/s" in line)
+
+
 def test_groups_keep_their_names_but_for_pairs() -> None:
     names = ["tensor", "context", "pipeline", "pipeline 3-4", "embedding", "data", "shard", ""]
     assert [reported_group(name) for name in names] == [
@@ -388,6 +399,21 @@ def test_nodes_have_the_coordinates_of_their_ranks() -> None:
     assert second.coordinates["tensor"] == (0, 1, 0, 1)
     assert found.shown_axes == ("pipeline", "data", "tensor")
     assert found.num_nodes == 2
+
+
+def test_nodes_have_the_coordinates_of_their_experts_too() -> None:
+    """Megatron's second mesh: 12 ranks as 2 pipeline ranks of 6 that share the experts two by three."""
+    experts = Mesh((("pipeline", 2), ("expert_data", 1), ("expert", 3), ("expert_tensor", 2)))
+    found = rank_map(MESH, (6, 6), (0, 1), experts)
+    assert found.shown_axes == ("pipeline", "data", "tensor", "expert", "expert_tensor")
+    assert found.nodes[0].coordinates["expert"] == (0, 0, 1, 1, 2, 2)
+    assert found.nodes[1].coordinates["expert_tensor"] == (0, 1, 0, 1, 0, 1)
+    caption = page.mesh_caption(found)
+    assert caption.startswith(
+        "pipeline 2 x data 3 x tensor 2, the last axis on adjacent ranks; routed experts: "
+    )
+    assert "expert 3 x expert_tensor 2; P pipeline" in caption
+    assert as_plotly(page.mesh_figure(found)).data[0].text[0][5] == "<b>5</b><br>P0 D2 T1 E2 ET1"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,9 @@ def _fullest_usable(outcome: Outcome) -> int:
 
 
 def _rank_map(job: Job) -> RankMap:
-    return rank_map(job.mesh, job.placement.gpus, job.placement.nodes)
+    split = job.parallelism.experts
+    experts = job.parallelism.expert_mesh(job.world_size) if split.members > 1 else None
+    return rank_map(job.mesh, job.placement.gpus, job.placement.nodes, experts)
 
 
 def _parallelism(job: Job) -> dict[str, str]:

@@ -29,23 +29,27 @@ class NodeRanks:
 @dataclass(frozen=True, slots=True)
 class RankMap:
     """The axes of the mesh, (name, size) from the slowest to the fastest, and the first of `num_nodes` nodes;
-    `world_size`: of all nodes."""
+    `world_size`: of all nodes; `expert_axes`: of the mesh that routed experts have, those of other names."""
 
     axes: tuple[tuple[str, int], ...]
     nodes: tuple[NodeRanks, ...]
     num_nodes: int
     world_size: int
+    expert_axes: tuple[tuple[str, int], ...] = ()
 
     @property
     def shown_axes(self) -> tuple[str, ...]:
         """The axes of more than one rank."""
-        return tuple(name for name, size in self.axes if size > 1)
+        return tuple(name for name, size in (*self.axes, *self.expert_axes) if size > 1)
 
 
-def rank_map(mesh: Mesh, gpus: Sequence[int], nodes: Sequence[int]) -> RankMap:
-    """The map of a job that has `gpus[i]` ranks on its i-th node, which is number `nodes[i]` of the
-    fabric."""
+def rank_map(mesh: Mesh, gpus: Sequence[int], nodes: Sequence[int], experts: Mesh | None = None) -> RankMap:
+    """The map of a job that has `gpus[i]` ranks on its i-th node, which is number `nodes[i]` of the fabric.
+    `experts`: the mesh of routed experts, where several ranks share them."""
     along: dict[str, Ints] = {axis: mesh.coordinate(axis) for axis in mesh.names}
+    of_experts = () if experts is None else tuple(axis for axis in experts.axes if axis[0] not in along)
+    if experts is not None:
+        along |= {axis: experts.coordinate(axis) for axis, _ in of_experts}
     ends = np.cumsum(gpus).tolist()
     shown = tuple(
         NodeRanks(
@@ -55,7 +59,7 @@ def rank_map(mesh: Mesh, gpus: Sequence[int], nodes: Sequence[int]) -> RankMap:
         )
         for number, count, end in list(zip(nodes, gpus, ends, strict=True))[:_MAX_NODES]
     )
-    return RankMap(mesh.axes, shown, len(gpus), mesh.world_size)
+    return RankMap(mesh.axes, shown, len(gpus), mesh.world_size, of_experts)
 
 
 def ranges(numbers: Sequence[int]) -> str:

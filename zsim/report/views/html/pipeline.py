@@ -181,7 +181,10 @@ def mesh_figure(found: RankMap) -> Figure:
     return figure
 
 
-_INITIALS = {"pipeline": "P", "data": "D", "context": "C", "tensor": "T"}
+_INITIALS = {
+    "pipeline": "P", "data": "D", "context": "C", "tensor": "T",
+    "expert": "E", "expert_tensor": "ET", "expert_data": "ED",
+}  # fmt: skip
 
 
 def _cell(rank: int, of: dict[str, tuple[int, ...]], at: int) -> str:
@@ -218,7 +221,9 @@ def schedule_caption(section: PipelineSection) -> str:
 def mesh_caption(found: RankMap) -> str:
     """Caption of the mesh: its axes, and how many of the nodes are drawn."""
     axes = " x ".join(f"{name} {size:,}" for name, size in found.axes if size > 1)
+    experts = " x ".join(f"{name} {size:,}" for name, size in found.expert_axes if size > 1)
+    of_experts = f"; routed experts: {experts}" if experts else ""
     shown = len(found.nodes)
     first = "" if shown == found.num_nodes else f" The first {shown} of {found.num_nodes:,} nodes."
     letters = ", ".join(f"{_INITIALS[axis]} {axis}" for axis in found.shown_axes)
-    return f"{axes}, the last axis on adjacent ranks; {letters}.{first}"
+    return f"{axes}, the last axis on adjacent ranks{of_experts}; {letters}.{first}"

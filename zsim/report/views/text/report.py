@@ -207,7 +207,7 @@ def _collectives(report: Report) -> Table:
     if left:
         busy = sum(row.busy_seconds for row in report.collectives) - sum(row.busy_seconds for row in rows)
         table.add_row(f"{len(left)} more kinds and sizes", "", "", "", format_seconds(busy), "", style="dim")
-    return table
+    return _fitted(table)
 
 
 def _traffic(report: Report, is_plain: bool) -> Table:
@@ -294,6 +294,14 @@ def _table(title: str, *headers: str) -> Table:
         table.add_column(
             header, justify="left" if is_text else "right", no_wrap=index > 0, header_style="dim"
         )
+    return table
+
+
+def _fitted(table: Table) -> Table:
+    """The table with one blank between columns where two make it wider than the page."""
+    cells = ([str(column.header), *map(str, column.cells)] for column in table.columns)
+    if sum(2 + max(map(len, column)) for column in cells) > WIDTH:
+        table.padding = (0, 1, 0, 0)
     return table
 
 
