@@ -32,6 +32,7 @@ from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, with_training_file
+from zsim.specs.key_places import nearest_key
 from zsim.specs.late_table import Late, LateTable
 from zsim.specs.messages import listed, problems_of, with_booleans_apart
 from zsim.specs.model.spec import ModelSpec
@@ -369,7 +370,8 @@ def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]
                 f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
             )
         elif not owners:
-            hint = expected(key, sorted(options), "zsim explain strategy")
+            hint = nearest_key(key, table.get(key), sorted(options), ExperimentFile)
+            hint = hint or expected(key, sorted(options), "zsim explain strategy")
             problems.append(f"strategy: unknown key '{key}'{hint}")
     if kind is None:
         if not problems:
