@@ -14,8 +14,9 @@ from zsim.errors import InputError
 from zsim.specs.cluster.gpu import AttentionCurve
 from zsim.specs.cluster.network import Network
 from zsim.specs.experiment.tables import ExperimentFile
-from zsim.specs.messages import members_of, validated
+from zsim.specs.messages import validated
 from zsim.specs.strategy.tables import STRATEGIES
+from zsim.specs.tables_within import members_of
 
 
 @pytest.mark.parametrize(
