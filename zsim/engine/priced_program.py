@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Ints, numbered
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dataclass import dataclass
 from zsim.fabric.messages import Side, sides_of
@@ -190,8 +190,7 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
     work_of = np.array([place_of_work.get(number, -1) for number in work_ids], np.int64)
     costs = list(zip(columns.overhead, columns.events, columns.launches, strict=True))
     issues = dict(zip(costs, program.ops, strict=True))
-    place_of_issue = {cost: place for place, cost in enumerate(issues)}
-    issue_of = np.fromiter(map(place_of_issue.__getitem__, costs), np.int64, len(costs))
+    _, issue_of = numbered(costs)
     waits = _with_launch_queue(program, launch_queue)
     return AlikeOps(waits, meetings, list(kernels.values()), work_of, list(issues.values()), issue_of)
 

@@ -33,15 +33,18 @@ class LaneTimes:
 
     @cached_property
     def issue(self) -> list[float]:
-        return list(self._columns[0].tolist())
+        issues: list[float] = self._columns[0].tolist()
+        return issues
 
     @cached_property
     def start(self) -> list[float]:
-        return list(self._columns[1].tolist())
+        starts: list[float] = self._columns[1].tolist()
+        return starts
 
     @cached_property
     def end(self) -> list[float]:
-        return list(self._columns[2].tolist())
+        ends: list[float] = self._columns[2].tolist()
+        return ends
 
 
 class StepTimes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats, Ints
+from zsim.arrays import Floats, Ints, numbered
 from zsim.report.views.meanings import BREAKDOWN
 
 CAUSES = tuple(BREAKDOWN)
@@ -46,13 +46,13 @@ class Waits:
     def of(waits: Iterable[Wait]) -> Waits:
         """The waits as columns."""
         starts, ends, causes, infos, phases = [*zip(*waits, strict=True)] or [()] * len(Wait._fields)
-        names = tuple(dict.fromkeys(phases))
+        names, phase_of = numbered(phases)
         return Waits(
             np.array(starts, np.float64),
             np.array(ends, np.float64),
             np.array([PLACE_OF_CAUSE[cause] for cause in causes], np.int64),
             np.array([HOST if info is None else info for info in infos], np.int64),
-            np.array([names.index(phase) for phase in phases], np.int64),
+            phase_of,
             names,
         )
 

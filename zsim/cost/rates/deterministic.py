@@ -50,10 +50,13 @@ def stretch(kernel: Kernel, gpu: Gpu) -> float:
 def extra_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of zeroing and summing up the dq buffers beyond the first, before and after the products."""
     heads, queries, _, head_dim = kernel.shape
-    num_bytes = 2 * _FP32 * (buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim
-    return num_bytes / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)
+    return _moving_seconds(2 * _FP32 * (buffers(heads, gpu.sm_count) - 1) * heads * queries * head_dim, gpu)
 
 
 def scores_seconds(bytes_of_scores: float, gpu: Gpu) -> float:
     """Seconds of writing the gradient of scores and of reading it again."""
-    return 2 * bytes_of_scores / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)
+    return _moving_seconds(2 * bytes_of_scores, gpu)
+
+
+def _moving_seconds(num_bytes: float, gpu: Gpu) -> float:
+    return num_bytes / (gpu.memory.bandwidth * gpu.memory_bound.elementwise_fraction)
