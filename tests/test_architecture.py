@@ -216,7 +216,7 @@ NOUNS = {
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.megatron.realtime_tests",
     "zsim.extras", "zsim.plan.parts.host_reads", "zsim.reference.frameworks", "zsim.resources",
-    "zsim.specs.topology.make_wiring",
+    "zsim.specs.experiment.setting", "zsim.specs.topology.make_wiring",
 }  # fmt: skip
 
 

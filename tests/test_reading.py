@@ -19,7 +19,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.reading import parse_json, parse_toml, read_bytes, read_text, whole_number
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.experiment.load import experiment_from, load_experiment
-from zsim.specs.experiment.overrides import setting
+from zsim.specs.experiment.setting import setting
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline

@@ -23,6 +23,7 @@ _TOO_LONG = 10**_MAX_DIGITS
 _MAX_DECIMALS = 18
 _DEEP = f"is nested more than {_MAX_DEPTH} levels deep; expected a few"
 _LONG = f"has a number of more than {_MAX_DIGITS:,} digits"
+NULL = "null"  # how an experiment file spells JSON's null
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
@@ -72,6 +73,19 @@ def parse_toml(text: str, where: object) -> dict[str, Any]:
     numbers that are too long."""
     tables: dict[str, Any] = _parsed(lambda: tomllib.loads(text), tomllib.TOMLDecodeError, where)
     return tables
+
+
+def with_nulls(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a table of another program's file as TOML spells it: "null", which TOML lacks, is None."""
+    return {key: _with_nulls(value) for key, value in table.items()}
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return with_nulls(value)
+    if isinstance(value, list):
+        return [_with_nulls(entry) for entry in value]
+    return None if value == NULL and isinstance(value, str) else value
 
 
 def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object) -> Any:

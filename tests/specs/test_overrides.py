@@ -14,6 +14,7 @@ from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.setting import setting
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
@@ -209,3 +210,54 @@ def test_an_experiment_is_not_changed_by_what_is_set_over_it() -> None:
     job({"cluster.nvme.drives": 16, "strategy.config.bf16.enabled": True}, base)
     assert base["cluster"] == {"extends": "dgx-h100"}
     assert base["strategy"] == {"kind": "deepspeed", "stage": 2}
+
+
+# -- what is written -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("strategy.version=0.10", "0.10"),  # a release, of which the number 0.1 is another one
+        ("strategy.version = 0.15.0", "0.15.0"),
+        ('strategy.version="0.8"', "0.8"),
+        ("cluster.name=4090", "4090"),
+        ("training.micro_batch_size=2", 2),
+        ("strategy.reshard_after_forward=4", 4),
+        ("strategy.config.zero_optimization.reduce_bucket_size=5e8", 5e8),
+        ("training.optimizer=null", None),
+    ],
+)
+def test_where_only_text_may_stand_a_number_is_the_text_as_written(text: str, value: object) -> None:
+    assert setting(text)[1] == value
+    assert type(setting(text)[1]) is type(value)
+
+
+def test_null_unsets_a_key_of_the_experiment_and_of_the_json(with_file: dict[str, Any]) -> None:
+    data = {**with_file, "training": {"activation_checkpointing": "full"}}
+    assert job({}, data).training.activation_checkpointing == "full"
+    assert job({"training.activation_checkpointing": None}, data).training.activation_checkpointing == "none"
+    unset = deepspeed({"strategy.config.zero_optimization.stage3_prefetch_bucket_size": None}, with_file)
+    assert unset.zero.prefetch_bucket_size == 50_000_000  # DeepSpeed's own
+
+
+def test_null_in_a_config_json_is_a_value() -> None:
+    """DeepSeek-V2 without `q_lora_rank` has transformers' 1,536; with null one product makes its queries."""
+    data = {**BASE, "model": "deepseek-v2-lite", "strategy": {"kind": "fsdp2"}}
+    assert any(
+        "q_proj" in name for name, _ in job({"model.q_lora_rank": None}, data).model.named_parameters()
+    )
+    assert any(
+        "q_a_proj" in name for name, _ in job({"model.q_lora_rank": 1536}, data).model.named_parameters()
+    )
+
+
+def test_a_clusters_number_that_is_not_set_cannot_be_unset() -> None:
+    refused("nothing to unset", {"cluster.gpu.power_limit": None}, {**ZERO2})
+
+
+def test_a_key_with_a_default_of_its_family_is_followed() -> None:
+    """Gemma's and BERT's builders read their files through defaults of the family."""
+    for name in ("gemma3-1b", "bert-base"):
+        data = {**BASE, "model": name, "strategy": {"kind": "fsdp2"}}
+        assert job({"model.vocab_size": 50_000}, data).model.vocab_size == 50_000

@@ -131,7 +131,7 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.specs.experiment.overrides import setting
+    from zsim.specs.experiment.setting import setting
 
     return dict(setting(text) for text in texts or ())
 

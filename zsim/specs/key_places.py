@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -64,6 +64,20 @@ def keys_at(parts: list[str], model_type: type[BaseModel]) -> list[str]:
     for part in parts:
         choices = [choice for table in filter(_is_table, choices) for choice in _inside(table, part)]
     return [key for table in filter(_is_table, choices) for key in _keys(table)]
+
+
+def takes_text(dotted: str, model_type: type[BaseModel]) -> bool:
+    """Whether the value of a dotted key can only be text: a release, a name, one of several words."""
+    *parents, key = dotted.split(".")
+    choices: list[Any] = [model_type]
+    for part in parents:
+        choices = [choice for table in filter(_is_table, choices) for choice in _inside(table, part)]
+    values = [value for table in filter(_is_table, choices) for value in _inside(table, key)]
+    return bool(values) and all(value is str or _is_word(value) for value in values)
+
+
+def _is_word(annotation: Any) -> bool:
+    return get_origin(annotation) is Literal and all(isinstance(word, str) for word in get_args(annotation))
 
 
 def _deeper(path: str, key: str, every: list[str]) -> str:

@@ -9,8 +9,8 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
-from zsim.specs.experiment.overrides import setting
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.setting import setting
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

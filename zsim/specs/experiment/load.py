@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.reading import with_nulls
 from zsim.specs.cluster.files import cluster_tables, read_toml
 from zsim.specs.experiment.model_change import with_model
 from zsim.specs.experiment.overrides import with_overrides
@@ -42,8 +43,14 @@ _PATHS = (
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """File-shaped data in which paths that lead to a file from `folder` are joined with `folder`."""
+    """File-shaped data as a file in `folder` means it: paths that lead to a file from there are joined with
+    `folder`, and "null" in the content of another program's file is None."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    if isinstance(data.get("model"), dict):
+        data["model"] = with_nulls(data["model"])
+    strategy = data.get("strategy")
+    if isinstance(strategy, dict) and isinstance(strategy.get("config"), dict):
+        strategy["config"] = with_nulls(strategy["config"])
     for keys in _PATHS:
         _make_relative(data, keys, folder)
     return data

@@ -9,13 +9,12 @@ A file that an override reaches into is read, and its content replaces its name 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
-from zsim.reading import parse_toml
+from zsim.reading import NULL, with_nulls
 from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.model.huggingface import model_from_config, read_model_config
 from zsim.specs.strategy.deepspeed.text import load_object
@@ -24,28 +23,14 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
-_MAX_PARTS = 32
 # With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".
 _FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
 _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """`training.precision=bf16` -> a dotted key and a value: TOML if it parses as TOML, else a string."""
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
-    if key.count(".") > _MAX_PARTS:
-        raise InputError(f"--set {key[:60]}...: found {key.count('.') + 1:,} parts, expected a few")
-    try:
-        return key, parse_toml(f"value = {value}", f"--set {key[:60]}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value.strip()
-
-
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """File-shaped `data` with dotted `overrides` applied.
+    """File-shaped `data` with dotted `overrides` applied; an override of None unsets its key, one of the
+    model's says null in its config.json.
 
     Raises InputError where a dotted key leads through something that is not a table.
     """
@@ -70,7 +55,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
-    """Set a dotted key; missing or null tables on the way are created."""
+    """Set a dotted key; missing or null tables on the way are created. None removes the key."""
     *parents, key = dotted.split(".")
     table = data
     for parent in parents:
@@ -81,7 +66,10 @@ def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> N
             raise InputError(f"--set {prefix}{dotted}: '{parent}' is {table!r}, not a table")
     if not key:
         raise InputError(f"--set {prefix}{dotted}: the key ends in a dot")
-    table[key] = value
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
 
 
 def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +126,8 @@ def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     else:
         raise InputError(f"--set {_MODEL}{next(iter(changes))}: there is no model to change")
     for key, value in changes.items():
-        put(config, key, value, prefix=_MODEL)
+        put(config, key, NULL if value is None else value, prefix=_MODEL)
+    config = with_nulls(config)
     config["_name_or_path"] = name
     asked = _Asked(config)
     model_from_config(asked, name, "model")
@@ -168,7 +157,14 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
                 f"--set {_CLUSTER}{key}: the cluster lists nodes of several types, each with its own GPU; "
                 'change it there: cluster.nodes=[{gpu={extends="h100-sxm-80gb", power_limit="500 W"}}]'
             )
+        if value is None and not _has(tables, key):
+            raise InputError(
+                f"--set {_CLUSTER}{key}=null: there is nothing to unset, the experiment does not say it; "
+                "expected the value that it should have"
+            )
         put(tables, key, value, prefix=_CLUSTER)
+        if value is None:
+            continue
         depth = 2 if key.startswith("gpu.") else 1
         parts = key.split(".")
         if len(parts) > depth:
@@ -182,6 +178,15 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     return tables
 
 
+def _has(tables: Mapping[str, Any], dotted: str) -> bool:
+    """Whether there is a value at a dotted key."""
+    *parents, key = dotted.split(".")
+    table: Any = tables
+    for parent in parents:
+        table = table.get(parent) if isinstance(table, Mapping) else None
+    return isinstance(table, Mapping) and key in table
+
+
 class _Asked(dict[str, Any]):
     """A config that records which keys are looked up."""
 
@@ -192,6 +197,10 @@ class _Asked(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.keys_read.add(key)
         return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
 
 
 def _copy(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zsim.reading import NULL
 from zsim.specs.experiment.tables import Experiment
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -20,7 +21,27 @@ def experiment_toml(experiment: Experiment, comment: str = "") -> str:
     """The experiment's values that are not defaults; every line of `comment` is above them."""
     data = experiment.model_dump(exclude_defaults=True)
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
+    return experiment_text(data, comment)
+
+
+def experiment_text(tables: Mapping[str, Any], comment: str = "") -> str:
+    """The text of file-shaped tables of an experiment; null of another program's file that they hold, such as
+    `q_lora_rank` of a config.json, stands there as "null"."""
+    data = dict(tables)
+    if isinstance(data.get("model"), Mapping):
+        data["model"] = _spelt_out(data["model"])
+    if isinstance(data.get("strategy"), Mapping) and isinstance(data["strategy"].get("config"), Mapping):
+        data["strategy"] = {**data["strategy"], "config": _spelt_out(data["strategy"]["config"])}
     return toml_text(data, comment)
+
+
+def _spelt_out(value: Any) -> Any:
+    """A value of another program's file with "null" for None, as `zsim.reading.with_nulls` reads it."""
+    if isinstance(value, Mapping):
+        return {key: _spelt_out(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelt_out(entry) for entry in value]
+    return NULL if value is None else value
 
 
 def toml_text(data: Mapping[str, Any], comment: str = "") -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, cast
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
@@ -27,8 +28,10 @@ class ConfigReader:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
-        """The same file where absent keys have the family's defaults."""
-        return replace(self, values={**defaults, **self.values})
+        """The same file where absent keys have the family's defaults. It still reads `values` itself, which
+        may record what is read."""
+        layers = cast(MutableMapping[str, Any], self.values), defaults
+        return replace(self, values=ChainMap(*layers))
 
     def find(self, key: str) -> tuple[str, Any]:
         """(the spelling used in the file, its value); `_MISSING` when absent or null.
