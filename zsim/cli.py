@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -137,6 +138,7 @@ def main() -> None:
     garbage_collection.skip_at_exit()
     for name, value in _LEAN_IMPORTS.items():
         os.environ.setdefault(name, value)
+    _make_printable()
     try:
         code = _run_app()
         if sys.stdout is not None:
@@ -146,12 +148,32 @@ def main() -> None:
         _drop_output()
         code = 0
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _has_folder():
+            sys.exit(_refused("the current folder is deleted; change to one that exists"))
         if error.filename is None and error.errno not in _UNWRITABLE:
             raise
         code = _refused(f"{error.filename or 'standard output: cannot be written'}: {error.strerror}")
         if error.filename is None:
             _drop_output()
     sys.exit(code)
+
+
+def _make_printable() -> None:
+    """Let standard output take every name of a file, escaped where its encoding lacks a letter, and ignore a
+    width of the terminal that is none."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width) == 0:
+        del os.environ["COLUMNS"]
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _run_app() -> str | int | None:

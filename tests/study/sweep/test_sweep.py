@@ -200,6 +200,19 @@ def test_a_damaged_record_is_simulated_again(tmp_path: Path) -> None:
     assert swept(tmp_path).known == 2
 
 
+@pytest.mark.parametrize("value", [-1.0, "x"])
+def test_a_record_that_was_changed_is_simulated_again(tmp_path: Path, value: object) -> None:
+    """Valid JSON of the right shape, with another result in it."""
+    swept(tmp_path)
+    before = (tmp_path / "out" / "results.csv").read_bytes()
+    changed = next((tmp_path / "out" / "points").rglob("*.json"))
+    record = json.loads(changed.read_text())
+    record["row"]["step_seconds"] = value
+    changed.write_text(json.dumps(record))
+    assert swept(tmp_path).known == 3
+    assert (tmp_path / "out" / "results.csv").read_bytes() == before
+
+
 # -- processes -------------------------------------------------------------------------------------------
 
 
@@ -344,6 +357,29 @@ def test_ctrl_c_leaves_a_study_that_goes_on(tmp_path: Path) -> None:
     again = swept(tmp_path, MANY)
     assert again.done == 32
     assert again.known >= len(done)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_other_stops_leave_a_study_that_goes_on(tmp_path: Path, stop: signal.Signals) -> None:
+    """A scheduler's SIGTERM and a closed terminal's SIGHUP, sent to the study alone."""
+    process = started(tmp_path)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(stop)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    assert "points are left; the same command goes on with them" in output
+    psutil.wait_procs(workers, timeout=60)
+    assert [worker for worker in workers if worker.is_running()] == []
+
+
+def test_workers_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.kill()
+    psutil.wait_procs(workers, timeout=60)
+    assert [worker for worker in workers if worker.is_running()] == []
+    process.communicate(timeout=60)
 
 
 def test_interrupts_stay_held_when_pythons_resource_tracker_starts() -> None:

@@ -4,17 +4,23 @@
 they are working on. When a worker is killed, joblib ends the others and drops everything under way. Records
 on disk are then loaded, the points that workers were at become suspects, and the rest continues. Suspects run
 at the end, one at a time. A suspect whose worker dies twice more gets an error as its record, which is not
-kept: the next run tries it anew."""
+kept: the next run tries it anew.
+
+# [Note: workers end with the study] SIGTERM and SIGHUP end a study as Ctrl-C does. SIGKILL lets a process do
+# nothing more, so every worker looks once a second whether what started it is still its parent."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
@@ -26,6 +32,8 @@ from zsim.study.sweep.store import Record, Store
 _LARGEST_BATCH = 16
 _BATCHES_PER_JOB = 8
 _MAX_DEATHS = 2
+_SECONDS_BETWEEN_LOOKS = 1.0  # of a worker at its parent
+_STOPS = ("SIGTERM", "SIGHUP")  # Windows has the first alone
 OnRecord = Callable[[Record], None]
 
 
@@ -51,7 +59,7 @@ def run_tasks(
     "multiprocessing", "threading", ...), `scheduler` the address of a running Dask scheduler; without it Dask
     runs `jobs` processes here.
 
-    KeyboardInterrupt leaves every finished point on disk.
+    KeyboardInterrupt leaves every finished point on disk; SIGTERM and SIGHUP raise it.
     """
     store, left = Store(folder), {task.identity: task for task in tasks}
     # Processes of this machine share the folder; those of a cluster may not.
@@ -63,7 +71,7 @@ def run_tasks(
                 store.save(record)
             on_record(record)
 
-    with _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
+    with _stops_as_interrupts(), _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
 
         def run(some: Sequence[Task], size: int) -> bool:
             """Run some tasks; returns whether no worker died."""
@@ -96,10 +104,17 @@ def run_tasks(
 
 
 def run_batch(
-    tasks: Sequence[Task], folder: Path | None, simulator: Simulator | None = None, where: Path | None = None
+    tasks: Sequence[Task],
+    folder: Path | None,
+    simulator: Simulator | None = None,
+    where: Path | None = None,
+    study: int | None = None,
 ) -> list[Record]:
     """The worker's function: simulate the tasks one after the other, sharing their common work. `where` is
-    the current folder of who asked: relative paths, of models too, begin there."""
+    the study's current folder: relative paths, of models too, begin there. `study` is its process: a worker
+    that it started ends with it."""
+    if study is not None and os.getppid() == study:
+        _end_with(study)
     if where is not None:
         with suppress(OSError):  # another machine has no such folder
             os.chdir(where)  # joblib keeps its processes, and with them the folder that they were started in
@@ -116,6 +131,48 @@ def run_batch(
             store.unmark(task.identity)
         records.append(record)
     return records
+
+
+def _worker_start(backend: str) -> dict[str, Any]:
+    """What loky's workers do first; those of other backends begin with a batch."""
+    return {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
+
+
+_WATCH = "end with the study"
+
+
+def _end_with(parent: int) -> None:
+    """End this process, which `parent` started, once that is gone."""
+    if any(thread.name == _WATCH for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+@contextmanager
+def _stops_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, unless they are ignored (nohup)."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    numbers = [getattr(signal, name) for name in _STOPS if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    changed = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
 
 
 def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
@@ -152,7 +209,9 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
 
     with _dask_client(jobs, scheduler) if backend == "dask" else nullcontext():
         try:
-            config = joblib.parallel_config(backend=backend, n_jobs=-1 if backend == "dask" else jobs)
+            config = joblib.parallel_config(
+                backend=backend, n_jobs=-1 if backend == "dask" else jobs, **_worker_start(backend)
+            )
         except (ValueError, ImportError) as error:
             raise InputError(f"--backend {backend}: joblib does not know it: {error}") from None
         with config:
@@ -161,7 +220,10 @@ def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator
             def parallel(batches: list[list[Task]], folder: Path | None) -> Iterator[list[Record]]:
                 run: Any = joblib.Parallel(return_as="generator_unordered", batch_size=1, max_nbytes=None)
                 with _interrupts_held():
-                    calls = (joblib.delayed(run_batch)(batch, folder, None, where) for batch in batches)
+                    calls = (
+                        joblib.delayed(run_batch)(batch, folder, None, where, os.getpid())
+                        for batch in batches
+                    )
                     return iter(run(calls))
 
             yield parallel

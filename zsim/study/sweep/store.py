@@ -1,7 +1,8 @@
-"""Finished points on disk: one file per identity, written atomically."""
+"""Finished points on disk: one file per identity, written atomically, with a checksum of its content."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,12 @@ from zsim.errors import InputError
 from zsim.files import make_folder, write_whole
 
 Record = dict[str, Any]
+_CHECKSUM = "sha256"
+
+
+def _checksum(record: Record) -> str:
+    """Of the record as JSON, in which a number has one spelling."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 class Store:
@@ -19,18 +26,21 @@ class Store:
         self.folder = folder
 
     def load(self, identity: str) -> Record | None:
-        """The record; None if it is missing or damaged."""
+        """The record; None if it is missing, damaged, or not as it was saved."""
         try:
             record = json.loads(self._path(identity).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return record if isinstance(record, dict) and record.get("identity") == identity else None
+        if not isinstance(record, dict) or record.get("identity") != identity:
+            return None
+        checksum = record.pop(_CHECKSUM, None)
+        return record if checksum == _checksum(record) else None
 
     def save(self, record: Record) -> None:
         """Write the record. Raises InputError where the folder cannot be written."""
         path = self._path(record["identity"])
         make_folder(path.parent)
-        write_whole(path, json.dumps(record))
+        write_whole(path, json.dumps({**record, _CHECKSUM: _checksum(record)}))
 
     def mark(self, identity: str) -> None:
         """Mark the point that this process is working on. Raises InputError where the folder cannot be
