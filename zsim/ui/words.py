@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.errors import ZsimError
+from zsim.report.views.text.sentences import NO_REMEDY
 from zsim.ui.answer import Answer, Tier
 from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
 LOOKING = "Looking for changes with which it fits ..."
-NOTHING = "No number of GPUs up to 65,536 and no switch would make it fit."
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
 FILM_FILE = "film.html"
@@ -59,7 +59,7 @@ def mend_buttons(changes: Iterable[str]) -> list[Any]:
         html.Button(words, id={"type": "mend", "number": number}, type="button")
         for number, words in enumerate(changes)
     ]
-    return [html.Span("It fits with "), *buttons] if buttons else [html.Span(NOTHING)]
+    return [html.Span("It fits with "), *buttons] if buttons else [html.Span(f"{NO_REMEDY}.")]
 
 
 def change_words(now: float, before: float | None, *, is_shared: bool) -> str:

@@ -255,7 +255,9 @@ def _with_parents(
         own, before = data.get("network"), parent.get("network")
         if isinstance(own, Mapping) and isinstance(before, Mapping):
             kind = own.get("kind", before.get("kind"))
-            if isinstance(kind, str) and kind in KEYS and kind != before.get("kind"):  # what only the parent's shape has
+            if (
+                isinstance(kind, str) and kind in KEYS and kind != before.get("kind")
+            ):  # what only the parent's shape has
                 parent = {**parent, "network": fitting(before, kind)}
     merged = dict(parent)
     if data.get("vendor", parent.get("vendor")) != parent.get("vendor"):  # what only the parent's vendor has

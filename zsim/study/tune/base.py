@@ -164,6 +164,8 @@ def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
             if spelling in value and value[spelling] != "auto":
                 return _plain(key, value[spelling])
     job = base.job
+    if parents[:2] == ["training", "lora"]:
+        return getattr(job.experiment.training.lora, last, None)
     if parents[:1] == ["training"]:
         return getattr(job.experiment.training if key in RECOMPUTED else job.training, last)
     if parents[:1] == ["parallelism"]:

@@ -1,7 +1,8 @@
 """The remedy for a job that does not fit: the cheapest switch that its program has, simulated.
 
 The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches: one of them alone;
-if none is enough, two together, and so on."""
+if none is enough, two together, and so on. If all together are not, other degrees of parallelism, alone or
+with the lightest switches, and at last adapters on the frozen model (`zsim.study.tune.larger_changes`)."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.larger_changes import adapter_change, degree_changes
 from zsim.study.tune.tellings import script_changes
 
 _MAX_SIMULATED = 3
@@ -78,13 +80,14 @@ class _Look:
 
 
 def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
-    """The result with the fewest switches that fits; among equals the one with the shortest step."""
+    """The result with the fewest switches that fits; among equals the one with the shortest step. Without
+    one, the first larger change that fits."""
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
     singles = list(_singles(given, axes))
     _look(evaluator, given)  # what it holds before a step may be too much for many switches
     some = [None if evaluator.holds_too_much(one) else _look(evaluator, one) for one in singles]
-    if not any(some):
-        return None  # nor does any combination of the others fit
+    if not any(some):  # nor does any combination of the others fit
+        return _larger(evaluator, given, singles)
     best = _shortest(evaluator, _needed([look for look in some if look is not None and look.fits]))
     if best is not None:
         return best
@@ -93,7 +96,35 @@ def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
         best = _shortest(evaluator, _needed([look for look in looks if look.fits]))
         if best is not None:
             return best
+    return _larger(evaluator, given, singles)
+
+
+def _larger(evaluator: Evaluator, given: Candidate, singles: Sequence[Candidate]) -> Measured | None:
+    """The first larger change that fits, with as few of the lightest switches as it needs."""
+    lightest: dict[str, AxisChoice] = {}
+    for single in singles:  # an axis's choices come from the least to the most
+        lightest |= single.choices
+    frozen = adapter_change(given)
+    for changed in (*degree_changes(given), *([] if frozen is None else [frozen])):
+        together = Candidate(given.base, {**lightest, **changed.choices}, -1)
+        if not _fits(evaluator, changed) and not _fits(evaluator, together):
+            continue
+        few = [
+            changed,
+            *(changed.with_choice(name, choice, -1) for name, choice in lightest.items()),
+            together,
+        ]
+        looks = (_look(evaluator, candidate) for candidate in few)
+        best = next((look for look in looks if look is not None and look.fits), None)
+        measured = None if best is None else _shortest(evaluator, [best])
+        if measured is not None:
+            return measured
     return None
+
+
+def _fits(evaluator: Evaluator, candidate: Candidate) -> bool:
+    look = _look(evaluator, candidate)
+    return look is not None and look.fits
 
 
 def _needed(fitting: Sequence[_Look]) -> list[_Look]:
@@ -126,8 +157,8 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
     try:
         whole = candidate.experiment()
         steps = whole.training.gradient_accumulation_steps or 1
-        if candidate.base.job.parallelism.pipeline > 1:
-            asked = simulator.job(whole)
+        asked = simulator.job(whole)
+        if asked.parallelism.pipeline > 1:
             job, steps = with_few(asked), asked.training.gradient_accumulation_steps
         else:
             job = simulator.job(few_micro_batches(whole, 2))

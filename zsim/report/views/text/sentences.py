@@ -39,6 +39,13 @@ def trust_words(report: Report) -> str:
     return f"{said}.{beyond}"
 
 
+NO_GPUS = "With these settings no number of GPUs up to 65,536 would hold all tensors"
+NO_REMEDY = (
+    "Nothing that was tried on these GPUs makes it fit: sharding, checkpointing, offloading, smaller "
+    "micro-batches, larger degrees of parallelism, LoRA"
+)
+
+
 def missing_memory(finding: OutOfMemory) -> str:
     """The first op that does not fit, when, by how much, and what would make the job fit."""
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
@@ -65,8 +72,7 @@ def missing_memory(finding: OutOfMemory) -> str:
     if finding.least_gpus is not None:
         return f"{text}. {format_gpus(finding.least_gpus)} would hold all tensors.{remedy}"
     if finding.pool == "gpu" and finding.is_advised:
-        as_is = " as they are" if remedy else ""
-        return f"{text}. No number of GPUs up to 65,536 would hold all tensors{as_is}.{remedy}"
+        return f"{text}. {NO_GPUS}.{remedy or f' {NO_REMEDY}.'}"
     return f"{text}.{remedy}"
 
 

@@ -1,0 +1,85 @@
+"""Changes for a job that no switch makes fit: other degrees of parallelism, adapters instead of the model.
+
+Degrees are of expert, tensor and pipeline parallelism, in powers of two, small replicas first; the batch of a
+step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters: another kind
+of training, so it comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from zsim.specs.model.spec import ModelSpec
+from zsim.study.tune.axes import ACCUMULATION, AxisChoice
+from zsim.study.tune.base import Base
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.degrees import PIPELINE, TENSOR
+
+EXPERT, LORA = "parallelism.expert", "training.lora.rank"
+_KINDS = ("megatron", "fsdp2")  # the strategies that have degrees
+_MAX_DEGREES = 24  # each is a plan, and the first ones that fit are wanted
+_RANK = 16
+_FROZEN = "adapters"
+
+
+def degree_changes(given: Candidate) -> Iterator[Candidate]:
+    """The job with other degrees, larger than its own, that divide the GPUs, heads, layers and experts."""
+    base = given.base
+    if base.kind not in _KINDS:
+        return
+    split, model = base.job.parallelism, base.job.model
+    experts = _powers(_num_experts(model), split.experts.members)
+    tensors = [degree for degree in _powers(base.job.gpus_per_node, split.tensor) if _divides(model, degree)]
+    pipelines = [
+        degree
+        for degree in _powers(base.world_size, split.pipeline)
+        if len(model.blocks) % degree == 0 or degree == split.pipeline
+    ]
+    sizes = sorted(product(pipelines, tensors, experts), key=lambda size: (size[0] * size[1], sum(size)))
+    shown = 0
+    for pipeline, tensor, expert in sizes:
+        degrees = {PIPELINE: pipeline, TENSOR: tensor, EXPERT: expert}
+        before = {PIPELINE: split.pipeline, TENSOR: split.tensor, EXPERT: split.experts.members}
+        changes = {key: degree for key, degree in degrees.items() if degree != before[key]}
+        accumulation = _accumulation(base, pipeline * tensor)
+        if not changes or accumulation is None or shown == _MAX_DEGREES:
+            continue
+        if accumulation != base.job.training.gradient_accumulation_steps:
+            changes[ACCUMULATION] = accumulation
+        shown += 1
+        yield given.with_choice("degrees", AxisChoice("", changes), -1)
+
+
+def adapter_change(given: Candidate) -> Candidate | None:
+    """The job with LoRA on the frozen model; None if it has adapters."""
+    if given.base.job.experiment.training.lora is not None:
+        return None
+    return given.with_choice(_FROZEN, AxisChoice("", {LORA: _RANK}), -1)
+
+
+def _powers(most: int, least: int) -> list[int]:
+    """The powers of two of at least `least` that divide `most`, and `least`."""
+    degrees = [1 << power for power in range(max(1, most).bit_length()) if most % (1 << power) == 0]
+    return [least, *(degree for degree in degrees if degree > least)]
+
+
+def _num_experts(model: ModelSpec) -> int:
+    """Routed experts of a layer, 1 without any."""
+    routers = (module.work for block in model.blocks for module in block.modules)
+    return max((getattr(work, "num_experts", 1) for work in routers), default=1)
+
+
+def _divides(model: ModelSpec, degree: int) -> bool:
+    works = [module.work for block in model.blocks for module in block.modules]
+    return all(getattr(work, "num_heads", degree) % degree == 0 for work in works)
+
+
+def _accumulation(base: Base, ranks_per_replica: int) -> int | None:
+    """Micro-batches with which fewer replicas train on the same batch; None if there is no whole number."""
+    split, training = base.job.parallelism, base.job.training
+    replicas, rest = divmod(base.world_size, ranks_per_replica * split.context)
+    if rest or not replicas:
+        return None
+    accumulation, rest = divmod(base.batch_sequences, replicas * training.micro_batch_size)
+    return None if rest or not accumulation else accumulation
