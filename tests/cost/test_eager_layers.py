@@ -17,10 +17,10 @@ from zsim.specs.model.huggingface import load_model
 def test_an_eager_layer_takes_what_it_took_on_v100(
     name: str, sequences: int, length: int, forward: float, both: float
 ) -> None:
-    """TFLOP/s of one layer of width 1,024 in fp16 on V100-SXM2-16GB, the best batch, by 24 b s h^2 +
-    4 b h s^2 FLOPs forward and three times that with backward (mli/transformers-benchmarks@3370b2b3, README
-    and micro_bench.ipynb). Predicted 36.0 and 40.3, 57.7 and 58.8: products are at the rate at which they were
-    timed alone, and everything between them is counted kernel by kernel."""
+    """TFLOP/s of one layer of width 1,024 in fp16 on V100-SXM2-16GB, the best batch, by the FLOPs
+    24 b s h^2 + 4 b h s^2 forward and three times that with backward (mli/transformers-benchmarks@3370b2b3,
+    README and micro_bench.ipynb). Predicted 36.0 and 40.3, 57.7 and 58.8: products are at the rate at which
+    they were timed alone, and everything between them is counted kernel by kernel."""
     gpu, shape, options = (
         load_gpu("v100-sxm2-16gb"),
         BatchShape(sequences, length),

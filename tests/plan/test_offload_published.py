@@ -75,11 +75,12 @@ def test_the_zero_offload_tutorial_on_one_v100() -> None:
     assert row.predicted_fits
 
 
-@pytest.mark.parametrize("version", ["0.10.3", "0.19.8"])
-def test_10b_under_zero_offload_on_one_v100_is_near_40_teraflops(version: str) -> None:
+@pytest.mark.parametrize(("version", "within"), [("0.10.3", 0.1), ("0.19.8", 0.2)])
+def test_10b_under_zero_offload_on_one_v100_is_near_40_teraflops(version: str, within: float) -> None:
     """Ren et al. 2021 (arXiv 2101.06840), abstract and section 6: 40 TFLOP/s at 10B on one V100 of a DGX-2,
     batch 512 of micro-batches of 10, 50 layers of 4,096, with the script's own configuration, which holds
-    checkpoints in host memory (DeepSpeedExamples ece5e0e0 ds_zero-offload_10B_config.json)."""
+    checkpoints in host memory (DeepSpeedExamples ece5e0e0 ds_zero-offload_10B_config.json). The oldest
+    release that zsim knows copies them as 2020's did, today's on a stream of their own."""
     model = {
         "model_type": "gpt2", "vocab_size": 50304, "n_positions": 1024, "n_embd": 4096, "n_layer": 50,
         "n_head": 32, "activation_function": "gelu",
@@ -101,5 +102,5 @@ def test_10b_under_zero_offload_on_one_v100_is_near_40_teraflops(version: str) -
         strategy={"kind": "deepspeed", "config": config, "version": version},
     )  # fmt: skip
     report = zsim.simulate(experiment).report
-    assert report.model_flops_per_second_per_gpu == pytest.approx(40e12, rel=0.2)
+    assert report.model_flops_per_second_per_gpu == pytest.approx(40e12, rel=within)
     assert report.fits
