@@ -38,6 +38,25 @@ def test_it_prints_both_steps_within_80_columns(run: Run) -> None:
     assert max(len(line) for line in out.splitlines() if TRACE not in line) <= 80
 
 
+def test_a_cpus_kernels_are_not_passed_off_as_a_gpus(run: Run) -> None:
+    """The ranks of the trace computed on a CPU: on H100 nothing but the collectives is H100's."""
+    code, out, _ = run(TRACE, "--cluster", "dgx-h100", "--gpus", "2")
+    assert code == 0
+    assert "replayed: kernels as recorded, collectives on dgx-h100, 2 ranks\n" in out
+    assert (
+        "computed on a CPU: kernels keep their durations, which are not those of h100-sxm-80gb"
+        in " ".join(out.split())
+    )
+    result = json.loads(run(TRACE, "--cluster", "dgx-h100", "--gpus", "2", "--json", "-")[1])
+    assert result["keeps_kernels"] is True
+    for part in ("compute", "optimizer"):
+        seconds = result["breakdown_seconds"]
+        assert seconds["replayed"][part] == pytest.approx(seconds["recorded"][part], rel=0.01)
+    _, scaled, _ = run(TRACE, "--cluster", "dgx-h100", "--gpus", "2", "--recorded-on", "cpu-core-zen4")
+    assert "replayed: dgx-h100, 2 ranks\n" in scaled
+    assert run(TRACE)[1].splitlines()[1] == "replayed: as recorded"
+
+
 def test_json_on_standard_output_is_nothing_else(run: Run) -> None:
     _, out, _ = run(TRACE, "--json", "-")
     result = json.loads(out)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 
 import zsim
+from zsim.explain.work import step_work
 from zsim.plan.ops import Kernels
 from zsim.report.report import Report
+from zsim.specs.experiment.resolve import resolve
 
 
 def simulated(data: Any = None, **training: Any) -> Report:
@@ -67,6 +71,41 @@ def test_tokens_are_those_of_documents_and_with_padding() -> None:
         found["padded_tokens_per_second_per_gpu"] * 0.75 / 0.875, rel=0.02
     )
     assert any("of the tokens are padding" in note for note in report.notes)
+
+
+@seed(41)
+@settings(max_examples=25, deadline=None)
+@given(
+    law=st.sampled_from(
+        [
+            {"law": "exponential", "mean": 400.0},
+            {"law": "exponential", "mean": 20.0},
+            {"law": "uniform", "low": 3, "high": 40},
+            {"law": "lognormal", "median": 30.0, "sigma": 1.0},
+            {"law": "constant", "mean": 12.0},
+        ]
+    ),
+    batching=st.sampled_from(["packed", "padded"]),
+    drawn=st.integers(0, 1000),
+    length=st.sampled_from([1, 17, 64]),
+    sequences=st.integers(1, 3),
+)
+def test_padding_is_a_part_of_the_tokens_and_none_where_a_sequence_is_alone(
+    law: dict[str, Any], batching: str, drawn: int, length: int, sequences: int
+) -> None:
+    """Documents of one sequence are as long as the longest of it, and packed ones fill theirs. Means over
+    drawn steps are no whole tokens: 16.53 were counted as 17, so that less than nothing was padding."""
+    lengths = {**law, "batching": batching, "seed": drawn}
+    training = {"sequence_length": length, "micro_batch_size": sequences, "lengths": lengths}
+    found = zsim.Experiment(
+        model="gpt2", cluster="dgx-h100", gpus=2, training=training, strategy={"kind": "ddp"}
+    )
+    padding = step_work(resolve(found)).padding
+    assert padding is not None
+    fraction = padding.to_dict(1.0, 1)["padding_fraction"]
+    assert 0 <= fraction < 1
+    if batching == "packed" or sequences == 1:
+        assert fraction == 0
 
 
 def test_a_step_that_waits_for_its_samples_says_so() -> None:

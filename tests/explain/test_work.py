@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 
 import zsim
 from tests.pipelines import one_f_one_b, pipeline_plan
@@ -172,3 +174,43 @@ def test_usual_lengths_need_no_note_on_what_mfu_counts() -> None:
     }
     report = zsim.simulate(zsim.Experiment(**file, training={"sequence_length": 8192})).report
     assert not any("the mask leaves out" in note for note in report.notes)
+
+
+def test_attention_that_is_written_out_computes_masked_pairs_too() -> None:
+    """GPT-2 on V100s, which have no fused attention: the products are over all pairs of 1,024 tokens."""
+    found = zsim.Experiment(
+        model="gpt2",
+        cluster="dgx-2",
+        gpus=1,
+        training={"sequence_length": 1024, "precision": "fp16"},
+        strategy={"kind": "ddp"},
+    )
+    assert step_work(resolve(found)).masked_flops == (0.0, 0.0)
+
+
+@seed(41)
+@settings(max_examples=12, deadline=None)
+@given(
+    model=st.sampled_from(["llama-3.2-1b", "gpt2-medium", "gemma3-1b", "olmoe-1b-7b"]),
+    cluster=st.sampled_from(["dgx-h100", "hgx-b200", "dgx-a100-80gb"]),
+    length=st.sampled_from([128, 1024, 65_536, 1_048_576]),
+    checkpointing=st.sampled_from(["none", "selective", "full"]),
+    attention=st.sampled_from(["flash", "math"]),
+)
+def test_no_kernels_do_more_than_the_peak(
+    model: str, cluster: str, length: int, checkpointing: str, attention: str
+) -> None:
+    """Utilisation by the convention counts pairs that no kernel computes, and passes 100 % on long sequences;
+    by what a mask leaves it never does."""
+    if attention == "math" and length > 1024:
+        length = 1024
+    if model == "gpt2-medium":
+        length = min(length, 1024)
+    training = {"sequence_length": length, "activation_checkpointing": checkpointing, "attention": attention}
+    found = zsim.Experiment(model=model, cluster=cluster, gpus=1, training=training, strategy={"kind": "ddp"})
+    report = zsim.simulate(found).report
+    masked, usual = report.masked_hfu_fraction, report.hfu_fraction
+    assert masked is not None
+    assert usual is not None
+    assert 0 < masked <= min(usual, 1)
+    assert 0 < (report.masked_mfu_fraction or 0) <= (report.mfu_fraction or 0)

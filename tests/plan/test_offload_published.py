@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+import zsim
 from zsim.engine.simulate import simulate_job
 from zsim.study.published.job import row_job
 from zsim.study.published.predict import RowResult, predict_row, shipped_tables
@@ -65,9 +66,41 @@ def test_only_the_shortest_row_tells_the_cpus_rate() -> None:
 
 def test_the_zero_offload_tutorial_on_one_v100() -> None:
     """25.87 s for GPT-2 with 10.28B parameters, micro-batch 10, of which the CPU took 7.6 to 8.0
-    (ds-tutorial-zero-offload-0001). Predicted 17 % short: forward and backward take 11.3 s where the log says
-    18 (the fp16 kernels of 2020 on a GPU with 99 % of its memory taken), what follows 10 s where it says 7.8
-    (scaling, casting and the copy to the GPU no longer overlap with the CPU's update). It fits, as it did."""
+    (ds-tutorial-zero-offload-0001). Predicted 8 % short: forward and backward take 14 s where the log says
+    18 (checkpoints go to pages of host memory that are touched for the first time), what follows 10 s where
+    it says 7.8 (scaling, casting and the copy to the GPU no longer overlap with the CPU's update). It fits,
+    as it did."""
     row = result_of("ds-tutorial-zero-offload-0001")
-    assert row.relative_error == pytest.approx(-0.17, abs=0.03)
+    assert row.relative_error == pytest.approx(-0.08, abs=0.03)
     assert row.predicted_fits
+
+
+@pytest.mark.parametrize(("version", "within"), [("0.10.3", 0.1), ("0.19.8", 0.2)])
+def test_10b_under_zero_offload_on_one_v100_is_near_40_teraflops(version: str, within: float) -> None:
+    """Ren et al. 2021 (arXiv 2101.06840), abstract and section 6: 40 TFLOP/s at 10B on one V100 of a DGX-2,
+    batch 512 of micro-batches of 10, 50 layers of 4,096, with the script's own configuration, which holds
+    checkpoints in host memory (DeepSpeedExamples ece5e0e0 ds_zero-offload_10B_config.json). The oldest
+    release that zsim knows copies them as 2020's did, today's on a stream of their own."""
+    model = {
+        "model_type": "gpt2", "vocab_size": 50304, "n_positions": 1024, "n_embd": 4096, "n_layer": 50,
+        "n_head": 32, "activation_function": "gelu",
+    }  # fmt: skip
+    config = {
+        "train_micro_batch_size_per_gpu": 10,
+        "gradient_accumulation_steps": 51,
+        "gradient_clipping": 1.0,
+        "fp16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 2, "reduce_bucket_size": 50_000_000,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        },
+        "activation_checkpointing": {"cpu_checkpointing": True, "number_checkpoints": 50},
+    }  # fmt: skip
+    experiment = zsim.Experiment(
+        model=model, cluster="dgx-2", gpus=1,
+        training={"sequence_length": 1024, "activation_checkpointing": "full", "precision": "fp16"},
+        strategy={"kind": "deepspeed", "config": config, "version": version},
+    )  # fmt: skip
+    report = zsim.simulate(experiment).report
+    assert report.model_flops_per_second_per_gpu == pytest.approx(40e12, rel=within)
+    assert report.fits

@@ -9,6 +9,7 @@ import numpy as np
 from tests.expect import there
 from zsim.plan.ops import CATEGORIES
 from zsim.report.memory import Ledger, first_over_capacity, memory_peaks
+from zsim.report.views.text.sentences import missing_memory
 from zsim.trace.trace import MemoryEvents
 
 STEP = [
@@ -100,6 +101,19 @@ def test_the_first_op_over_capacity_is_named_with_what_is_missing(
     assert (finding.op, finding.pool, finding.seconds) == ("forward", "gpu", 1.0)
     assert (finding.missing_bytes, finding.peak_missing_bytes) == (5, 20)
     assert (finding.capacity_bytes, finding.least_gpus) == (65, None)
+
+
+def test_an_op_issued_ahead_of_the_step_is_at_its_start(make_memory: Callable[..., MemoryEvents]) -> None:
+    """A host that is 2.3 s ahead issues the first ops of a step while the one before still runs. The GPU is
+    over by then already, the host only later in the step."""
+    events = [
+        (0, -2.3, "gpu", "buffers", 90, "gather"),
+        (0, 0.5, "host", "buffers", 90, "swap"),
+        (0, 1.0, "gpu", "buffers", -90, "gather"),
+    ]
+    finding = there(first_over_capacity(make_memory(events), {"gpu": 80, "host": 80}))
+    assert (finding.op, finding.pool, finding.seconds) == ("gather", "gpu", 0.0)
+    assert "'gather', issued ahead of the step, is the first that exceeds 80 B" in missing_memory(finding)
 
 
 def test_the_earliest_pool_to_overflow_is_the_finding(make_memory: Callable[..., MemoryEvents]) -> None:

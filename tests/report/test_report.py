@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.report import Report, StepWork, plain
+from zsim.report.report import Report, plain
+from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
+from zsim.report.views.text.report import report_lines
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 
@@ -78,6 +80,23 @@ def test_rates_are_work_over_the_step(trace: Trace, report_of: Callable[..., Rep
     assert result["model_flops_per_second_per_gpu"] == 4e11
     assert result["mfu_fraction"] == pytest.approx(0.4)
     assert result["hfu_fraction"] == pytest.approx(0.5)
+
+
+def test_utilisation_of_what_a_mask_leaves_stands_beside_the_convention(
+    trace: Trace, report_of: Callable[..., Report]
+) -> None:
+    """9.6 of 8 TFLOP that the peak allows in 8 s, 120 %; less the 4.8 that are masked 60 %. With 0.9 masked,
+    less than a tenth, the line has the convention alone."""
+    shown = []
+    for masked in (4.8e12, 0.9e12):
+        work = StepWork(4096, 9.6e12, 9.6e12, 1e12, "6N + 12LdS", masked_flops=(masked, masked))
+        report = report_of(trace, work=work)
+        shown.append("\n".join(report_lines(report)))
+        assert report.to_dict()["mfu_fraction"] == pytest.approx(1.2)
+        assert report.to_dict()["masked_mfu_fraction"] == pytest.approx((9.6e12 - masked) / 8e12)
+        assert report.to_dict()["masked_hfu_fraction"] == pytest.approx((9.6e12 - masked) / 8e12)
+    assert "120.0 % (unmasked 60.0 %)" in shown[0]
+    assert "unmasked" not in shown[1]
 
 
 def test_utilisation_is_null_where_the_peak_is_unknown(

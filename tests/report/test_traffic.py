@@ -44,6 +44,23 @@ def test_only_the_collectives_of_one_rank_are_counted(make_trace: Callable[..., 
     assert [row.count for row in collective_rows(trace)] == [1]
 
 
+def test_a_wait_for_ranks_that_come_late_is_busy_too(make_trace: Callable[..., Trace]) -> None:
+    """Computing until 2; the gather, issued at 0, begins at 4, when the last rank has come, and ends at 5: 3
+    s exposed, of which 2 are the wait for that rank. The second, of 3 s, begins at once. So 3 s of 6 are
+    exposed; the bandwidth is of the 4 s in which 200 bytes moved."""
+    trace = make_trace(
+        [
+            {"start": 0, "end": 2, "issue": 0},
+            call("all_gather", 4, 5, 100, issue=0),
+            {"start": 5, "end": 10, "issue": 0},
+            call("all_gather", 6, 9, 100, issue=6),
+        ]
+    )
+    (row,) = collective_rows(trace, waits=step_breakdown(trace).waits)
+    assert (row.exposed_seconds, row.busy_seconds, row.peers_seconds) == (3.0, 6.0, 2.0)
+    assert row.algorithm_bytes_per_second == 50.0
+
+
 def test_each_row_says_how_long_the_compute_stream_waited_for_it(make_trace: Callable[..., Trace]) -> None:
     """Computing until 2; the gather ends at 5 (3 s exposed), the reduce-scatter 5-7 is hidden."""
     trace = make_trace(

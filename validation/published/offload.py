@@ -35,10 +35,12 @@ Azure's ZeRO-3 rows come from DeepSpeed 0.6 on 2022's network, as its rows witho
 errors are as large; the two that should not fit have activations in host memory, by a hint of the
 source that no row confirms.
 
-The ZeRO-Offload tutorial (one V100, 10.3B parameters): forward and backward are predicted 11 s
-where its log says 18 (kernels of 2020 on a GPU with 99 % of its memory taken), what follows
-backward 10 s where it says 7.8: DeepSpeed 0.3 copied weights to the GPU while the CPU updated them;
-0.10, the oldest release zsim knows, does not.
+The ZeRO-Offload tutorial (one V100, 10.3B parameters): its configuration holds the checkpoints in
+host memory (`cpu_checkpointing`), whose pageable copies block the host. Forward and backward are
+predicted 14 s where its log says 18 (forward alone 3.7 and 6.1: DeepSpeed 0.3 allocates the
+checkpoints' memory anew in every step, so that each page is touched for the first time), what
+follows backward 10 s where it says 7.8: DeepSpeed 0.3 copied weights to the GPU while the CPU
+updated them; 0.10, the oldest release zsim knows, does not.
 
 torch 2.10 and 2.11 take 12 to 17 % longer than 2.13 for the same step on the same machine
 (stas00-h200-torchver): no model of the hardware tells that.

@@ -20,7 +20,7 @@ from zsim.plan.by_type import gpu_of
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.padding import Padding
-from zsim.report.report import StepWork
+from zsim.report.step_work import StepWork
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import Attention, ModelSpec
@@ -40,7 +40,7 @@ def step_work(job: Job) -> StepWork:
     length = training.sequence_length
     if lengths is not None:
         steps = training.gradient_accumulation_steps
-        tokens, padded = round(lengths.real_tokens * steps), lengths.mean_tokens * steps
+        tokens, padded = lengths.real_tokens * steps, lengths.mean_tokens * steps
         length = max(1, round(lengths.span))
     if job.micro_batch_sizes:
         each = np.array(job.micro_batch_sizes)[job.rank_types] * length * training.gradient_accumulation_steps
@@ -51,7 +51,7 @@ def step_work(job: Job) -> StepWork:
     peak_dtype = training.fp8.dtype.partition("-")[0] if dtype == "fp8" else dtype
     peak = mean_peak(job)
     model = model_flops_per_token(job.model, length)
-    masked = _masked_flops(job.model, length, policies)
+    masked = _masked_flops(job.model, length, policies) if training.attention == "flash" else (0.0, 0.0)
     gpus = job.parallelism.model_ranks
     return StepWork(
         tokens,
@@ -67,8 +67,8 @@ def step_work(job: Job) -> StepWork:
 
 
 def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointing]) -> tuple[float, float]:
-    """FLOPs per token of pairs that no kernel computes, since attention's mask leaves them out, though the
-    convention counts all: forward and backward, and with recomputation."""
+    """FLOPs per token of pairs that no fused kernel computes, since attention's mask leaves them out, though
+    the convention counts all: forward and backward, and with recomputation."""
     if flops_convention(model) == TRACED_CONVENTION:
         return 0.0, 0.0
     kept = again = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,9 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """The first op that does not fit: `missing_bytes` when it ran, `peak_missing_bytes` at the peak. Where
-    changes that make the job fit have been looked for, it `is_advised`."""
+    """The first op that does not fit, `seconds` into the step (0 where the host issued it ahead of the step):
+    `missing_bytes` when it ran, `peak_missing_bytes` at the peak. Where changes that make the job fit have
+    been looked for, it `is_advised`."""
 
     op: str
     pool: str
@@ -224,7 +226,7 @@ def first_over_capacity(
     """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited);
     `capacities`: by device those of traced ranks, if they differ."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
-    found: list[OutOfMemory] = []
+    found: list[tuple[float, OutOfMemory]] = []
     for device in DEVICES:
         common = capacity.get(device)
         if common is None:
@@ -237,15 +239,15 @@ def first_over_capacity(
             if not len(over):
                 continue
             first, totals = int(over[0]), held.totals
-            found.append(
-                OutOfMemory(
-                    op=held.name(first),
-                    pool=device,
-                    rank=next(iter(pool)),
-                    seconds=float(held.host_seconds[first]),
-                    missing_bytes=int(totals[first]) - limit,
-                    peak_missing_bytes=int(totals.max()) - limit,
-                    capacity_bytes=limit,
-                )
+            issued = float(held.host_seconds[first])
+            finding = OutOfMemory(
+                op=held.name(first),
+                pool=device,
+                rank=next(iter(pool)),
+                seconds=max(0.0, issued),
+                missing_bytes=int(totals[first]) - limit,
+                peak_missing_bytes=int(totals.max()) - limit,
+                capacity_bytes=limit,
             )
-    return min(found, key=lambda finding: finding.seconds, default=None)
+            found.append((issued, finding))
+    return min(found, key=itemgetter(0), default=(0.0, None))[1]

@@ -15,9 +15,9 @@ from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
-from zsim.report.padding import Padding
 from zsim.report.pipeline.section import PipelineSection
 from zsim.report.rank_map import RankMap
+from zsim.report.step_work import StepWork
 from zsim.report.traffic import (
     CollectiveRow,
     SentRow,
@@ -32,31 +32,6 @@ from zsim.trace.trace import Trace
 from zsim.validated.validation import Validation
 
 Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """Work of a step: the tokens of a replica of `gpus_per_replica`; as mean over GPUs, FLOPs by `convention`
-    of the model and of all that ran, and what masks leave out of both; the dense peak in `peak_dtype`."""
-
-    tokens: float
-    model_flops: float
-    hardware_flops: float
-    peak_flops_per_second: float | None
-    convention: str
-    peak_dtype: str = ""
-    gpus_per_replica: int = 1
-    padding: Padding | None = None
-    masked_flops: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def tokens_per_gpu(self) -> float:
-        """One GPU's share of the step's tokens."""
-        return self.tokens / self.gpus_per_replica
-
-    def step_tokens(self, gpus: int) -> int:
-        """Tokens of the whole step on `gpus` GPUs, the global batch."""
-        return round(self.tokens * (gpus // self.gpus_per_replica))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +178,22 @@ class Report:
     @property
     def mfu_fraction(self) -> float | None:
         """Model FLOPs utilisation: the model's FLOPs over the GPU's peak FLOPs in the time of the step."""
-        return _ratio(self.model_flops_per_second_per_gpu, self.work.peak_flops_per_second)
+        return self.work.utilisation(self.work.model_flops, self.step_seconds)
 
     @property
     def hfu_fraction(self) -> float | None:
         """Hardware FLOPs utilisation: as MFU, with recomputation counted as work."""
-        return _ratio(_ratio(self.work.hardware_flops, self.step_seconds), self.work.peak_flops_per_second)
+        return self.work.utilisation(self.work.hardware_flops, self.step_seconds)
+
+    @property
+    def masked_mfu_fraction(self) -> float | None:
+        """MFU with attention counted over the pairs that its mask leaves, all that fused kernels compute."""
+        return self.work.utilisation(self.work.model_flops - self.work.masked_flops[0], self.step_seconds)
+
+    @property
+    def masked_hfu_fraction(self) -> float | None:
+        """HFU with attention counted over the pairs that its mask leaves; never above 1."""
+        return self.work.utilisation(self.work.hardware_flops - self.work.masked_flops[1], self.step_seconds)
 
     @property
     def mfu_peak(self) -> str:
@@ -248,6 +233,8 @@ class Report:
                 phase: dict(row) for phase, row in self.breakdown.by_phase.items()
             },
             "overlap_fraction": self.overlap_fraction,
+            "masked_mfu_fraction": self.masked_mfu_fraction,
+            "masked_hfu_fraction": self.masked_hfu_fraction,
             "mfu_peak": {
                 "dtype": self.work.peak_dtype,
                 "flops_per_second": self.work.peak_flops_per_second,
@@ -320,8 +307,7 @@ def make_report(
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     computing = (breakdown.seconds if pipeline is None else pipeline.mean_seconds())["compute"]
-    ran = work.hardware_flops - work.masked_flops[1]
-    kernels = _ratio(_ratio(ran, computing), work.peak_flops_per_second)
+    kernels = work.utilisation(work.hardware_flops - work.masked_flops[1], computing)
     limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
     offload = offload_section(trace, breakdown, step.rank, use.limits, use.tiers, use.pinned_bytes)

@@ -12,12 +12,16 @@ from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.report.waits import HOST, NO_WAITS, Waits
 from zsim.trace.trace import COLLECTIVES, SpanInfos, Trace, are_of_kinds
 
+_SAME = 1e-9  # relative: times closer than this are the same
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
     """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor.
 
     `exposed_seconds`: time that the compute stream waited for them (delay by other ranks included).
+    `busy_seconds`: from the beginning of each call to its end, with the part of that wait in which the other
+    ranks had not come yet, `peers_seconds`; so what is exposed is never longer.
     """
 
     kind: str
@@ -28,11 +32,13 @@ class CollectiveRow:
     dtype: str
     busy_seconds: float
     exposed_seconds: float = 0.0
+    peers_seconds: float = 0.0
 
     @property
     def algorithm_bytes_per_second(self) -> float | None:
-        """nccl-tests' algbw: the full tensor over the time of one call."""
-        return self.bytes * self.count / self.busy_seconds if self.busy_seconds > 0 else None
+        """nccl-tests' algbw: the full tensor over the time of one call, once all ranks have come."""
+        seconds = self.busy_seconds - self.peers_seconds
+        return self.bytes * self.count / seconds if seconds > 0 else None
 
     @property
     def bus_bytes_per_second(self) -> float | None:
@@ -123,16 +129,41 @@ def collective_rows(
     spans = spans[np.argsort(called, kind="stable")]
     numbers = of_info[own.info_indices[spans]]
     counts = np.bincount(numbers, minlength=len(kinds)).tolist()
-    busy = np.bincount(numbers, own.end_seconds[spans] - own.start_seconds[spans], len(kinds)).tolist()
+    starts, ends = own.start_seconds[spans], own.end_seconds[spans]
+    busy = np.bincount(numbers, ends - starts, len(kinds)).tolist()
     waited_for = of_info[waits.infos]
     is_call = (waits.infos != HOST) & (waited_for >= 0)
     exposed = np.bincount(waited_for[is_call], waits.seconds[is_call], len(kinds))
     exposed_seconds: list[float] = exposed.astype(np.float64).tolist()  # integers where nothing was counted
-    return tuple(
-        CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, busy[n], exposed_seconds[n])
-        for n in dict.fromkeys(numbers.tolist())
-        for kind, group, size, num_bytes, dtype in [kinds[n]]
-    )
+    rows = []
+    for n in dict.fromkeys(numbers.tolist()):
+        kind, group, size, num_bytes, dtype = kinds[n]
+        before = 0.0
+        if exposed_seconds[n]:
+            calls, own_waits = numbers == n, is_call & (waited_for == n)
+            before = _outside(waits.starts[own_waits], waits.ends[own_waits], starts[calls], ends[calls])
+        seconds = max(busy[n] + before, exposed_seconds[n])
+        rows.append(
+            CollectiveRow(kind, group, size, counts[n], num_bytes, dtype, seconds, exposed_seconds[n], before)
+        )
+    return tuple(rows)
+
+
+def _outside(starts: Floats, ends: Floats, calls: Floats, called: Floats) -> float:
+    """Seconds of the intervals from `starts` to `ends` in which none of the calls was under way; they began
+    at `calls` and ended at `called`."""
+    order = np.argsort(calls, kind="stable")
+    calls, called = calls[order], np.maximum.accumulate(called[order])
+    begins = np.maximum(calls, np.append(-np.inf, called[:-1]))  # of what the calls before leave of each
+    before = np.append(0.0, np.cumsum(called - begins))
+
+    def under_way(until: Floats) -> Floats:
+        place = np.searchsorted(begins, until, side="right") - 1
+        here = np.minimum(until, called[place]) - begins[place]
+        return np.where(place < 0, 0.0, before[place] + here)
+
+    outside = (ends - starts) - (under_way(ends) - under_way(starts))
+    return float(outside[outside > _SAME * ends].sum())
 
 
 _Alike = tuple[str, str, int, int, str]

@@ -31,8 +31,8 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """Waits in the order in which they begin. `seconds`, `causes` (places in `CAUSES`), `infos` (`HOST`: for
-    the host): one entry per wait."""
+    """Waits in the order in which they begin. `starts`, `ends`, `seconds`, `causes` (places in `CAUSES`),
+    `infos` (`HOST`: for the host): one entry per wait."""
 
     def __init__(
         self, starts: Floats, ends: Floats, causes: Ints, infos: Ints, phases: Ints, names: Sequence[str]
@@ -40,7 +40,7 @@ class Waits:
         """`phases`: places in `names`."""
         self.seconds: Floats = ends - starts
         self.causes, self.infos = causes, infos
-        self._starts, self._ends, self._phases, self._names = starts, ends, phases, names
+        self.starts, self.ends, self._phases, self._names = starts, ends, phases, names
 
     @staticmethod
     def of(waits: Iterable[Wait]) -> Waits:
@@ -65,7 +65,7 @@ class Waits:
         return len(self.seconds)
 
     def __iter__(self) -> Iterator[Wait]:
-        starts, ends = self._starts.tolist(), self._ends.tolist()
+        starts, ends = self.starts.tolist(), self.ends.tolist()
         causes, infos, phases = self.causes.tolist(), self.infos.tolist(), self._phases.tolist()
         for start, end, cause, info, phase in zip(starts, ends, causes, infos, phases, strict=True):
             yield Wait(start, end, CAUSES[cause], None if info == HOST else info, self._names[phase])

@@ -92,11 +92,14 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, all-to-alls, and the
     first, third, fifth ... product of a block (experts' and their gate's are not among them). Backward reads
     the last product's output, or what its reduce-scatter makes of it, only if a norm follows (Gemma 2);
-    otherwise torch.compile does not keep it.
+    otherwise torch.compile does not keep it. A product in fp8 is `aten._scaled_mm`, which is neither counted
+    nor kept: all of them run again whose outputs backward reads.
 
-    Source: torchtitan v0.2.2 `_op_sac_save_list` (models/llama3/infra/parallelize.py) and `_apply_op_sac`
-    (distributed/activation_checkpoint.py), which runs every second `aten.mm` again; torch 2.13's
-    `solve_min_cut` (_functorch/partitioners.py), which cuts only paths to backward.
+    Source: torchtitan v0.1.0 to v0.2.2 `_op_sac_save_list` (models/llama3/infra/parallelize.py) and
+    `_apply_op_sac` (distributed/activation_checkpoint.py), which runs every second `aten.mm` again (its main
+    branch since February 2026, pull request 2357, keeps every `_scaled_mm`); torch 2.13's `solve_min_cut`
+    (_functorch/partitioners.py), which cuts only paths to backward: compiled with that list, a block of four
+    products runs one again in bf16 and three in fp8.
     """
     modules = block.modules
     products = [module for module in modules if isinstance(module.work, Linear)]
@@ -104,6 +107,7 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     if options.compile and not _feeds_norm(modules, products[-1]):
         products = products[:-1]
         scatters = [one for one in scatters if one is not scatters[-1] or _feeds_norm(modules, one)]
+    products = [module for module in products if not is_quantized(module, options)]
     is_core = [module for module in modules if isinstance(module.work, Attention)]
     sent = [one for one in modules if isinstance(one.work, Exchange) and one.work.forward == "all_to_all"]
     found = (*products[::2], *is_core, *scatters, *sent)

@@ -32,7 +32,8 @@ class Replay:
     `rank` is the rank whose times are reported: the slowest in the replay. `step_seconds` is its replayed
     step, `recorded_seconds` its recorded one, including waits for slower ranks. `recorded.step_seconds` is
     the step of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays
-    above 50 us that nothing in the recording explains; they are replayed unchanged."""
+    above 50 us that nothing in the recording explains; they are replayed unchanged. `keeps_kernels`: on
+    another cluster kernels take what they took, since what they were recorded on is not known to be a GPU."""
 
     recorded: Trace
     replayed: Trace
@@ -43,6 +44,7 @@ class Replay:
     cluster: str | None
     world_size: int
     notes: tuple[str, ...]
+    keeps_kernels: bool = False
 
     @property
     def written(self) -> Trace:
@@ -93,6 +95,7 @@ class Replay:
             "relative_change": self.step_seconds / self.recorded_seconds - 1,
             "unexplained_seconds": self.unexplained_seconds,
             "cluster": self.cluster,
+            "keeps_kernels": self.keeps_kernels,
             "recorded_world_size": self.recorded.world_size,
             "world_size": self.world_size,
             "ranks_replayed": sorted(set(self.replayed.ranks.tolist())),
@@ -147,7 +150,7 @@ def replay(
     require_alike(other, "replay on another cluster")
     what_if = make_what_if(one, other, gpus, nodes)
     gpu = recorded_gpu(one.metadata, recorded_on)
-    notes += _about_kernels(gpu, what_if.cluster.gpu)
+    notes += _about_kernels(gpu, what_if.cluster.gpu, is_cpu=one.metadata.get("computes_on") == "cpu")
     is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES
     is_folded = not is_whole and what_if.blocks is None
     if is_folded:
@@ -169,7 +172,8 @@ def replay(
             f"{format_seconds(max(longest.values()))}"
         )
     notes += dict.fromkeys(what_if.notes)
-    return _result(one, replayed_ranks, seconds, replayed, notes, what_if)
+    found = _result(one, replayed_ranks, seconds, replayed, notes, what_if)
+    return replace(found, keeps_kernels=gpu is None)
 
 
 def _replayed(
@@ -189,10 +193,17 @@ def _replayed(
     return ranks, *run_replay(one, ranks, place, num_steps)
 
 
-def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
-    """Notes on the assumptions for kernels recorded on `gpu` (None: unknown) and replayed on `new`."""
+def _about_kernels(gpu: Gpu | None, new: Gpu, *, is_cpu: bool) -> list[str]:
+    """Notes on the assumptions for kernels recorded on `gpu` (None: unknown, or the CPU) and replayed on
+    `new`."""
     notes = []
-    if gpu is None:
+    if gpu is None and is_cpu:
+        notes.append(
+            "the recorded ranks computed on a CPU: kernels keep their durations, which are not those of "
+            f"{new.name}; only collectives are as on this cluster (--recorded-on cpu-core-zen4 scales "
+            "kernels by the ratio of data sheets)"
+        )
+    elif gpu is None:
         notes.append(
             "the recording's GPU is not known: kernels keep their durations (--recorded-on names it)"
         )

@@ -18,6 +18,8 @@ _MAX_ROWS = 12
 def replay_lines(replay: Replay, name: str) -> Iterator[str]:
     """The step first; then its parts and collectives, recorded and replayed; the notes last."""
     where = f"{replay.cluster}, {_gpus(replay.world_size)}" if replay.cluster else "as recorded"
+    if replay.keeps_kernels:
+        where = f"kernels as recorded, collectives on {where}"
     recorded_on = replay.recorded.metadata.get("gpu", "")
     yield f"{name}  ({_gpus(replay.recorded.world_size)}{', ' + recorded_on if recorded_on else ''})"
     yield f"replayed: {where}"

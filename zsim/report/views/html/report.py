@@ -126,8 +126,12 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         small = format_flops(flops or 0.0)
         if report.mfu_peak:
             small += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
+        again = "with recomputation"
+        if report.work.is_much_masked:
+            small += f"; unmasked {_percent(report.masked_mfu_fraction)}"
+            again += f"; unmasked {_percent(report.masked_hfu_fraction)}"
         yield "MFU", _percent(report.mfu_fraction), small
-        yield "HFU", _percent(report.hfu_fraction), "with recomputation"
+        yield "HFU", _percent(report.hfu_fraction), again
     of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
         of += f"; {torch_words(report)}"

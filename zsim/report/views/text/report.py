@@ -109,10 +109,12 @@ def _speed(report: Report) -> Table:
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     table = _grid()
     mfu = f"{_percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
+    hfu = _percent(report.hfu_fraction)
+    if report.work.is_much_masked and report.mfu_fraction is not None:
+        mfu += f" (unmasked {_percent(report.masked_mfu_fraction)})"
+        hfu += f" (unmasked {_percent(report.masked_hfu_fraction)})"
     table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
-    table.add_row(
-        "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
-    )
+    table.add_row("tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", hfu)
     padding = report.work.padding
     if padding is not None:
         found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
@@ -125,7 +127,7 @@ def _speed(report: Report) -> Table:
         "overlap",
         _percent(report.overlap_fraction),
     )
-    return table
+    return _fitted(table)
 
 
 def _range(report: Report, validation: Validation) -> Text:

@@ -1,0 +1,44 @@
+"""Work of one step: tokens, and FLOPs by a convention and as its kernels compute them."""
+
+from __future__ import annotations
+
+from zsim.dataclass import dataclass
+from zsim.report.padding import Padding
+
+_SHOWN = 0.1  # of the model's FLOPs
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Work of a step: the tokens of a replica of `gpus_per_replica`; as mean over GPUs, FLOPs by `convention`
+    of the model and of all that ran, and what masks leave out of both; the dense peak in `peak_dtype`."""
+
+    tokens: float
+    model_flops: float
+    hardware_flops: float
+    peak_flops_per_second: float | None
+    convention: str
+    peak_dtype: str = ""
+    gpus_per_replica: int = 1
+    padding: Padding | None = None
+    masked_flops: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """One GPU's share of the step's tokens."""
+        return self.tokens / self.gpus_per_replica
+
+    @property
+    def is_much_masked(self) -> bool:
+        """Whether a tenth or more of the model's FLOPs by the convention are pairs that a mask leaves out."""
+        return self.masked_flops[0] >= _SHOWN * self.model_flops > 0
+
+    def step_tokens(self, gpus: int) -> int:
+        """Tokens of the whole step on `gpus` GPUs, the global batch."""
+        return round(self.tokens * (gpus // self.gpus_per_replica))
+
+    def utilisation(self, flops: float, seconds: float) -> float | None:
+        """The part of the peak's FLOPs in `seconds` that `flops` are; None without a peak or a time."""
+        if not seconds or not self.peak_flops_per_second:
+            return None
+        return flops / seconds / self.peak_flops_per_second
