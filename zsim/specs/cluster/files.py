@@ -25,6 +25,7 @@ from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_is_name,
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.cluster.host_speeds import with_named_cpu
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import with_power_limit
@@ -272,6 +273,8 @@ def _with_parents(
             before = parent.get(key, default_offload_table() if key == "offload" else None)
             if isinstance(before, dict):
                 value = _merged_table(file, key, value, before, parent_path.stem)
+            if key == "host":
+                value = with_named_cpu(value, data[key], before, file)
         if key != "extends":
             merged[key] = value
     if preset is topology_preset_path and "nodes" in merged:

@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.resources import PRESETS
-from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.host_speeds import SPEED_KEYS, host_speeds
 from zsim.specs.messages import validated
 
 _PRESET = PRESETS / "spreads.toml"
@@ -67,3 +68,14 @@ def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
         drives = {name: getattr(cluster.nvme, name) * factor for name in names}
         changes["nvme"] = cluster.nvme.model_copy(update=drives)
     return cluster.model_copy(update=changes)
+
+
+def hosts_at(cluster: Cluster, end: End) -> Cluster:
+    """The cluster with all hosts' time of issuing work at one end of their spread."""
+    factor = getattr(host_speeds().spread, end)
+
+    def turned(host: HostDevice) -> HostDevice:
+        return host.model_copy(update={key: getattr(host, key) * factor for key in SPEED_KEYS})
+
+    nodes = tuple(one.model_copy(update={"host": turned(one.host)}) for one in cluster.nodes)
+    return cluster.model_copy(update={"host": turned(cluster.host), "nodes": nodes})
