@@ -98,8 +98,8 @@ class HostDevice(Table):
     cpu: str | None = Field(
         default=None,
         description='its processor ("EPYC 7763", as lscpu says it); in a file that extends another, without '
-        "seconds_per_launch and overhead_factor, these follow from the ratings of both processors in a single "
-        "thread; left out: they are as the extended file has them",
+        "seconds_per_launch and overhead_factor, these follow from the ratings of both processors in a "
+        "single thread; left out: they are as the extended file has them",
     )
     sockets: int = Field(
         default=1, gt=0, strict=True, description="sockets, which share cores, memory and GPUs evenly"
