@@ -65,9 +65,9 @@ def test_only_the_shortest_row_tells_the_cpus_rate() -> None:
 
 def test_the_zero_offload_tutorial_on_one_v100() -> None:
     """25.87 s for GPT-2 with 10.28B parameters, micro-batch 10, of which the CPU took 7.6 to 8.0
-    (ds-tutorial-zero-offload-0001). Predicted 17 % short: forward and backward take 11.3 s where the log says
-    18 (the fp16 kernels of 2020 on a GPU with 99 % of its memory taken), what follows 10 s where it says 7.8
-    (scaling, casting and the copy to the GPU no longer overlap with the CPU's update). It fits, as it did."""
+    (ds-tutorial-zero-offload-0001). Predicted 29 % short: forward and backward take 11.3 s where the log says
+    18 (the fp16 kernels of 2020 on a GPU with 99 % of its memory taken), the CPU's update 4.1 s where the log
+    says 6.35 and ZeRO-Offload's paper 2.57, between which the DGX-2's rate lies. It fits, as it did."""
     row = result_of("ds-tutorial-zero-offload-0001")
-    assert row.relative_error == pytest.approx(-0.17, abs=0.03)
+    assert row.relative_error == pytest.approx(-0.29, abs=0.03)
     assert row.predicted_fits

@@ -324,7 +324,8 @@ def _merged_table(
     if "source" in parent and changed:
         child = {"source": UNSAID, "evidence": "assumed", **child}
     kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
-    merged = _merged_keys(child, {**parent, "spread": kept} if "spread" in parent else parent)
+    parent = {key: value for key, value in parent.items() if key != "spread" or kept}
+    merged = _merged_keys(child, {**parent, "spread": kept} if kept else parent)
     if "source" in parent and changed and set(parent) - set(child):
         merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
         grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]

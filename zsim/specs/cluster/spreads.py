@@ -50,14 +50,17 @@ def load_spreads() -> Spreads:
 
 def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
     """The cluster with all rates that offloading depends on at one end of their spreads: PCIe, host memory
-    and CPU (by the grade of [offload]), drives."""
+    and CPU (as [offload] says, or by its grade), drives."""
     pcie, rates = cluster.pcie, cluster.offload
     of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
+    place = 0 if end == "slow" else 1
     fractions = {
-        name: min(1.0, getattr(rates, name) * of_host)
+        name: rates.spread[name][place] if name in rates.spread else min(1.0, getattr(rates, name) * of_host)
         for name in ("optimizer_fraction", "copy_fraction", "dma_fraction")
     }
     fractions["pageable_bandwidth"] = rates.pageable_bandwidth * of_host
+    if rates.thread_bandwidth is not None:
+        fractions["thread_bandwidth"] = rates.thread_bandwidth * of_host
     changes: dict[str, object] = {
         "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * of_pcie}),
         "offload": rates.model_copy(update=fractions),
