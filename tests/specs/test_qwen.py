@@ -9,11 +9,23 @@ import pytest
 from zsim.specs.model.huggingface import model_from_config
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen", "hidden_size": 4096, "intermediate_size": 22016, "kv_channels": 128,
-    "no_bias": True, "num_attention_heads": 32, "num_hidden_layers": 32, "tie_word_embeddings": False, "vocab_size": 151936,
-}  # fmt: skip
-LARGER = {"hidden_size": 8192, "intermediate_size": 49152, "num_attention_heads": 64, "num_hidden_layers": 80,
-          "vocab_size": 152064}  # fmt: skip
+    "model_type": "qwen",
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "kv_channels": 128,
+    "no_bias": True,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+LARGER = {
+    "hidden_size": 8192,
+    "intermediate_size": 49152,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 80,
+    "vocab_size": 152064,
+}
 
 
 @pytest.mark.parametrize(
