@@ -38,7 +38,7 @@ def job_of(gpus: int, nodes: int = 1, **tables: dict[str, Any]) -> Job:
         "host": {"memory_bandwidth": 100e9, "seconds_per_launch": 0.0, "overhead_factor": 1e-9,
                  "sockets": 1, "socket_bandwidth": None},
         "offload": {"dma_fraction": 0.8, "optimizer_fraction": 0.2, "copy_fraction": 0.5,
-                    "pageable_bandwidth": 5e9, "threads_per_rank": None},
+                    "pageable_bandwidth": 5e9, "threads_per_rank": None, "thread_bandwidth": None},
         "nvme": {"drives": 1, "read_bandwidth": 2e9, "write_bandwidth": 1e9, "read_latency": 0.0,
                  "write_latency": 0.0, "efficiency": 1.0},
     }  # fmt: skip
@@ -148,6 +148,31 @@ def test_the_cpus_of_a_node_are_shared_by_its_ranks() -> None:
     assert seconds_of(1, step) == pytest.approx(0.5)
     assert seconds_of(4, step) == pytest.approx(2.0)
     assert seconds_of(1, step, offload={"threads_per_rank": 12}) == pytest.approx(2.0)
+
+
+def test_threads_reach_what_one_reaches_as_often_as_there_are_up_to_the_nodes_rate() -> None:
+    """A thread reaches 4 GB/s: one for 10 GB takes 2.5 s, three 10 / 12 s, and six no less than the node's 20
+    GB/s let them. Four ranks of one thread move 40 GB at 16 GB/s."""
+    step = HostWork("optimizer", 10 * GB)
+
+    def seconds(ranks: int, threads: int) -> float:
+        return seconds_of(ranks, step, offload={"threads_per_rank": threads, "thread_bandwidth": 4e9})
+
+    assert seconds(1, 1) == pytest.approx(2.5)
+    assert seconds(1, 3) == pytest.approx(10 / 12)
+    assert seconds(1, 6) == pytest.approx(0.5)
+    assert seconds(4, 1) == pytest.approx(2.5)
+
+
+def test_a_thread_takes_as_long_for_an_element_of_two_bytes_as_for_one_of_four() -> None:
+    """A billion elements are 28 GB in fp32 and 14 in bf16: a thread of 4 GB/s takes 7 s for either, all
+    threads, bound by memory of 20 GB/s, half as long for the latter."""
+    of_fp32, of_bf16 = (HostWork("optimizer", size * 10**9, 10**9) for size in (28, 14))
+    thread = {"threads_per_rank": 1, "thread_bandwidth": 4e9}
+    assert seconds_of(1, of_fp32, offload=thread) == pytest.approx(7.0)
+    assert seconds_of(1, of_bf16, offload=thread) == pytest.approx(7.0)
+    assert seconds_of(1, of_fp32) == pytest.approx(1.4)
+    assert seconds_of(1, of_bf16) == pytest.approx(0.7)
 
 
 def test_the_cpus_step_and_copies_share_host_memory() -> None:

@@ -310,6 +310,7 @@ def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made(
         config, _, _ = read_model_config(name)
         families[config["model_type"]] = config
     families["megatron"] = MEGATRON  # of a command line: no preset has it
+    families["qwen"] = {**MEGATRON, "model_type": "qwen"}  # nor Qwen of 2023
     assert set(families) == set(FAMILIES)
     for config in families.values():
         key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
@@ -376,5 +377,5 @@ def test_every_family_of_the_table_is_known() -> None:
         "gemma3_text", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
         "granite", "granitemoe", "internlm3", "kimi_k2", "llama", "llama4_text", "megatron", "mistral",
         "mixtral", "modernbert", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "phi3", "phimoe",
-        "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "smollm3", "starcoder2", "t5",
+        "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "smollm3", "starcoder2", "t5",
     ]  # fmt: skip

@@ -41,6 +41,24 @@ def test_packed_documents_of_one_length_leave_each_token_its_own_document() -> N
     assert (whole.span, whole.by_document) == (4096.0, False)
 
 
+def test_an_exponential_law_between_bounds_has_the_mean_that_is_left_of_it() -> None:
+    """Of mean m = 1,000 from a = 99.5 to b = 2,000.5, which round to the bounds: a + m - (b - a) q / (1 - q)
+    with q = e^(-(b - a) / m), 765.5. Without bounds it is the law's."""
+    between = drawn(8, 64, law="exponential", mean=1000, low=100, high=2000, batching="padded")
+    assert between.real_tokens == pytest.approx(765.5, rel=0.01)
+    assert between.length <= 2000
+    free = drawn(8, 64, length=2**20, law="exponential", mean=1000, batching="padded")
+    assert free.real_tokens == pytest.approx(1000, rel=0.02)
+
+
+def test_a_lognormal_law_takes_one_bound_alone() -> None:
+    """Of median 600 and sigma 1 from its median on: 600 e^(1/2) normal(1) / normal(0), 1,664."""
+    found = drawn(8, 64, length=2**20, law="lognormal", median=600, sigma=1.0, low=600, batching="padded")
+    assert found.real_tokens == pytest.approx(1664, rel=0.03)
+    short = drawn(8, 64, law="lognormal", median=600, sigma=1.0, high=600, batching="padded")
+    assert short.length <= 600
+
+
 def test_documents_are_cut_at_the_end_of_a_sequence() -> None:
     """3,000 tokens each in sequences of 4,096. Cut at 4,096 k, 375 sequences hold 512 documents and one of 8
     ends with each: the mean of (sum of s^2) / 4,096 over a period, from the pieces counted one by one."""
@@ -130,6 +148,9 @@ def test_a_histogram_that_is_none_is_refused(tmp_path: Path, text: str, message:
             "lengths.median: law 'exponential' has no such.*mean",
         ),
         ({"law": "uniform", "low": 9, "high": 3}, "lengths.high: found 3, expected at least the low of 9"),
+        ({"law": "exponential", "mean": 9, "low": 9, "high": 3}, "lengths.high: found 3, expected at least"),
+        ({"law": "exponential", "mean": 9, "low": 900}, "next to no lengths from 900 to no bound"),
+        ({"law": "constant", "mean": 9, "high": 30}, "law 'constant' has no such parameter"),
         ({"documents": [5], "pad_to": 8}, "pads nothing; expected batching 'padded'"),
         ({"file": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"law": "lognormale", "median": 6}, "did you mean 'lognormal'"),

@@ -20,7 +20,8 @@ def test_the_weaker_the_evidence_the_wider_the_spread() -> None:
 
 
 def test_each_table_moves_by_its_own_grade() -> None:
-    """DGX-2: PCIe and drives are assumed (half, twice), the CPU is measured (5 %)."""
+    """DGX-2: PCIe and drives are assumed (half, twice), the CPU is measured (5 %), but for its optimizer,
+    whose measurements differ and are said by the file."""
     cluster = load_cluster("dgx-2")
     assert cluster.nvme is not None
     assert (cluster.pcie.evidence, cluster.offload.evidence, cluster.nvme.evidence) == (
@@ -31,5 +32,6 @@ def test_each_table_moves_by_its_own_grade() -> None:
         assert moved.pcie.bandwidth == cluster.pcie.bandwidth * half
         assert moved.nvme is not None
         assert moved.nvme.read_bandwidth == cluster.nvme.read_bandwidth * half
-        assert moved.offload.optimizer_fraction == pytest.approx(cluster.offload.optimizer_fraction * little)
+        assert moved.offload.copy_fraction == pytest.approx(cluster.offload.copy_fraction * little)
+        assert moved.offload.optimizer_fraction == (0.177 if end == "slow" else 0.426)
         assert moved.offload.dma_fraction <= 1

@@ -167,7 +167,7 @@ def test_a_bar_is_repeated_by_what_it_says(tmp_path: Path) -> None:
     experiment = llama(strategy={"kind": "deepspeed", "config": CPU_OFFLOAD})
     found = run_sensitivity(experiment, tmp_path, is_quiet=True)
     bar = next(bar for bar in found.bars if bar.turn.name == "CPU optimizer")
-    assert bar.turn.overrides[0]["cluster.offload.optimizer_fraction"] == pytest.approx(0.28)
+    assert bar.turn.overrides[0]["cluster.offload.optimizer_fraction"] == pytest.approx(0.8 * 0.359)
     again = simulate_job(resolve(changed(experiment, bar.turn.overrides[0]))).trace.step_seconds
     assert again == bar.low_seconds
     assert again > found.step_seconds

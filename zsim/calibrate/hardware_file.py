@@ -133,7 +133,7 @@ _UNIT_OF = {
     "seconds_per_launch": "s", "latency": "s", "read_latency": "s", "write_latency": "s", "base": "s",
     "intra_round": "s", "inter_round": "s", "network_overhead": "s", "ramp": "s", "network_ramp": "s",
     "bandwidth": "B/s", "pageable_bandwidth": "B/s", "read_bandwidth": "B/s", "write_bandwidth": "B/s",
-    "sustained_write_bandwidth": "B/s",
+    "sustained_write_bandwidth": "B/s", "thread_bandwidth": "B/s",
 }  # fmt: skip
 
 

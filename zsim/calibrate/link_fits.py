@@ -294,21 +294,25 @@ def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple
 
 def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
     """Fused AdamW on the CPU with the maximum number of threads measured, as a fraction of the host's memory
-    bandwidth."""
+    bandwidth, and with one, as bytes per second."""
     rows = [row for row in measured.of("adamw", kind="fused", place="cpu") if row.bytes > 0]
     if not rows:
         return {}, []
     threads = max(int(row["threads"] or 1) for row in rows)
-    largest = max((row for row in rows if int(row["threads"] or 1) == threads), key=lambda row: row.bytes)
-    rate = largest.bytes / largest.seconds
-    fraction = rate / cluster.host.memory_bandwidth
-    name = "offload.optimizer_fraction"
+
+    def largest(count: int) -> Measurement:
+        return max((row for row in rows if int(row["threads"] or 1) == count), key=lambda row: row.bytes)
+
+    row = largest(threads)
+    found = {"optimizer_fraction": min(1.0, row.bytes / row.seconds / cluster.host.memory_bandwidth)}
+    if any(int(row["threads"] or 1) == 1 for row in rows):
+        found["thread_bandwidth"] = largest(1).bytes / largest(1).seconds
     fit = CurveFit(
         "AdamW on the CPU",
-        {name: min(1.0, fraction)},
+        {f"offload.{name}": value for name, value in found.items()},
         (),
         {"threads": (threads, threads)},
-        sources([largest]),
+        sources([row]),
     )
-    rates = {key: value for key, value in cluster.offload if key not in _ORIGIN}
-    return {"offload": rates | {"optimizer_fraction": min(1.0, fraction)}}, [fit]
+    rates = {key: value for key, value in cluster.offload if key not in (*_ORIGIN, "spread")}
+    return {"offload": rates | found}, [fit]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.cost.rates.cpu_optimizer import copy_bytes_per_second, core_share, optimizer_bytes_per_second
+from zsim.cost.rates.cpu_optimizer import copy_bytes_per_second, optimizer_bytes_per_second, thread_share
 from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import Copy, HostWork
@@ -16,6 +16,7 @@ from zsim.plan.ops import Copy, HostWork
 # Bytes that a copy of one unpinned byte moves in host memory: the driver's thread reads and writes it, in
 # addition to the copy engine's access.
 _PAGEABLE_TRAFFIC = 3.0
+_FP32_ADAM_BYTES = 28  # of an element; `thread_bandwidth` was measured with it
 
 
 def add_host(pool: NodePool) -> None:
@@ -63,9 +64,11 @@ def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
     """
     cluster = pool.topology.cluster
     host, rates = cluster.hosts[pool.type_of(rank)], cluster.offload
-    rate = optimizer_bytes_per_second if work.kind == "optimizer" else copy_bytes_per_second
-    share = core_share(host, rates, pool.ranks_beside(rank))
-    seconds = 1.0 / (rate(host, rates) * share)
+    is_update = work.kind == "optimizer"
+    rate = (optimizer_bytes_per_second if is_update else copy_bytes_per_second)(host, rates)
+    of_element = work.bytes / (_FP32_ADAM_BYTES * work.numel) if is_update and work.numel else 1.0
+    share = thread_share(host, rates, pool.ranks_beside(rank), rate, min(of_element, 1.0))
+    seconds = 1.0 / (rate * share)
 
     def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
         there, back = crossings(sockets.memory, sockets.threads), crossings(sockets.threads, sockets.memory)

@@ -80,6 +80,7 @@ def lengthened(variants: Variants, step: SimulatedStep) -> Variants:
         without_overlap=None if variants.without_overlap is None else variants.without_overlap * times,
         own_queues=None if variants.own_queues is None else variants.own_queues * times,
         offload_range=None if ends is None else (ends[0] * times, ends[1] * times),
+        hosts=None if variants.hosts is None else variants.hosts.times(times),
     )
 
 

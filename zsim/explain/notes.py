@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from zsim.engine.simulate import Outcome
 from zsim.plan.memory.capacity import pinned_by_host, startup_bytes, usable_bytes
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
-from zsim.specs.experiment.job import slowest_of
+from zsim.specs.experiment.job import Job, slowest_of
 from zsim.units import format_bytes
+
+
+def domains_note(job: Job) -> str | None:
+    """A sentence on NVLink domains of several nodes that the job does not fill, or fills unevenly; None
+    without such domains, and where it has all nodes of each."""
+    per_domain = job.cluster.node_link.nodes_per_domain
+    if per_domain == 1:
+        return None
+    counts = Counter(node // per_domain for node in job.placement.nodes)
+    sizes = sorted(counts.values(), reverse=True)
+    partly = [size for size in sizes if size < per_domain]
+    idle = sum(per_domain - size for size in partly)
+    if not partly:
+        return None
+    gpus = idle * job.cluster.gpus_per_node
+    if len(sizes) == 1:
+        return (
+            f"the job has {sizes[0]} of the {per_domain} nodes of an NVLink domain: {gpus} of its GPUs are "
+            "left to others, or empty"
+        )
+    is_even = sizes[0] == sizes[-1]
+    part = f"{sizes[0]}" if is_even else f"{sizes[-1]} to {sizes[0]}"
+    of = (
+        f"each of its {len(sizes)} NVLink domains"
+        if is_even
+        else f"its {len(sizes)} NVLink domains, unevenly"
+    )
+    return (
+        f"the job has {part} of the {per_domain} nodes of {of}; {gpus} of their GPUs are left to others, or "
+        "empty"
+    )
 
 
 def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     """Notes on the job, its plan and its inputs, one sentence each."""
     job = outcome.job
     notes = [*job.notes, *outcome.plan.notes, *outcome.notes]
+    domains = domains_note(job)
+    notes += [domains] if domains else []
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments

@@ -48,6 +48,7 @@ from zsim.specs.experiment.labels import (
     strategy_label,
     training_label,
 )
+from zsim.validated.validation import InputSpread, Validation, with_input
 from zsim.version import __version__
 
 
@@ -102,12 +103,12 @@ def report_of(
         _facts(outcome),
         replace(outcome.stats, wall_seconds=wall_seconds),
         machine_use(outcome),
-        notes=[*_notes(outcome, allocator, energy, variants), *_notes_on_types(job, types)],
+        notes=[*_notes(outcome, allocator, energy, variants, step), *_notes_on_types(job, types)],
         allocator=allocator,
         energy=energy,
         cost=_cost(job, energy, step.seconds),
         critical_path_seconds=CriticalSeconds(lambda: _critical_seconds(outcome)),
-        validation=step_validation(job, plan, step, allocator),
+        validation=_with_inputs(step_validation(job, plan, step, allocator), variants, step.seconds),
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=spread,
         jobs=_jobs(outcome),
@@ -116,6 +117,20 @@ def report_of(
         pipeline=pipeline,
         gpu_types=types,
     )
+
+
+def _with_inputs(found: Validation, variants: Variants, step_seconds: float) -> Validation:
+    """The validation with the spreads of the job's inputs that the step was simulated with."""
+    hosts, offload = variants.hosts, variants.offload_range
+    ends = {
+        "the host": None if hosts is None else (hosts.fast_seconds, hosts.slow_seconds),
+        "CPU, host memory, PCIe and drives": offload,
+    }
+    for what, seconds in ends.items():
+        if seconds is not None:
+            fast, slow = min(1.0, seconds[0] / step_seconds), max(1.0, seconds[1] / step_seconds)
+            found = with_input(found, InputSpread(what, fast, slow))
+    return found
 
 
 def _notes_on_types(job: Job, types: Sequence[GpuTypeRow]) -> list[str]:
@@ -208,7 +223,11 @@ def _allocator(outcome: Outcome) -> AllocatorRow | None:
 
 
 def _notes(
-    outcome: Outcome, allocator: AllocatorRow | None, energy: Energy | None, variants: Variants
+    outcome: Outcome,
+    allocator: AllocatorRow | None,
+    energy: Energy | None,
+    variants: Variants,
+    step: TracedStep,
 ) -> list[str]:
     job = outcome.job
     notes = [*notes_of(outcome, allocator), *lengths_note(job), *attention_note(step_work(job))]
@@ -217,6 +236,8 @@ def _notes(
         notes.append(f"no energy: how much power GPU '{unknown.name}' draws is not known")
     connections = job.training.device_max_connections
     notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.own_queues)
+    if variants.hosts is not None:
+        notes.append(variants.hosts.note(step.breakdown.seconds["host_bound"] / step.seconds))
     return [*notes, *variants.notes]
 
 

@@ -1,12 +1,14 @@
-"""Further simulations of a step, under other assumptions about overlap, hardware queues and offloading."""
+"""Further simulations of a step, under other assumptions about overlap, queues, hosts and offloading."""
 
 from __future__ import annotations
 
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
+from zsim.explain.host_range import host_range
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.plan.ops import Collective, PointToPoint
 from zsim.plan.passes.queues import queued_behind
+from zsim.report.host_range import HostRange
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
@@ -52,16 +54,19 @@ class Variants:
     without_overlap: float | None = None
     own_queues: float | None = None
     offload_range: tuple[float, float] | None = None
+    hosts: HostRange | None = None
     notes: tuple[str, ...] = ()
 
 
 def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
-    """Simulate the step again: without overlap, with CUDA's default number of hardware queues and, with
-    `has_range`, with offloading as fast and as slow as it may be."""
+    """Simulate the step again: without overlap, with CUDA's default number of hardware queues, with faster
+    and slower hosts where it waits for them and, with `has_range`, with offloading as fast and as slow as it
+    may be."""
     without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
+    hosts = host_range(outcome)
     if not has_range or not outcome.plan.has_offload:
-        return Variants(without, apart)
+        return Variants(without, apart, hosts=hosts)
     note = no_range_note(outcome)
     if note is not None:
-        return Variants(without, apart, notes=(note,))
-    return Variants(without, apart, offload_range(outcome))
+        return Variants(without, apart, hosts=hosts, notes=(note,))
+    return Variants(without, apart, offload_range(outcome), hosts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, expm1
+from dataclasses import replace
+from math import exp, expm1, hypot, log
 from typing import Any
 
 from zsim.dataclass import dataclass
@@ -22,6 +23,16 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 @dataclass(frozen=True, slots=True)
+class InputSpread:
+    """The step with an input of the job at both ends of its spread, as multiples of the predicted one: `fast`
+    at most 1, `slow` at least 1. `what`: the input, for "by how fast ... may be"."""
+
+    what: str
+    fast: float
+    slow: float
+
+
+@dataclass(frozen=True, slots=True)
 class Validation:
     """`low` and `high`: with 80 %, the measured step is between these multiples of the predicted one.
     `regime`: what the `runs` behind the interval have in common with the job; `runs` is 0 if no run is like
@@ -37,6 +48,7 @@ class Validation:
     extrapolates: tuple[str, ...]
     features: Features
     runs_less_alike: int = 0  # runs of a broader cell, if the alike ones are of too few sources
+    inputs: tuple[InputSpread, ...] = ()  # that the interval is wider for
 
     def range_of(self, step_seconds: float) -> tuple[float, float]:
         """The interval of a step that is predicted to take `step_seconds`."""
@@ -52,6 +64,7 @@ class Validation:
             "mean_absolute_error": self.mean_absolute_error,
             "worst_absolute_error": self.worst_absolute_error,
             "extrapolates": list(self.extrapolates),
+            "inputs": [{"what": one.what, "fast": one.fast, "slow": one.slow} for one in self.inputs],
         }
 
 
@@ -81,6 +94,18 @@ def validation_of(
         features,
         _less_alike(features, runs, len(errors.alike)),
     )
+
+
+def with_input(found: Validation, spread: InputSpread) -> Validation:
+    """The validation of a step one of whose inputs is known to a spread only.
+
+    Errors of zsim and of its input are taken to be independent: on either side of the prediction their
+    logarithms add in squares. An input that does not move the step leaves the interval as it is.
+    """
+    below, above = max(0.0, -log(found.low)), max(0.0, log(found.high))
+    low = found.low * exp(below - hypot(below, log(spread.fast)))
+    high = found.high * exp(hypot(above, log(spread.slow)) - above)
+    return replace(found, low=low, high=high, inputs=(*found.inputs, spread))
 
 
 def _less_alike(features: Features, runs: ValidatedRuns, alike: int) -> int:

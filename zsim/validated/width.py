@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, expm1
 
 from zsim.dataclass import dataclass
@@ -19,6 +20,7 @@ from zsim.validated.extrapolation import Extrapolation, extrapolations, stretch_
 from zsim.validated.features import Features
 from zsim.validated.ratios import shipped_bound
 from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs
+from zsim.validated.validation import Validation, with_input
 
 _DTYPES = (
     ("fp8", r"fp8"),
@@ -56,6 +58,19 @@ def width_stages(
     stretch = stretch_of(beyond, widening)
     if stretch > 1:
         stages.append(_stage((wide[0] * stretch, wide[1] * stretch), _stretch_words(beyond, widening)))
+    return tuple(stages)
+
+
+def input_stages(found: Validation) -> tuple[WidthStage, ...]:
+    """The stages that the spread of the job's inputs adds to those of `width_stages`."""
+    stages: list[WidthStage] = []
+    now = replace(found, inputs=())
+    ends = width_stages(found.features)[-1]
+    now = replace(now, low=ends.low, high=ends.high)
+    for one in found.inputs:
+        now = with_input(now, one)
+        words = f"by how fast {one.what} may be: {one.fast:.2f} to {one.slow:.2f} times the step"
+        stages.append(WidthStage(now.low, now.high, words))
     return tuple(stages)
 
 

@@ -32,8 +32,25 @@ def copy_bytes_per_second(host: HostDevice, rates: OffloadRates) -> float:
     return host.memory_bandwidth * rates.copy_fraction
 
 
-def core_share(host: HostDevice, rates: OffloadRates, num_ranks: int) -> float:
-    """Fraction of a node's cores that `num_ranks` ranks use: all, or `threads_per_rank` cores each."""
+def thread_share(
+    host: HostDevice,
+    rates: OffloadRates,
+    num_ranks: int,
+    bytes_per_second: float,
+    element_fraction: float = 1.0,
+) -> float:
+    """Fraction of a node's `bytes_per_second` that `num_ranks` ranks reach with `threads_per_rank` threads.
+
+        s = min(1, n t f b / R)
+
+    n: ranks; t: threads of each, together at most one a core; b: `thread_bandwidth`; R: the node's rate. f:
+    `element_fraction`, bytes of an element over those of an fp32 one: a thread is bound by its arithmetic as
+    much as by memory, and takes as long for an element of any type. Without b a thread has a core's even
+    share of R; without t all cores work.
+    """
     if rates.threads_per_rank is None:
         return 1.0
-    return min(1.0, num_ranks * rates.threads_per_rank / host.cores)
+    threads = min(num_ranks * rates.threads_per_rank, host.cores)
+    if rates.thread_bandwidth is None:
+        return threads / host.cores
+    return min(1.0, threads * element_fraction * rates.thread_bandwidth / bytes_per_second)

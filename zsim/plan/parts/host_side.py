@@ -72,9 +72,9 @@ class HostSide:
             self.builder.host_wait(event)
         return event
 
-    def scale(self, name: str, numel: int) -> int | None:
-        """Multiply fp32 values in place."""
-        return self._work(name, HostWork("copy", scale_bytes(numel), numel))
+    def scale(self, name: str, numel: int, dtype: str = "fp32") -> int | None:
+        """Multiply values in place."""
+        return self._work(name, HostWork("copy", scale_bytes(numel, dtype), numel))
 
     def fill(self, name: str, size: int) -> int | None:
         """Write `size` bytes of host memory."""
@@ -85,10 +85,16 @@ class HostSide:
         return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
 
     def optimizer(
-        self, name: str, numel: int, optimizer: str, implementation: OptimizerImplementation = "fused"
+        self,
+        name: str,
+        numel: int,
+        optimizer: str,
+        implementation: OptimizerImplementation = "fused",
+        dtype: str = "fp32",
     ) -> int | None:
-        """The update of fp32 weights on the CPU; DeepSpeed's CPU-Adam is as fused as torch's."""
-        size = update_bytes(numel, optimizer, implementation)
+        """The update on the CPU of weights whose gradients and states are of their `dtype`, as torch's
+        optimizers have them; DeepSpeed's CPU-Adam, of fp32 masters, is as fused as torch's."""
+        size = update_bytes(numel, optimizer, implementation, dtype, dtype)
         return self._work(name, HostWork("optimizer", size, numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:

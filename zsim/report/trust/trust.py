@@ -21,7 +21,15 @@ from zsim.units import format_seconds
 from zsim.validated.features import Features
 from zsim.validated.nearest import NearRun, nearest_runs
 from zsim.validated.validation import Validation, range_words
-from zsim.validated.width import WidthStage, cell_words, counted, ratio_bound, uncounted, width_stages
+from zsim.validated.width import (
+    WidthStage,
+    cell_words,
+    counted,
+    input_stages,
+    ratio_bound,
+    uncounted,
+    width_stages,
+)
 
 TITLE = "Should I believe this?"
 _CLOSE, _ROUGH = 0.1, 0.3  # half widths of the interval, by which it is put into words
@@ -250,7 +258,7 @@ def trust_of(report: Report) -> Trust:
         step_seconds=report.step_seconds,
         validation=found,
         near=nearest_runs(found.features, length),
-        stages=width_stages(found.features),
+        stages=(*width_stages(found.features), *input_stages(found)),
         uncounted=uncounted(found.features, length, precision),
         out_of_range=tuple(note for note in report.notes if note.startswith("extrapolated: ")),
         grounds=parts,

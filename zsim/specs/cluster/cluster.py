@@ -95,6 +95,12 @@ class HostDevice(Table):
         default=1000, gt=0, description="launches that a stream queues before the host waits"
     )
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
+    cpu: str | None = Field(
+        default=None,
+        description='its processor ("EPYC 7763", as lscpu says it); in a file that extends another, without '
+        "seconds_per_launch and overhead_factor, these follow from the ratings of both processors in a "
+        "single thread; left out: they are as the extended file has them",
+    )
     sockets: int = Field(
         default=1, gt=0, strict=True, description="sockets, which share cores, memory and GPUs evenly"
     )

@@ -25,6 +25,7 @@ from zsim.specs.cluster.asked_nodes import OF_NODES, asked_nodes, check_is_name,
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
+from zsim.specs.cluster.host_speeds import with_named_cpu
 from zsim.specs.cluster.network import KEYS
 from zsim.specs.cluster.offload_rates import default_offload_table
 from zsim.specs.cluster.power_limit import with_power_limit
@@ -274,6 +275,8 @@ def _with_parents(
             before = parent.get(key, default_offload_table() if key == "offload" else None)
             if isinstance(before, dict):
                 value = _merged_table(file, key, value, before, parent_path.stem)
+            if key == "host":
+                value = with_named_cpu(value, data[key], before, file)
         if key != "extends":
             merged[key] = value
     if preset is topology_preset_path and "nodes" in merged:
@@ -323,7 +326,8 @@ def _merged_table(
     if "source" in parent and changed:
         child = {"source": UNSAID, "evidence": "assumed", **child}
     kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
-    merged = _merged_keys(child, {**parent, "spread": kept} if "spread" in parent else parent)
+    parent = {key: value for key, value in parent.items() if key != "spread" or kept}
+    merged = _merged_keys(child, {**parent, "spread": kept} if kept else parent)
     if "source" in parent and changed and set(parent) - set(child):
         merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
         grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]

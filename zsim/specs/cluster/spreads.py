@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.resources import PRESETS
-from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.cluster import Cluster, HostDevice
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.host_speeds import SPEED_KEYS, host_speeds
 from zsim.specs.messages import validated
 
 _PRESET = PRESETS / "spreads.toml"
@@ -49,14 +50,17 @@ def load_spreads() -> Spreads:
 
 def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
     """The cluster with all rates that offloading depends on at one end of their spreads: PCIe, host memory
-    and CPU (by the grade of [offload]), drives."""
+    and CPU (as [offload] says, or by its grade), drives."""
     pcie, rates = cluster.pcie, cluster.offload
     of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
+    place = 0 if end == "slow" else 1
     fractions = {
-        name: min(1.0, getattr(rates, name) * of_host)
+        name: rates.spread[name][place] if name in rates.spread else min(1.0, getattr(rates, name) * of_host)
         for name in ("optimizer_fraction", "copy_fraction", "dma_fraction")
     }
     fractions["pageable_bandwidth"] = rates.pageable_bandwidth * of_host
+    if rates.thread_bandwidth is not None:
+        fractions["thread_bandwidth"] = rates.thread_bandwidth * of_host
     changes: dict[str, object] = {
         "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * of_pcie}),
         "offload": rates.model_copy(update=fractions),
@@ -67,3 +71,14 @@ def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
         drives = {name: getattr(cluster.nvme, name) * factor for name in names}
         changes["nvme"] = cluster.nvme.model_copy(update=drives)
     return cluster.model_copy(update=changes)
+
+
+def hosts_at(cluster: Cluster, end: End) -> Cluster:
+    """The cluster with all hosts' time of issuing work at one end of their spread."""
+    factor = getattr(host_speeds().spread, end)
+
+    def turned(host: HostDevice) -> HostDevice:
+        return host.model_copy(update={key: getattr(host, key) * factor for key in SPEED_KEYS})
+
+    nodes = tuple(one.model_copy(update={"host": turned(one.host)}) for one in cluster.nodes)
+    return cluster.model_copy(update={"host": turned(cluster.host), "nodes": nodes})

@@ -23,6 +23,7 @@ from zsim.specs.experiment.strategies import (
     resolve_deepspeed,
     resolve_experts,
     resolve_strategy,
+    with_threads,
 )
 from zsim.specs.experiment.tables import Experiment, TrainingTable
 from zsim.specs.experiment.trainer import with_trainer
@@ -125,6 +126,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
         strategy, cluster = resolve_strategy(table, training, ranks, cluster, len(placement.nodes))
     if isinstance(strategy, Fsdp2):
         strategy = replace(strategy, gpus_of_node=placement.gpus_per_node)
+    cluster, threads_note = with_threads(strategy, cluster, placement.gpus_per_node)
+    notes += threads_note
     if isinstance(table, MegatronTable):
         queues = training.device_max_connections
         check_megatron_layout(table, parallelism.pipeline, parallelism.experts.ranks, queues)

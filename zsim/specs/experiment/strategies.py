@@ -143,6 +143,21 @@ def resolve_strategy(
     return _fsdp1(table, training, ranks, num_nodes), cluster
 
 
+def with_threads(strategy: object, cluster: Cluster, gpus_per_node: int) -> tuple[Cluster, list[str]]:
+    """The cluster with the threads that a rank's launcher gives it, where the cluster does not say them, and
+    a note on them: torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks on a node (torch 2.13
+    distributed/run.py); DeepSpeed's launcher leaves torch all cores."""
+    is_torchs = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
+    if not is_torchs or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
+        return cluster, []
+    offload = cluster.offload.model_copy(update={"threads_per_rank": 1})
+    note = (
+        "the CPU's optimizer has one thread a rank, as torchrun starts it: OMP_NUM_THREADS or "
+        "torch.set_num_threads give it more (cluster.offload.threads_per_rank)"
+    )
+    return cluster.model_copy(update={"offload": offload}), [note]
+
+
 def default_precision(cluster: Cluster) -> Precision:
     """bf16 where all GPUs have it, else fp16."""
     return "bf16" if all(gpu.peak.bf16 is not None for gpu in cluster.gpus) else "fp16"

@@ -63,6 +63,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily(llama.llama),
     "mistral": ModelFamily(llama.mistral),
     "mixtral": ModelFamily(moe.mixtral, _MOE_NAMES),
+    "qwen": ModelFamily(kin.qwen),
     "qwen2": ModelFamily(kin.qwen2),
     "qwen3": ModelFamily(kin.qwen3),
     "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),

@@ -97,6 +97,12 @@ class Fsdp1Home:
                     "all_reduce", _NORM_BYTES, "fp32", shard, stream=COMPUTE, name="all_reduce gradient norm"
                 )
                 self.host.copy("gradient norm to host", "d2h", _NORM_BYTES, COMPUTE, is_pinned=False)
-            self.host.scale("clip gradients", numel)
-        self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
+            self.host.scale("clip gradients", numel, training.stored_dtype)
+        self.host.optimizer(
+            "optimizer step",
+            numel,
+            training.optimizer,
+            training.optimizer_implementation,
+            training.stored_dtype,
+        )
         self.builder.host("end of step")

@@ -8,22 +8,27 @@ sum of its own slowest ranks, and a step the largest of the groups' sums. All ar
 slowest rank has the most FLOPs: a for each token and b for each pair of a token and a token of its document.
 
 Uniform numbers are those of numpy's PCG64; lengths are made of them by inverse distributions, normal numbers
-by Box and Muller's (1958), so that a seed means the same lengths everywhere.
+by Box and Muller's (1958), so that a seed means the same lengths everywhere. Between bounds, numbers are
+drawn from the part of the distribution function that lies between them, normal ones by Wichura's inverse
+(1988).
 """
 
 from __future__ import annotations
 
-from math import ceil, gcd, log, pi
+from math import ceil, expm1, gcd, inf, log, pi
+from statistics import NormalDist
 
 import numpy as np
 
 from zsim.arrays import Floats
 from zsim.dataclass import dataclass
+from zsim.errors import InputError
 from zsim.specs.experiment.data.lengths import LengthsTable, check_lengths, histogram_of
 from zsim.specs.strategy.lengths import DrawnLengths
 
 _STEPS = 32  # drawn
 _MOST = 60_000  # sequences in all of them
+_LEAST = 1e-12  # of a law that must lie between its bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,8 @@ def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) ->
     elif table.law == "uniform":
         low, high = table.low or 1, table.high or 1
         drawn = np.floor(low + uniform * (high - low + 1))
+    elif table.low is not None or table.high is not None:
+        drawn = _bounded(table, uniform)
     elif table.law == "exponential":
         drawn = -float(table.mean or 1) * np.log1p(-uniform)
     elif table.law == "lognormal":
@@ -102,6 +109,34 @@ def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) ->
         drawn = np.array(values, dtype=np.float64)[places]
     whole: Floats = np.maximum(np.rint(drawn), 1.0)
     return whole
+
+
+def _bounded(table: LengthsTable, uniform: Floats) -> Floats:
+    """Lengths of the exponential or the lognormal law that round to the bounds or lie between them.
+
+    Raises InputError where the law has next to none there.
+    """
+    ends = (table.low or 1) - 0.5, inf if table.high is None else table.high + 0.5
+    normal = NormalDist()
+    if table.law == "exponential":
+        mean = float(table.mean or 1)
+        first, last = (-expm1(-end / mean) for end in ends)
+    else:
+        middle, width = log(table.median or 1), max(table.sigma or 0.0, 1e-9)
+        first, last = (1.0 if end == inf else normal.cdf((log(end) - middle) / width) for end in ends)
+    if last - first < _LEAST:
+        high = "no bound" if table.high is None else f"{table.high:,}"
+        raise InputError(
+            f"training.lengths: law '{table.law}' has next to no lengths from {table.low or 1:,} to {high}; "
+            "expected bounds around its mean or median"
+        )
+    parts = first + uniform * (last - first)
+    if table.law == "exponential":
+        drawn = -mean * np.log1p(-parts)
+    else:
+        drawn = np.exp([middle + width * normal.inv_cdf(min(max(part, _LEAST), 1 - 1e-15)) for part in parts])
+    bounded: Floats = np.clip(drawn, table.low or 1, table.high)
+    return bounded
 
 
 def _padded(

@@ -10,7 +10,9 @@ micro-batches.
     seed = 0
 
 Laws: "constant" (`mean`), "uniform" (`low` to `high`), "exponential" (`mean`), "lognormal" (`median`,
-`sigma`). Documents are at least a token long; padded ones are cut at `sequence_length`.
+`sigma`). The last two take bounds, `low` and `high`: documents beyond them are left out, and `mean` and
+`median` stay those of the law without bounds. Documents are at least a token long; padded ones are cut at
+`sequence_length`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _PARAMETERS = {
     "exponential": ("mean",),
     "lognormal": ("median", "sigma"),
 }
+_BOUNDED = ("exponential", "lognormal")
 _KEYS = ("mean", "median", "sigma", "low", "high")
 _MOST_LINES = 100_000
 
@@ -64,9 +67,15 @@ class LengthsTable(BaseModel):
         default=None,
         description="standard deviation of the length's logarithm; left out: for a law without one",
     )
-    low: Length | None = Field(default=None, description="shortest document; left out: for a law without one")
+    low: Length | None = Field(
+        default=None,
+        description="shortest document; laws exponential and lognormal leave out shorter ones; left out: a "
+        "token, or for a law without one",
+    )
     high: Length | None = Field(
-        default=None, description="longest document; longer ones are cut; left out: for a law without one"
+        default=None,
+        description="longest document; laws exponential and lognormal leave out longer ones; left out: no "
+        "bound, or for a law without one",
     )
     batching: Literal["packed", "padded"] = Field(
         default="packed",
@@ -93,6 +102,8 @@ def check_lengths(table: LengthsTable) -> None:
     for key in _KEYS:
         if key in wanted and getattr(table, key) is None:
             raise InputError(f"training.lengths.{key}: missing, which {of} needs")
+        if table.law in _BOUNDED and key in ("low", "high"):
+            continue
         if key not in wanted and getattr(table, key) is not None:
             expected = f"expected {' and '.join(wanted)}" if wanted else "it belongs to a law"
             hint = did_you_mean(key, wanted)

@@ -1,7 +1,8 @@
-"""Qwen 2, Qwen 3, Phi 3, Granite and InternLM 3: variants of Llama's block.
+"""Qwen, Qwen 2, Qwen 3, Phi 3, Granite and InternLM 3: variants of Llama's block.
 
 Names, shapes and defaults as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`).
+`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`); Qwen, which
+is older, as in the `modeling_qwen.py` that lies beside its weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,61 @@ from zsim.specs.model.families.llama import (
     one_block_per_window,
     pre_norm_block,
 )
-from zsim.specs.model.families.parts import activation, attention, linear
+from zsim.specs.model.families.parts import (
+    activation,
+    attention,
+    embedding,
+    language_model,
+    linear,
+    register,
+    residual,
+    rms_norm,
+    two_part_block,
+)
 from zsim.specs.model.spec import Block, ModelSpec
+
+
+def qwen(config: ConfigReader) -> ModelSpec:
+    """Qwen of 2023: one projection for q, k and v, with a bias; `intermediate_size` counts both halves of the
+    gated MLP. Plain RMSNorm and rotary positions; the fused ones of flash-attn's extras, which its code
+    takes where they are installed, are not taken."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width = config.integer("kv_channels", hidden // heads)
+    ffn, has_bias = config.integer("intermediate_size") // 2, not config.boolean("no_bias", True)
+    core = [
+        linear("attn.c_attn", hidden, 3 * heads * width, bias=True),
+        attention(
+            "attn.core",
+            heads,
+            heads,
+            width,
+            dropout=config.fraction("attn_dropout_prob", 0.0),
+            splits_fused_qkv=True,
+        ),
+        linear("attn.c_proj", heads * width, hidden, bias=has_bias),
+    ]
+    mlp = [
+        linear("mlp.w1", hidden, ffn, bias=has_bias),
+        linear("mlp.w2", hidden, ffn, bias=has_bias, shares_input=True),
+        activation("mlp.act", ffn, "silu", gated=True),
+        linear("mlp.c_proj", ffn, hidden, bias=has_bias),
+    ]
+    block = two_part_block(
+        "QWenBlock",
+        (rms_norm("ln_1", hidden), rms_norm("ln_2", hidden)),
+        core,
+        mlp,
+        (residual("attn.residual", hidden), residual("mlp.residual", hidden)),
+    )
+    order = "ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.w1", "mlp.w2", "mlp.c_proj"
+    return language_model(
+        config,
+        hidden,
+        [embedding("transformer.wte", config.integer("vocab_size"), hidden)],
+        [register(block, *order)] * config.num_blocks("num_hidden_layers"),
+        config.integer("max_position_embeddings", 8192),
+        final=[rms_norm("transformer.ln_f", hidden)],
+    )
 
 
 def qwen2(config: ConfigReader) -> ModelSpec:

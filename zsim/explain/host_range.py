@@ -1,0 +1,68 @@
+"""The error bar of a step that waits for its host: simulations with hosts as fast and as slow as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from zsim.cost.rates.host_calls import HostCosts, host_seconds, shipped_host_costs
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.plan.columns import op_columns
+from zsim.plan.ops import Plan, Program
+from zsim.report.host_range import HostRange
+from zsim.specs.cluster.cluster import HostDevice
+from zsim.specs.cluster.host_speeds import host_speeds
+from zsim.specs.cluster.spreads import End, hosts_at
+from zsim.specs.cluster.table import Evidence
+
+_KNOWN: tuple[Evidence, ...] = ("measured", "calibrated")
+_LEAST = 0.01  # of the step; hosts that move it by less do not bind it
+_NEAR = 0.9  # of the step; the slowest host that issues for less is taken not to bind it
+
+
+_Issue = tuple[str | None, int, int]  # overhead, events and launches of an op
+
+
+def host_range(outcome: Outcome) -> HostRange | None:
+    """The step with its hosts at both ends of their spread; None where it waits for them at neither, where
+    their speed was measured, on a CPU's ranks, and with jitter or other jobs.
+
+    A host that has issued everything before the GPU is done, and would have at its slow end, is not simulated
+    again: slower by f, it holds the step up by at most (f - 1) H, H the seconds in which it issues.
+    """
+    job = outcome.job
+    hosts = job.cluster.hosts
+    is_known = all(host.evidence in _KNOWN or not host.seconds_per_launch for host in hosts)
+    if is_known or outcome.jittered is not None or outcome.together:
+        return None
+    spread, step = host_speeds().spread, outcome.trace.step_seconds
+    issued = max(issue_seconds(outcome.plan, host, shipped_host_costs()) for host in hosts)
+    if spread.slow * issued < _NEAR * step:
+        return None
+    slow = max(step, _seconds_at(outcome, "slow"))
+    if slow < (1 + _LEAST) * step:
+        return None
+    fast = min(step, _seconds_at(outcome, "fast"))
+    cpus = " + ".join(dict.fromkeys(host.cpu or "a CPU without a name" for host in hosts))
+    return HostRange(fast, slow, (spread.fast, spread.slow), issued, cpus)
+
+
+def issue_seconds(plan: Plan, host: HostDevice, costs: HostCosts) -> float:
+    """Seconds in which the busiest rank's host issues a step's ops."""
+    return max(
+        sum(number * host_seconds(*issue, host, costs) for issue, number in program.once(_issues).items())
+        for program in plan.programs
+    )
+
+
+def _issues(program: Program) -> Counter[_Issue]:
+    columns = program.once(op_columns)
+    return Counter(zip(columns.overhead, columns.events, columns.launches, strict=True))
+
+
+def _seconds_at(outcome: Outcome, end: End) -> float:
+    job = outcome.job
+    cluster = hosts_at(job.cluster, end)
+    is_unfolded = outcome.stats.rank_classes == job.world_size
+    again = simulate_job(replace(job, cluster=cluster), unfold=is_unfolded, plan=outcome.plan)
+    return again.trace.step_seconds

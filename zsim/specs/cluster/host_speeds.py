@@ -1,0 +1,126 @@
+"""How fast the CPU is that issues a GPU's work: by its name, and how far hosts of one kind differ.
+
+# [Note: a host by the name of its CPU]
+A cluster file has what an event and a launch take on its own CPU. A file that extends it and names another
+CPU (`host.cpu`) without saying these has them in the inverse ratio of the two CPUs' single-thread ratings
+(`presets/hosts.toml`); where the extended file names no CPU, by the rating of the reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.errors import InputError, expected
+from zsim.reading import parse_toml
+from zsim.resources import PRESETS
+from zsim.specs.messages import validated
+from zsim.units import SECONDS, Seconds, parse_quantity
+
+_PRESET = PRESETS / "hosts.toml"
+SPEED_KEYS = ("overhead_factor", "seconds_per_launch")
+_MARKS = re.compile(r"\((r|tm)\)|®|™")
+_EMPTY_WORDS = re.compile(r"@.*|\b(\d+th gen|amd|intel|processor|cpu|\d+-core)\b")
+
+
+class Processor(BaseModel):
+    """A CPU. `thread_rating`: PassMark's of a single thread; `alike`: names of CPUs that are taken to be as
+    fast."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    name: str
+    thread_rating: float = Field(gt=0)
+    source: str
+    alike: tuple[str, ...] = ()
+
+
+class _Reference(BaseModel):
+    """The CPU whose seconds `frameworks.toml` has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    cpu: str
+    seconds_per_launch: Seconds
+    source: str
+
+
+class HostSpread(BaseModel):
+    """Factors on a host's time between which 80 % of the hosts of one kind of machine lie."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    fast: float = Field(gt=0, le=1)
+    slow: float = Field(ge=1)
+    source: str
+
+
+class HostSpeeds(BaseModel):
+    """The shipped `presets/hosts.toml`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    reference: _Reference
+    spread: HostSpread
+    cpu: dict[str, Processor]
+
+    def find(self, name: object) -> Processor | None:
+        """The CPU of a name, which may be its table's or what lscpu prints; None where it is not known."""
+        key = _key(name) if isinstance(name, str) else ""
+        for table, found in self.cpu.items():
+            if key in (table, *map(_key, (found.name, *found.alike))):
+                return found
+        return None
+
+    def processor(self, name: str, where: str) -> Processor:
+        """The CPU of a name; raises InputError where it is not known."""
+        found = self.find(name)
+        if found is not None:
+            return found
+        names = [one.name for one in self.cpu.values()]
+        raise InputError(
+            f"{where}host.cpu: unknown CPU '{name}'{expected(name, names)}; for others say "
+            "host.overhead_factor and host.seconds_per_launch, which `zsim calibrate` makes of a measurement"
+        )
+
+
+@cache
+def host_speeds() -> HostSpeeds:
+    """The shipped speeds of hosts."""
+    data = parse_toml(_PRESET.read_text(encoding="utf-8"), _PRESET.name)
+    return validated(data, _PRESET.name, HostSpeeds)
+
+
+def _key(name: str) -> str:
+    words = _EMPTY_WORDS.sub(" ", _MARKS.sub("", name.lower())).split()
+    return "-".join(words).replace("+", "-plus")
+
+
+def with_named_cpu(
+    host: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any] | None, file: str
+) -> dict[str, Any]:
+    """A `[host]` table with what an event and a launch take on the CPU that it names; `child`: what the file
+    says of it; `parent`: the table of the file that it extends. See [Note: a host by the name of its CPU]."""
+    name = child.get("cpu")
+    if not isinstance(name, str) or any(key in child for key in SPEED_KEYS):
+        return dict(host)
+    speeds, before = host_speeds(), parent or {}
+    own = speeds.processor(name, f"{file}: ")
+    launch: Any = speeds.reference.seconds_per_launch
+    base, factor = speeds.find(before.get("cpu")), 1.0
+    if base is None or "seconds_per_launch" not in before:
+        base = speeds.processor(speeds.reference.cpu, "")
+    else:
+        launch, factor = before["seconds_per_launch"], before.get("overhead_factor", 1.0)
+        launch = parse_quantity(launch, SECONDS) if isinstance(launch, str) else launch
+    ratio = base.thread_rating / own.thread_rating
+    return {
+        **host,
+        "overhead_factor": round(factor * ratio, 4),
+        "seconds_per_launch": f"{launch * ratio * 1e6:.4g} us",
+    }
