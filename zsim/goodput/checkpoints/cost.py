@@ -363,5 +363,5 @@ def _check_room(job: Job, table: CheckpointTable, held: int, step: StepBeside) -
         raise InputError(
             f"run.checkpoint.mode: '{table.mode}' stages {held / 1e9:,.0f} GB in the host memory of a node, "
             f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
-            "the step: out of memory; expected 'sync', more nodes, or less offloading"
+            "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )
