@@ -116,12 +116,12 @@ def test_the_text_fits_a_terminal(whole: Any) -> None:
 
 
 def test_the_text_says_how_far_to_trust_the_step(whole: Any) -> None:
-    """Its interval, the validated runs behind it with their errors, the days in proportion, and the grades of
-    evidence, as `zsim run` says them."""
+    """Its interval, what the validated runs behind it have in common, the days in proportion, and the grades
+    of evidence, as `zsim run` says them."""
     said = " ".join(" ".join(goodput_lines(whole)).split())
     report = whole.prepared.first.result.report
     assert trust_words(report) in said
-    assert "off in the mean" in trust_words(report)
+    assert report.validation.regime in trust_words(report)
     assert "Days in proportion: " in said
     for part, grade in report.evidence.items():
         assert f"{part} {grade}" in said

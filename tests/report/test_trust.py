@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from zsim.errors import InputError
 from zsim.report.report import Report
 from zsim.report.trust.grounds import fraction_by_grade, grounds
 from zsim.report.trust.measure import measurements
-from zsim.report.trust.trust import TITLE, trust_of
+from zsim.report.trust.trust import TITLE, near_cells, trust_of
 from zsim.report.views.html.report import html_report
 from zsim.trace.trace import Trace
 from zsim.validated.features import Features
@@ -110,6 +110,19 @@ def test_the_text_answers_in_order_and_within_80_columns(report: Report) -> None
     assert places == sorted(places)
     assert "- extrapolated: 60% of the work in matrix products" in lines
     assert not any("another note" in line for line in lines)
+
+
+def test_runs_beside_the_interval_are_in_its_measure(report: Report) -> None:
+    """A step predicted as 14.5 times the measured one is 0.07 of the prediction, not 1351 % off."""
+    found = trust_of(report)
+    far = replace(found.near[0], run=replace(found.near[0].run, error=-log(14.51)))
+    assert near_cells(far)[1] == "0.07"
+    said = str(replace(found, near=(far,)))
+    assert "Nearest validated runs (measured step over predicted)" in said
+    assert "1351" not in said
+    (row,) = replace(found, near=(far,)).records()
+    assert row["measured_over_predicted"] == pytest.approx(1 / 14.51)
+    assert row["error_fraction"] == pytest.approx(13.51)
 
 
 def test_a_cheaper_step_to_measure_has_a_quarter_of_the_nodes(report: Report) -> None:

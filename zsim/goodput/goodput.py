@@ -24,6 +24,10 @@ from zsim.units import format_duration
 
 _HOPELESS = 1e-3  # goodput below which a run is not simulated
 _PATIENCE = 20.0  # times the expected time, after which a run is given up
+_WAYS_OUT = (
+    "expected a shorter run.checkpoint.every or run.recovery.restart, more run.recovery.spares, a lower rate "
+    "of run.failures, or run.recovery.policy 'per-step'"
+)
 
 
 OnDone = Callable[[str, int], None]
@@ -90,7 +94,7 @@ def simulate_prepared(
         raise InputError(
             f"run: can never finish: none of {len(runs.ledgers):,} runs was done after "
             f"{format_duration(scenario.limit_seconds)}, and the steps alone take "
-            f"{format_duration(scenario.ideal_seconds)}"
+            f"{format_duration(scenario.ideal_seconds)}; {_WAYS_OUT}"
         )
     typical = TrainingRun(draw.scenario, runs.typical_seed(), is_recorded=True).train()
     return SimulatedRun(
@@ -111,7 +115,7 @@ def _check_pilot(scenario: Scenario, pilot: Pilot) -> None:
     if is_hopeless and scenario.horizon_seconds is None:
         raise InputError(
             f"run: can never finish: after {pilot.failures:,} failures {pilot.goodput_fraction:.1e} of the "
-            "time was kept; expected more frequent saves, a faster restart, more spares or fewer failures"
+            f"time was kept; {_WAYS_OUT}"
         )
 
 
@@ -144,15 +148,15 @@ def _check_hope(prepared: PreparedRun, scenario: Scenario) -> float:
     if planned is not None and planned <= failures.planned_takes + restart + persist + blocking:
         raise InputError(
             f"run: can never finish: a planned stop every {format_duration(planned)} leaves no time, with "
-            f"{format_duration(failures.planned_takes + restart)} until training goes on"
+            f"{format_duration(failures.planned_takes + restart)} until training goes on; expected a lower "
+            "run.failures.planned_per_day, or a shorter planned_takes or run.recovery.restart"
         )
     if expected < _HOPELESS:
         between = format_duration(1 / failures.per_second)
         raise InputError(
             f"run: can never finish: with a failure every {between} of {phase.nodes:,} nodes, "
             f"{format_duration(restart + detection)} until training goes on and saves "
-            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; expected more "
-            "frequent saves, a faster restart, fewer failures or policy 'per-step'"
+            f"{format_duration(work)} apart, {expected:.1e} of the time would be kept; {_WAYS_OUT}"
         )
     if scenario.horizon_seconds is not None:
         return math.inf

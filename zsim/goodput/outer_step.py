@@ -48,14 +48,20 @@ def one_replica(experiment: Experiment, table: LocalTrainingTable) -> Experiment
     if job.num_nodes % table.replicas:
         raise InputError(
             f"run.local.replicas: found {table.replicas}, which does not divide the {job.num_nodes} nodes; "
-            "a replica has whole nodes"
+            f"expected {_divisors_of(job.num_nodes)}, as a replica has whole nodes"
         )
     if job.kind not in _KINDS:
         raise NotSimulatedError(
-            f"run.local: replicas of strategy '{job.kind}' are not simulated; expected one of "
-            f"{', '.join(_KINDS)}"
+            f"run.local: replicas of strategy '{job.kind}' are not simulated; expected strategy.kind "
+            f"{' or '.join(repr(kind) for kind in _KINDS)}, or no [run.local]"
         )
     return changed(experiment, {"nodes": job.num_nodes // table.replicas, "gpus": None})
+
+
+def _divisors_of(nodes: int) -> str:
+    """Numbers of replicas of so many nodes, in words."""
+    found = [str(count) for count in range(2, nodes + 1) if nodes % count == 0]
+    return " or ".join(found) if found else "more nodes"
 
 
 def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result) -> OuterStep:

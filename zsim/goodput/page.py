@@ -16,6 +16,7 @@ from zsim.goodput.text import (
     sentences,
     shortening,
     step_trust,
+    verdict_sentence,
 )
 from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
@@ -89,7 +90,7 @@ def goodput_page(run: SimulatedRun) -> str:
     what = "Days" if run.runs.scenario.horizon_seconds is None else "Goodput"
     sections.append(Section("All runs", [("days", f"{what} of every run.", days(run))]))
     sections.append(Section("Should I believe this?", (), _TRUST_HEAD, [*trust_rows(run)]))
-    told = [diverging_sentence(run)] if run.is_diverging else []
+    told = [verdict_sentence(run), *([diverging_sentence(run)] if run.is_diverging else [])]
     told += shortening(run)
     return page(headline(run), "goodput", sections, " ".join([*told, *sentences(run)]))
 

@@ -15,6 +15,7 @@ from zsim.goodput.ledger import RunLedger
 from zsim.goodput.prepared import PreparedRun
 from zsim.goodput.runs import HIGH, LOW, Runs, quantile
 from zsim.goodput.search import IntervalCurve
+from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
@@ -71,6 +72,17 @@ class SimulatedRun:
     @property
     def gpus(self) -> int:
         return self.prepared.first.gpus
+
+    @property
+    def tightest(self) -> Report:
+        """The step of the first phase that does not fit; where all do, of the first phase."""
+        reports = [phase.result.report for phase in self.prepared.phases]
+        return next((report for report in reports if not report.fits), reports[0])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the steps of all phases fit."""
+        return self.tightest.fits
 
     @property
     def is_diverging(self) -> bool:
@@ -205,11 +217,13 @@ class SimulatedRun:
         report, place = prepared.first.result.report, self.checkpoint
         low, high = self.days_range
         validation, repairs = report.validation, repairs_by_law(runs)
+        short = self.tightest.out_of_memory
         return {
             "zsim_version": __version__,
             "experiment": report.to_dict()["experiment"],
             "run": prepared.table.model_dump(mode="json"),
-            "fits": report.fits,
+            "fits": self.fits,
+            "out_of_memory": None if short is None else asdict(short),
             "step_seconds": prepared.first.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),

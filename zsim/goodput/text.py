@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from zsim.goodput.closed_forms import repairs_by_law
 from zsim.goodput.simulated_run import SimulatedRun
+from zsim.report.fit import fit_of
 from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.report.views.text.sentences import trust_words
 from zsim.specs.experiment.labels import gpus_label, strategy_label
@@ -33,6 +34,7 @@ _UNITS = (("days", _DAY), ("hours", 3600.0), ("minutes", 60.0))
 def goodput_lines(run: SimulatedRun) -> Iterator[str]:
     """The answer in a sentence, then tables."""
     yield from paragraph(headline(run))
+    yield from paragraph(verdict_sentence(run))
     yield from paragraph(_days_sentence(run))
     if run.is_diverging:
         yield from paragraph(diverging_sentence(run))
@@ -61,6 +63,14 @@ def headline(run: SimulatedRun) -> str:
         f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus_label(job)} | "
         f"{run.prepared.first.step_seconds:.3g} s per step"
     )
+
+
+def verdict_sentence(run: SimulatedRun) -> str:
+    """Whether the steps fit, as `zsim run` has it; of several phases, of the first that does not."""
+    fit = fit_of(run.tightest)
+    number = next((n for n, phase in enumerate(run.prepared.phases, 1) if not phase.result.report.fits), 1)
+    place = f" (phase {number})" if len(run.prepared.phases) > 1 and not run.fits else ""
+    return f"{fit.label.upper()}{place}  {fit.words}"
 
 
 def _days_sentence(run: SimulatedRun) -> str:

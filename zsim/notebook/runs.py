@@ -10,6 +10,7 @@ from typing import Any
 from zsim.goodput import goodput, page
 from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines, headline
+from zsim.report.fit import fit_of
 from zsim.report.views.shown import Figures, Shown
 from zsim.study.given import Given, experiment_of
 from zsim.study.progress import Counts
@@ -31,7 +32,7 @@ class RunResult(Shown, SimulatedRun):
         ]
 
     def headline(self) -> str:
-        return headline(self)
+        return f"{headline(self)}. {fit_of(self.tightest).label}."
 
     def lines(self) -> Iterable[str]:
         return goodput_lines(self)

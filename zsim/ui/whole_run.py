@@ -8,7 +8,7 @@ from typing import Any
 from zsim.goodput import page
 from zsim.goodput.goodput import simulate_run
 from zsim.goodput.simulated_run import SimulatedRun
-from zsim.goodput.text import diverging_sentence, sentences
+from zsim.goodput.text import diverging_sentence, sentences, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form
@@ -83,7 +83,8 @@ def run_words(run: SimulatedRun) -> list[Any]:
                                                                         strict=True)], className="tile")
         for tile in run_tiles(run)
     ]  # fmt: skip
-    told = [diverging_sentence(run)] if run.is_diverging else []
+    told = [] if run.fits else [verdict_sentence(run)]
+    told += [diverging_sentence(run)] if run.is_diverging else []
     lines = [html.Li(line) for line in (*told, *sentences(run))]
     return [html.Div(tiles, className="tiles"), html.Ul(lines)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import expm1, log2
+from math import exp, expm1, log2
 
 from zsim.dataclass import dataclass
 from zsim.validated.features import Features
@@ -27,6 +27,11 @@ class NearRun:
     def error(self) -> float:
         """Predicted over measured, less one: below 0 where zsim was too fast."""
         return expm1(-self.run.error)
+
+    @property
+    def measured_over_predicted(self) -> float:
+        """In the measure of intervals: above 1 where zsim was too fast."""
+        return exp(self.run.error)
 
 
 def nearest_runs(

@@ -43,7 +43,12 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.goodput.checkpoint import Checkpoint
 from zsim.goodput.checkpoints.formats import saved_files
 from zsim.goodput.checkpoints.machine import SavingMachine, StepBeside, step_beside
-from zsim.goodput.checkpoints.planning import commit_seconds, load_plan_seconds, plan_seconds
+from zsim.goodput.checkpoints.planning import (
+    commit_seconds,
+    is_planned,
+    load_plan_seconds,
+    plan_seconds,
+)
 from zsim.goodput.checkpoints.rates import SavingRates, saving_rates
 from zsim.goodput.checkpoints.saved import Saved
 from zsim.goodput.checkpoints.store import (
@@ -134,7 +139,7 @@ def phases_of(
     """The phases, each as long as it takes with no step beside it."""
     threads = table.threads
     rates, node_of = machine.rates, machine.node_of
-    written = saved.archived()
+    written = saved.archived() if is_planned(saved, table) else saved.archived() - saved.metadata()
     is_staged = table.mode in _STAGED
     copies = saved.staged if is_staged else written
     hidden = (
@@ -189,9 +194,10 @@ def _copied_seconds(
 
 
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
-    """Seconds of the fullest rank's archives; the number of tensors is about its files' overhead."""
-    written, overhead = saved.archived(), np.zeros(len(saved.staged))
-    np.add.at(overhead, [file.rank for file in saved.files], [file.overhead for file in saved.files])
+    """Seconds of the fullest rank's archives; the number of tensors is about their overhead."""
+    written, overhead = saved.archived() - saved.metadata(), np.zeros(len(saved.staged))
+    archives = [file for file in saved.files if not file.is_metadata]
+    np.add.at(overhead, [file.rank for file in archives], [file.overhead for file in archives])
     if not saved.is_synced:  # [Note: archive, then store]
         return float(written.max()) / rates.file_bandwidth
     tensors = overhead / _OVERHEAD_PER_TENSOR
@@ -217,24 +223,31 @@ def _write_limits(machine: SavingMachine, table: CheckpointTable, storage: Stora
 def load_seconds(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
 ) -> float:
-    """Seconds of reading a checkpoint back: `.metadata`, plans, every rank its states (or rank 0 all, and a
-    broadcast), out of the archives, to the devices."""
-    rates = machine.rates
+    """Seconds of reading the most frequent kind of save back: `.metadata`, plans, every rank its states (or
+    rank 0 all, and a broadcast), out of the archives, to the devices. Of a copy on the node that was not
+    planned, a rank reads what it wrote and gets the rest from its peers."""
+    rates, planning = machine.rates, load_plan_seconds(saved, machine, table)
+    archives, read, metadata = 0.0, saved.unarchived(), _metadata_bytes(machine, saved)
+    exchange, is_checked_only = 0.0, not is_planned(saved, table)
+    if is_checked_only:
+        cards = StoreLimits(np.inf, machine.nic_bytes_per_second, np.inf)
+        exchange = transfer_seconds(read - saved.staged, machine.node_of, cards)
+        read, metadata = saved.staged, 0
     if table.mode == "in-memory":
-        return machine.copy_seconds(saved.staged, is_pinned=True, on_host=saved.host_fractions)
+        copied = machine.copy_seconds(saved.staged, is_pinned=True, on_host=saved.host_fractions)
+        return copied + exchange + planning * is_checked_only
     limits = read_limits(storage, table.threads, machine.nic_bytes_per_second)
     if table.mode == "local-then-remote":
         drives = machine.drive_bytes_per_second()
         limits = limits if drives is None else StoreLimits(np.inf, drives[1], np.inf)
-    archives, read = 0.0, saved.unarchived()
     if not np.isfinite(limits.rank):
         archives = float(read.max()) / rates.unarchive_bandwidth / table.threads
         archives += saved.read_items / len(saved.read) * rates.unarchive_seconds
-    found = transfer_seconds(read + _metadata_bytes(machine, saved), machine.node_of, limits) + archives
+    found = transfer_seconds(read + metadata, machine.node_of, limits) + archives + exchange + planning
     found += _copied_seconds(machine, saved, limits, back=True)
     found += machine.copy_seconds(read, is_pinned=False, on_host=saved.host_fractions)
     found += saved.states * rates.state_dict_seconds
-    found += load_plan_seconds(saved, machine) + file_seconds(np.minimum(saved.num_files(), 1), limits)
+    found += file_seconds(np.minimum(saved.num_files(), 1), limits)
     if saved.converted:
         found += _conversion_seconds(machine, saved, limits, _write_limits(machine, table, storage))
     if saved.read_once:
@@ -256,8 +269,7 @@ def _conversion_seconds(
 
 def _metadata_bytes(machine: SavingMachine, saved: Saved) -> int:
     """Bytes of `.metadata` per rank: every rank reads it whole, and the ranks of a node out of one cache."""
-    size = sum(file.bytes for file in saved.files if file.name == ".metadata")
-    return -(-size // machine.job.gpus_per_node)
+    return -(-int(saved.metadata().sum()) // machine.job.gpus_per_node)
 
 
 def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
@@ -351,5 +363,5 @@ def _check_room(job: Job, table: CheckpointTable, held: int, step: StepBeside) -
         raise InputError(
             f"run.checkpoint.mode: '{table.mode}' stages {held / 1e9:,.0f} GB in the host memory of a node, "
             f"and {max(0, room) / 1e9:,.0f} GB of {memory / 1e9:,.0f} GB are left beside "
-            "the step: out of memory; expected 'sync', more nodes, or less offloading"
+            "the step: out of memory; expected run.checkpoint.mode 'sync', more nodes, or less offloading"
         )

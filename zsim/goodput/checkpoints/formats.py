@@ -26,6 +26,8 @@ OFFERED: dict[type, tuple[str, ...]] = {
     Reference: ("reference",),
 }
 
+_AS_MEASURED = "expected run.checkpoint.bytes, blocking and load as measured, or run.checkpoint.mode 'none'"
+
 
 def format_of(job: Job, asked: str | None = None) -> str:
     """The format that is asked for, or the framework's own. Raises InputError for one that it cannot
@@ -54,7 +56,7 @@ def saved_files(
     if job.training.optimizer not in STATES and job.kind != "reference":
         raise NotSimulatedError(
             f"run.checkpoint: what is saved of '{job.training.optimizer}' is not known, only of "
-            f"{', '.join(STATES)}; expected run.checkpoint.bytes, blocking and load as measured"
+            f"{', '.join(STATES)}; {_AS_MEASURED}"
         )
     kind, held, strategy = format_of(job, format), held_states(job), job.strategy
     if threads > 1 and kind != "dcp":
@@ -66,18 +68,20 @@ def saved_files(
         if job.parallelism.experts.is_deepspeed:
             raise NotSimulatedError(
                 "run.checkpoint: the files of experts in DeepSpeed's layers (a file per expert) are not "
-                "known; expected run.checkpoint.bytes, blocking and load as measured"
+                f"known; {_AS_MEASURED}"
             )
         return deepspeed_files(
             held, strategy, saves_16bit_model=saves_16bit_model, is_universal=kind == "universal"
         )
     if isinstance(strategy, Megatron):
         if strategy.has_owners:
-            raise NotSimulatedError("run.checkpoint: the files of engine 'internevo' are not known")
+            raise NotSimulatedError(
+                f"run.checkpoint: the files of engine 'internevo' are not known; {_AS_MEASURED}"
+            )
         if strategy.fsdp is not None:
             raise NotSimulatedError(
                 "run.checkpoint: the files of Megatron-FSDP (--ckpt-format fsdp_dtensor) are not known; "
-                "expected run.checkpoint.bytes, blocking and load as measured"
+                f"{_AS_MEASURED}"
             )
         return megatron_files(held, strategy)
     if isinstance(strategy, Reference):

@@ -18,6 +18,12 @@ Rank 0 plans what is left without copies (strategies/torch.py `keep_only_main_re
 (state_dict_saver.py `can_run_decentralized_global_plan`), while training waits; besides, every rank gets the
 shapes of all that any rank holds (validation.py `determine_global_metadata`), in a save and in a load. With
 `--ckpt-assume-constant-structure` later saves do neither (core_v0.19.0).
+
+A local checkpoint (`--non-persistent-ckpt-type local`, training/checkpointing.py `save_checkpoint`: with
+nvidia-resiliency-ext, on the node's drives or in its memory) is not planned: every rank gets all shapes and
+keeps the shards that `distribute_shards_to_ranks` gives it (tensor_aware_state_dict.py `from_state_dict`),
+without `.metadata`. Its load checks the shapes again, and ranks that read a shard broadcast it to those that
+hold it (`to_state_dict`).
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
     return Saved(
         "megatron", tuple(files), parameters + states, _read(held, strategy), items=shares.chunks,
         chunks=shares.chunks, read_items=shares.held_items, checked_items=shares.held_items,
-        is_answered=False, states=held.num_parameters, is_synced=True,
+        is_answered=False, has_local_plan=False, states=held.num_parameters, is_synced=True,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from zsim.goodput.checkpoints.machine import SavingMachine
 from zsim.goodput.checkpoints.rates import PlanningRates
 from zsim.goodput.checkpoints.saved import Saved
-from zsim.specs.experiment.run.checkpoint import CheckpointTable
+from zsim.specs.experiment.run.checkpoint import TWO_TIERS, CheckpointTable
 from zsim.specs.strategy.frameworks import Fsdp2
 
 
@@ -26,18 +26,28 @@ def plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -
     if table.plan_caching:
         return 0.0
     rates = _rates(machine, table)
+    checked = saved.checked_items * rates.read_item
+    if not is_planned(saved, table):
+        return checked
     each = rates.read_item + rates.plan_item + rates.answer_item * saved.is_answered
-    return saved.items * each + saved.checked_items * rates.read_item
+    return saved.items * each + checked
 
 
 def commit_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
-    """Seconds of rank 0 for `.metadata`."""
-    return saved.chunks * _rates(machine, table).commit_item
+    """Seconds of rank 0 for `.metadata`, where there is one."""
+    return saved.chunks * _rates(machine, table).commit_item if is_planned(saved, table) else 0.0
 
 
-def load_plan_seconds(saved: Saved, machine: SavingMachine) -> float:
-    """Seconds of `.metadata` on every rank, and of the plans on rank 0."""
+def is_planned(saved: Saved, table: CheckpointTable) -> bool:
+    """Whether rank 0 plans all files of the most frequent kind of save, and writes their `.metadata`."""
+    return saved.has_local_plan or table.mode not in TWO_TIERS
+
+
+def load_plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
+    """Seconds of `.metadata` on every rank, and of the plans on rank 0, where there are any."""
     rates = _rates(machine, None)
+    if not is_planned(saved, table):
+        return saved.checked_items * rates.read_item
     found = saved.chunks * rates.metadata_item + saved.read_items * rates.load_item
     found += saved.read_items / len(saved.read) * machine.rates.own_load_plan_seconds_per_item
     return found + saved.checked_items * rates.read_item

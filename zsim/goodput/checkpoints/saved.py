@@ -33,6 +33,11 @@ class SavedFile(NamedTuple):
     def bytes(self) -> int:
         return self.tensors + self.overhead
 
+    @property
+    def is_metadata(self) -> bool:
+        """Whether it is a planner's list of who wrote what."""
+        return self.name.endswith(".metadata")
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -40,7 +45,9 @@ class Saved:
     host first; `read`: bytes that each rank reads to load. `items`: tensors and values that the planner on
     rank 0 gets from all ranks together, `chunks` those that are left without copies, `read_items` those that
     it gets for a load (0: no planner); `is_answered`: it sends plans back. `checked_items`: that every rank
-    gets from all others and checks, in a save and in a load.
+    gets from all others and checks, in a save and in a load. `has_local_plan`: a copy on the node or in a
+    peer's memory is planned and committed as a save to the store is; without it a rank keeps what it would
+    write, and gets the rest from its peers to load.
     `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
     and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
     `is_synced`: files are forced to the store (fsync) before the commit. `copied`: bytes per rank of files on
@@ -61,6 +68,7 @@ class Saved:
     read_items: int = 0
     checked_items: int = 0
     is_answered: bool = True
+    has_local_plan: bool = True
     copied: Ints | None = None
     converted: tuple[SavedFile, ...] = ()
     on_host: Ints | None = None
@@ -97,6 +105,10 @@ class Saved:
     def archived(self) -> Ints:
         """Bytes per rank that are made from tensors, not copied."""
         return self.written() if self.copied is None else self.written() - self.copied
+
+    def metadata(self) -> Ints:
+        """Bytes per rank of `.metadata`, which is no archive."""
+        return self._by_rank([file.bytes if file.is_metadata else 0 for file in self.files])
 
     def unarchived(self) -> Ints:
         """Bytes per rank that are read into tensors."""

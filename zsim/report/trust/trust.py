@@ -32,6 +32,7 @@ from zsim.validated.width import (
 )
 
 TITLE = "Should I believe this?"
+MEASURE = "measured step over predicted"  # of intervals and of runs beside them
 _CLOSE, _ROUGH = 0.1, 0.3  # half widths of the interval, by which it is put into words
 _SHOWN_MORE = 3
 _DEGREES = ("pipeline", "expert", "expert_tensor")
@@ -99,6 +100,7 @@ class Trust(Shown):
                 "gpu": one.run.features.gpu,
                 "gpus": one.run.features.gpus,
                 "error_fraction": one.error,
+                "measured_over_predicted": one.measured_over_predicted,
                 "in_common": cell_words(self.validation.features, one.cell),
                 "more_runs": one.more,
             }
@@ -150,8 +152,8 @@ class Trust(Shown):
         yield ""
         words = f"{format_seconds(self.step_seconds)}, with 80 % {range_words(self.step_seconds_range)}"
         yield f"step  {words}"
-        yield from ["", "Nearest validated runs, and how far off zsim is on them", *self._near_lines()]
-        yield from ["", "Why the interval is that wide (measured step over predicted)"]
+        yield from ["", f"Nearest validated runs ({MEASURE})", *self._near_lines()]
+        yield from ["", f"Why the interval is that wide ({MEASURE})"]
         for stage in self.stages:
             yield from paragraph(stage.why, first=f"{stage.low:6.2f} to {stage.high:5.2f}  ")
         if self.beyond:
@@ -200,7 +202,7 @@ class Trust(Shown):
 
     def _near_lines(self) -> Iterator[str]:
         columns = [
-            Column("run", is_left=True), Column("error"), Column("GPUs"), Column("GPU", is_left=True),
+            Column("run", is_left=True), Column("ratio"), Column("GPUs"), Column("GPU", is_left=True),
             Column("strategy", is_left=True),
         ]  # fmt: skip
         yield from table(columns, [near_cells(one) for one in self.near])
@@ -227,7 +229,7 @@ def near_cells(one: NearRun) -> list[str]:
     features = one.run.features
     return [
         one.run.row_id,
-        f"{round(one.error, 3) + 0.0:+.1%}",
+        f"{one.measured_over_predicted:.2f}",
         f"{features.gpus:,}",
         features.gpu,
         features.strategy,
@@ -294,15 +296,15 @@ def errors_figure(found: Trust) -> Figure:
             hovertemplate="%{x:.2f} times the predicted step<extra></extra>",
         )  # fmt: skip
     figure.add_scatter(
-        x=[1 / (1 + one.error) for one in found.near], y=[one.run.row_id for one in found.near],
+        x=[one.measured_over_predicted for one in found.near], y=[one.run.row_id for one in found.near],
         mode="markers", showlegend=False, marker={"color": TOTAL.color, "size": 10},
-        hovertext=[f"{one.run.source}, {one.run.settings.model}: {one.error:+.1%}" for one in found.near],
+        hovertext=[f"{one.run.source}, {one.run.settings.model}: {near_cells(one)[1]}" for one in found.near],
         hoverinfo="text",
     )  # fmt: skip
-    ends = [1.0, *(1 / (1 + one.error) for one in found.near)]
+    ends = [1.0, *(one.measured_over_predicted for one in found.near)]
     ends += [end for stage in found.stages for end in (stage.low, stage.high)]
     room = 0.08 * (max(ends) - min(ends))
     figure.add_vline(1.0, {"dash": "dash", "width": 1, "color": CAPACITY.color}, "as predicted")
-    figure.update_xaxes(title_text="measured step over predicted", range=[min(ends) - room, max(ends) + room])
+    figure.update_xaxes(title_text=MEASURE, range=[min(ends) - room, max(ends) + room])
     figure.update_yaxes(automargin=True)
     return figure

@@ -12,7 +12,7 @@ from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.trust.trust import TITLE, errors_figure, near_cells, trust_of
+from zsim.report.trust.trust import MEASURE, TITLE, errors_figure, near_cells, trust_of
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
 from zsim.report.views.html import pipeline as pipeline_page
@@ -225,6 +225,7 @@ def _believe(report: Report) -> dict[str, Any] | None:
     return {
         "title": TITLE,
         "found": found,
+        "ratio": MEASURE,
         "errors": plot("errors", caption, errors_figure(found)),
         "near": [near_cells(one) for one in found.near],
         "measure": [(found.measure_words(one), one.command, one.calibrate) for one in found.measure],

@@ -26,15 +26,13 @@ def headline(report: Report) -> str:
 
 
 def trust_words(report: Report) -> str:
-    """How far to trust the step: its interval, the validated runs behind it, and where the job is beyond
-    them; "" where the step is not judged."""
+    """How far to trust the step: its interval, what the validated runs behind it have in common, and where
+    the job is beyond them; "" where the step is not judged."""
     found = report.validation
     if found is None:
         return ""
     said = f"Step {validation_words(found, report.step_seconds)}"
-    if found.mean_absolute_error is not None and found.worst_absolute_error is not None:
-        mean, worst = found.mean_absolute_error, found.worst_absolute_error
-        said += f" ({found.regime}: {mean:.1%} off in the mean, {worst:.0%} at worst)"
+    said += f" ({found.regime})" if found.runs else ""
     beyond = f" Beyond them: {'; '.join(found.extrapolates)}." if found.extrapolates else ""
     return f"{said}.{beyond}"
 

@@ -109,9 +109,13 @@ class CheckpointTable(BaseModel):
         if self.remote_every is not None and self.mode not in TWO_TIERS:
             raise ValueError(f"remote_every has no effect with mode '{self.mode}'; it is for {_both()}")
         if self.remote_every == "auto":
-            raise ValueError("remote_every: found 'auto', expected steps or a time; left out: the shortest")
+            raise ValueError(
+                "remote_every: found 'auto', expected steps (5000) or a time ('2 h'), or nothing"
+            )
         if self.durable is not None and self.durable < (self.blocking or 0.0):
-            raise ValueError("durable is from the start of a save to its commit, so not below blocking")
+            raise ValueError(
+                "durable is from the start of a save to its commit; expected at least the time of blocking"
+            )
         return self
 
     def seconds_of(self, value: int | str, step_seconds: float) -> float:

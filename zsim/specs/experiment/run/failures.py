@@ -145,12 +145,12 @@ class FailuresTable(Table):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if (self.law == "weibull") != (self.shape is not None):
-            raise ValueError("a weibull law has a shape, an exponential one has none")
+            raise ValueError("expected law 'weibull' with a shape, or 'exponential' without one")
         if self.repair_median is not None and self.repair_median > self.repair:
             raise ValueError("repair_median: the mean of a lognormal law, repair, is not below its median")
         if self.rack_fraction + self.leaf_fraction > 1:
             raise ValueError(
-                "rack_fraction and leaf_fraction are parts of the failures; their sum is above 1"
+                "rack_fraction and leaf_fraction are parts of the failures; expected a sum of at most 1"
             )
         if [day for day, _ in self.ageing] != sorted({day for day, _ in self.ageing}):
             raise ValueError("ageing: expected [day, factor] in the order of days")
@@ -159,7 +159,7 @@ class FailuresTable(Table):
             raise ValueError("causes have their own per_1000_node_days, all of them and without a total,"
                              " or a share each")  # fmt: skip
         if self.causes and not any(rated) and not sum(one.share or 0.0 for one in self.causes.values()):
-            raise ValueError("causes: the shares are all 0")
+            raise ValueError("causes: the shares are all 0; expected one above 0, or no causes")
         return self
 
     def total_per_1000_node_days(self) -> float:
