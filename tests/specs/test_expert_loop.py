@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.flops import active_numel, forward_flops, model_flops_per_token
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -130,3 +130,12 @@ def test_the_host_waits_for_the_rows_of_every_expert() -> None:
     for release, count in (("4.57", 6), ("5.0", 0)):
         plan = make_plan(job_of({"kind": "ddp"}, transformers=release))
         assert sum(bool(op.host_waits) and op.phase == "forward" for op in plan.ops) == count
+
+
+def test_tensor_parallelism_around_such_experts_is_refused_as_around_stacked_ones() -> None:
+    for release in ("4.57", "5.0"):
+        data = {"model": TINY, "cluster": "dgx-h100", "gpus": 8, "parallelism": {"tensor": 2}}
+        training = {"sequence_length": 96, "transformers": release}
+        strategy = {"kind": "fsdp2", "wrapping": "huggingface"}
+        with pytest.raises(NotSimulatedError, match="tensor"):
+            resolve(Experiment(**data, training=training, strategy=strategy))

@@ -211,13 +211,13 @@ def _with_experts(
     training: Training,
     deepspeed: DeepSpeedConfig | None,
 ) -> Parallelism:
-    """The layout's parallelism, with the degrees of the model's experts."""
+    """The layout's parallelism, with the degrees of the model's experts; `model`: as it is trained."""
     table, placement, parallelism = experiment.strategy, layout.placement, layout.parallelism
     split = resolve_expert_degrees(
         layout.asked,
         parallelism,
         of_experts,
-        model,
+        layout.model,
         placement.world_size,
         training.micro_batch_tokens,
         placement.gpus_per_node,
