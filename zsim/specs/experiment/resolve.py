@@ -41,7 +41,11 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note, with_grain
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
-from zsim.specs.strategy.expert_degrees import expert_members, resolve_expert_degrees
+from zsim.specs.strategy.expert_degrees import (
+    assumed_loads_note,
+    expert_members,
+    resolve_expert_degrees,
+)
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
@@ -250,6 +254,7 @@ def _checked(
     notes += (
         uneven_shards_note(model, parallelism, deepspeed),
         flex_note(parallelism, cluster.gpus, model, training),
+        assumed_loads_note(parallelism.experts, model),
     )
     check_fp8_shapes(model, training, parallelism)
     return [note for note in notes if note]
