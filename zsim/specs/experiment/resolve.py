@@ -15,7 +15,7 @@ from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import check_stored_types, has_grouped_heads, layer_kernels_of
 from zsim.specs.experiment.layout import Layout, lay_out
-from zsim.specs.experiment.model_split import check_split, flex_note, with_context_masks
+from zsim.specs.experiment.model_split import check_split, check_tokens, flex_note, with_context_masks
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -119,6 +119,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     layout = replace(layout, parallelism=parallelism)
     asked = with_interval(asked, deepspeed, parallelism)
     training, model, of_experts = _trained(experiment, asked, layout, deepspeed, notes)
+    check_tokens(training, parallelism)
     parallelism = _with_experts(experiment, layout, of_experts, model, training, deepspeed)
     parallelism = with_context_masks(parallelism, model, training.sequence_length)
     notes += _checked(experiment, layout.cluster, model, training, parallelism, deepspeed)
