@@ -125,6 +125,22 @@ def test_zero_3_hooks_every_product_of_every_expert_unless_its_block_is_a_leaf()
     assert whole == {"fetch model.layers.1.mlp"}
 
 
+def test_a_script_can_make_the_block_a_leaf_before_it_was_the_default() -> None:
+    """`deepspeed.utils.set_z3_leaf_modules`, since 0.13.1; by the class's name or full name."""
+    old = {"kind": "deepspeed", "stage": 3, "version": "0.16.5"}
+    name = "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock"
+    for given in ("Qwen2MoeSparseMoeBlock", name):
+        plan = make_plan(job_of({**old, "leaf_modules": [given]}))
+        whole = {op.name for op in plan.ops if op.name.startswith("fetch model.layers.1.mlp")}
+        assert whole == {"fetch model.layers.1.mlp"}
+    with pytest.raises(InputError, match=r"found 'MixtralSparseMoeBlock'.* expected 'Qwen2MoeSparseMoeBlock'"):
+        job_of({**old, "leaf_modules": ["MixtralSparseMoeBlock"]})
+    with pytest.raises(InputError, match=r"DeepSpeed 0\.12\.6 has no leaf modules"):
+        job_of({**old, "version": "0.12.6", "leaf_modules": ["Qwen2MoeSparseMoeBlock"]})
+    idle = job_of({**old, "stage": 2, "leaf_modules": ["Qwen2MoeSparseMoeBlock"]}).notes
+    assert [note for note in idle if "leaf_modules is without effect at stage 2" in note]
+
+
 def test_the_host_waits_for_the_rows_of_every_expert() -> None:
     """Two layers of three experts in forward, none of stacked ones."""
     for release, count in (("4.57", 6), ("5.0", 0)):
