@@ -121,10 +121,11 @@ def report_of(
 
 def _with_inputs(found: Validation, variants: Variants, step_seconds: float) -> Validation:
     """The validation with the spreads of the job's inputs that the step was simulated with."""
-    hosts, offload = variants.hosts, variants.offload_range
+    hosts = variants.hosts
     ends = {
         "the host": None if hosts is None else (hosts.fast_seconds, hosts.slow_seconds),
-        "CPU, host memory, PCIe and drives": offload,
+        "CPU, host memory, PCIe and drives": variants.offload_range,
+        "how even the router is": variants.routing,
     }
     for what, seconds in ends.items():
         if seconds is not None:

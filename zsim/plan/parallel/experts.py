@@ -30,21 +30,19 @@ from zsim.dataclass import dataclass
 from zsim.plan.parallel.expert_adapters import with_adapters_on
 from zsim.plan.parallel.expert_modules import (
     experts_one_by_one,
-    keeping_input_once,
     map_of_rows,
     padded_when_quantised,
     router_of,
 )
 from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
-from zsim.specs.model.expert_run import expert_run, has_experts
+from zsim.specs.model.expert_run import expert_run, has_experts, keeping_input_once, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
 from zsim.specs.model.spec import (
     Activation,
     Block,
     Exchange,
     ExchangeKind,
-    Linear,
     ModelSpec,
     Module,
     Parameter,
@@ -111,10 +109,7 @@ class _Layer:
     @property
     def shared(self) -> SharedOutput:
         """How the output of shared experts is added."""
-        products = [one.work for one in self.run if isinstance(one.work, Linear)]
-        if not products:
-            return "none"
-        return "gated" if any(work.out_features == 1 for work in products) else "added"
+        return shared_output(self.run)
 
     def modules(self) -> list[Module]:
         """The run with all that stands for the experts; Megatron runs shared experts first, the others where
@@ -173,14 +168,15 @@ class _Layer:
         """[Note: whose dispatch], all-to-all."""
         split, width, shards = self.split, self.work.in_features, self.split.token_ranks
         sent, computed = self.work.top_k * split.sent, self.work.top_k * split.imbalance * split.tensor
+        exchanged = self.work.top_k * split.exchanged
         is_shared_by_all = split.is_megatron and split.tensor > 1
         if not split.is_megatron:
             computed = self.work.top_k * split.imbalance
         counts = self._counts()
         found = [self._move("permute", sent, shards=shards), *self._summed(sent), *counts]
-        found.append(self._all_to_all("rows", sent, width, waits=bool(counts)))
+        found.append(self._all_to_all("rows", exchanged, width, waits=bool(counts)))
         if split.is_megatron:
-            found.append(self._all_to_all("scores", sent, 1, self.score))
+            found.append(self._all_to_all("scores", exchanged, 1, self.score))
         if is_shared_by_all:
             found.append(self._among_tensor("all_gather", "reduce_scatter", computed))
         sorts = not split.is_megatron or self.work.num_experts > split.ranks
@@ -191,7 +187,7 @@ class _Layer:
             found.append(self._move("unsort", 1.0, seen=computed, shards=shards))
         if is_shared_by_all:
             found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
-        found.append(self._all_to_all("rows back", sent, width, returns=True))
+        found.append(self._all_to_all("rows back", exchanged, width, returns=True))
         return [*found, self._move("unpermute", sent, shared=self.shared)]
 
     def _slots(self, rows: float) -> list[Module]:
