@@ -36,7 +36,7 @@ def forward_flops(module: Module, sequence_length: int) -> float:
     """Matrix-product FLOPs of one module, per token."""
     work = module.work
     if isinstance(work, Linear):
-        return 2.0 * work.in_features * work.out_features
+        return 2.0 * work.in_features * work.out_features * min(1.0, module.rows_per_token)
     if isinstance(work, Attention):
         return 2.0 * sequence_length * work.num_heads * (work.qk_head_dim + work.v_head_dim)
     if isinstance(work, Router):
@@ -150,6 +150,8 @@ def _idle_experts(block: Block) -> float:
     for module in block.modules:
         if isinstance(module.work, Experts):
             idle += module.numel * (1 - module.work.top_k / module.work.num_experts)
+        elif module.rows_per_token < 1:  # a product of one expert
+            idle += module.numel * (1 - module.rows_per_token)
     return idle
 
 

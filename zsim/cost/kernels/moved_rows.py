@@ -7,6 +7,13 @@ counted in the code of each library; a mask, an index or a score has no width an
 transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather; two argsorts, a histogram
 and a running sum. The scores are fp32, so their product with the experts' output is too; it is put back in
 order, summed up over a token's experts and cast. Backward of a gather adds up by sorted indices into zeros.
+transformers-4 (4.57.1 `Qwen2MoeSparseMoeBlock.forward`), loop: zeros for the output, one_hot (zeros, a range,
+a scatter), and which experts have tokens (a sum, a comparison, their indices). select, of one expert: its
+part of the mask, torch.where, a gather; backward zeros of all tokens, a sum by sorted indices into them, and
+their sum with those of the other experts. put: the scores read by indices, a product, index_add_; backward a
+gather, two products and a sum, and the scores' gradient the same way as the rows'. The host is what this loop
+waits for, so operators of many small kernels count as so many launches as they take the host: torch.where
+two (six kernels and a copy to the host, as of masks below), a sum by sorted indices seven (its fifteen).
 torchtitan (0.2.2 models/moe/moe.py, utils.py): a gather, the scores' product through fp32 and back, a copy
 behind which a row of zeros stands, and a gather that pads every expert's rows to a multiple of 8; afterwards
 the same two the other way round, and a sum.
@@ -80,6 +87,9 @@ _SORTED = MoveCost(Moved(0, 2, 1), Moved(0, 2, 1))
 _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
     ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(1, 0, 8, SORTED)),
     ("transformers", "unpermute"): MoveCost(Moved(5, 9, 5), Moved(3, 16, 14, SORTED), kept_rows=1),
+    ("transformers-4", "loop"): MoveCost(Moved(1, 0, 8), Moved(0, 0, 0)),
+    ("transformers-4", "select"): MoveCost(Moved(0, 2, 4), Moved(4, 0, 9, SORTED)),
+    ("transformers-4", "put"): MoveCost(Moved(0, 2, 3, INDEXED), Moved(0, 8, 13), kept_rows=1),
     ("torchtitan", "permute"): MoveCost(
         Moved(0, 16, 24), Moved(1, 19, 20, SCATTERED + SORTED), kept_rows=2
     ),

@@ -40,7 +40,8 @@ def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> 
         return (0 if shares else kept,)
     rows = routed_rows(work, shape)
     kept = int(rows * work.width * move_cost(work, options).kept_rows) * e
-    return kept, rows * _INDEX_BYTES if work.kind == "permute" else 0
+    indices = {"permute": 1, "select": 2}.get(work.kind, 0)
+    return kept, rows * _INDEX_BYTES * indices
 
 
 def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
@@ -54,7 +55,7 @@ def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -
     if isinstance(work, MergedWeights):
         return (_numel(work) * e,)
     rows = routed_rows(work, shape)
-    if work.kind == "add":
+    if work.kind in ("add", "loop"):
         return (tokens * work.width * e,)
     if work.kind == "unpermute":
         return tokens * work.width * e, _unordered(work, rows, options)
@@ -73,7 +74,7 @@ def passing_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions
     rows = routed_rows(work, shape)
     if work.kind == "unpermute":
         return rows * work.width * e, _unordered(work, rows, options)
-    if work.kind == "permute":
+    if work.kind in ("permute", "select"):
         return rows * work.width * e, tokens * work.width * e
     return (rows * work.width * e,) * 2
 

@@ -1,5 +1,4 @@
-"""The modules of a layer of routed experts: its router, experts that run one after the other, and which
-module keeps the layer's input.
+"""The modules of a layer of routed experts: its router, and experts that run one after the other.
 
 Experts of their own are those of `deepspeed.moe.layer.MoE` (DeepSpeed 0.19.8 moe/experts.py).
 """
@@ -11,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from zsim.specs.model.experts import Experts, ExpertsLibrary, GroupedLinear, Rearrange, Router
-from zsim.specs.model.spec import Activation, Exchange, Linear, Module, Parameter
+from zsim.specs.model.spec import Activation, Linear, Module, Parameter
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT_DATA
 
@@ -97,26 +96,3 @@ def padded_when_quantised(products: Sequence[Module], split: ExpertSplit) -> lis
         assert isinstance(work, GroupedLinear)
         found[n] = replace(found[n], work=replace(work, pads=split.quantised_padding, place=place))
     return found
-
-
-def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
-    """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
-    of shared experts, and the products before their activation; `experts`: how names of routed experts
-    begin."""
-    found: list[Module] = []
-    is_kept = False
-    for number, module in enumerate(modules):
-        is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
-        is_apart = ".lora_" in module.name or bool(module.side)  # kept by rules of their own
-        is_product = is_product and not is_apart
-        is_product = is_product and not _follows_activation(modules, number)
-        if isinstance(module.work, Router) or is_product:
-            module = replace(module, shares_input=is_kept)
-            is_kept = True
-        found.append(module)
-    return found
-
-
-def _follows_activation(modules: Sequence[Module], number: int) -> bool:
-    before = [one for one in modules[:number] if not isinstance(one.work, Exchange)]
-    return bool(before) and isinstance(before[-1].work, Activation)

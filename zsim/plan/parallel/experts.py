@@ -30,7 +30,6 @@ from zsim.dataclass import dataclass
 from zsim.plan.parallel.expert_adapters import with_adapters_on
 from zsim.plan.parallel.expert_modules import (
     experts_one_by_one,
-    keeping_input_once,
     map_of_rows,
     padded_when_quantised,
     part_of,
@@ -38,14 +37,13 @@ from zsim.plan.parallel.expert_modules import (
 )
 from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
 from zsim.plan.stage import EXPERT_MODEL, EXPERT_NODE, EXPERT_RAIL
-from zsim.specs.model.expert_run import expert_run, has_experts
+from zsim.specs.model.expert_run import expert_run, has_experts, keeping_input_once, shared_output
 from zsim.specs.model.experts import Experts, GroupedLinear, MoveKind, Rearrange, Router, SharedOutput
 from zsim.specs.model.spec import (
     Activation,
     Block,
     Exchange,
     ExchangeKind,
-    Linear,
     ModelSpec,
     Module,
     Parameter,
@@ -112,10 +110,7 @@ class _Layer:
     @property
     def shared(self) -> SharedOutput:
         """How the output of shared experts is added."""
-        products = [one.work for one in self.run if isinstance(one.work, Linear)]
-        if not products:
-            return "none"
-        return "gated" if any(work.out_features == 1 for work in products) else "added"
+        return shared_output(self.run)
 
     def modules(self) -> list[Module]:
         """The run with all that stands for the experts; Megatron runs shared experts first, the others where

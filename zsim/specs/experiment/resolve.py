@@ -33,7 +33,9 @@ from zsim.specs.experiment.training.checkpointing import recomputation_of, with_
 from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
 from zsim.specs.experiment.training.settled import check_size, settled_training
 from zsim.specs.experiment.training.trained_model import trained_model
+from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
 from zsim.specs.library import Library
+from zsim.specs.model.expert_loop import with_experts_one_by_one
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note, with_grain
@@ -167,6 +169,8 @@ def _trained(
         calls_engine=isinstance(table, MegatronTable) and table.runs_transformer_engine,
     )
     of_experts = resolve_experts(model, table, layout.asked)
+    if runs_experts_one_by_one(model, asked.transformers, table, of_experts, notes):
+        model = with_experts_one_by_one(model)
     model = trained_model(
         model,
         asked,

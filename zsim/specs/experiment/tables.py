@@ -16,6 +16,7 @@ from pydantic import (
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import core_schema
@@ -107,6 +108,12 @@ class TrainingTable(TableOfFile):
             return {"micro_batch_sizes": data["micro_batch_size"], **rest}
         return data
 
+    @field_validator("transformers", mode="before")
+    @classmethod
+    def _reads_numbers(cls, value: object) -> object:
+        """4.51 without quotes is a number; what is read of a release is whether it is one of 5."""
+        return str(value) if type(value) in (int, float) else value
+
     sequence_length: Count | None = Field(
         default=None, description="tokens of a sequence; left out: the model's longest up to 4096"
     )
@@ -150,6 +157,12 @@ class TrainingTable(TableOfFile):
         default=None,
         description="fused attention, of a generation by name, or written out; left out: the best "
         "that the GPU's file knows",
+    )
+    transformers: str | None = Field(
+        default=None,
+        description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
+        "one, each three linear layers, from 5 on stacked; left out: 5, or 4 beside a DeepSpeed of before "
+        "2026",
     )
     compile: bool = Field(default=False, description="blocks are compiled, so that elementwise work is fused")
     layer_kernels: LayerKernels | None = Field(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from zsim.specs.model.experts import Experts, Router
-from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Residual
+from zsim.specs.model.experts import Experts, Router, SharedOutput
+from zsim.specs.model.spec import Activation, Block, Exchange, Linear, ModelSpec, Module, Norm, Residual
 
 
 def has_experts(model: ModelSpec) -> bool:
     """Whether any layer routes tokens to experts."""
-    return experts_of(model) is not None
+    return any(isinstance(one.work, Router) for block in model.distinct_blocks for one in block.modules)
 
 
 def experts_of(model: ModelSpec) -> Experts | None:
-    """The experts of the model's first layer that has any."""
+    """The stacked experts of the model's first layer that has any; None also where experts are modules of
+    their own (`zsim.specs.model.expert_loop`)."""
     works = (module.work for block in model.distinct_blocks for module in block.modules)
     return next((work for work in works if isinstance(work, Experts)), None)
 
@@ -43,3 +45,34 @@ def shared_modules(block: Block) -> list[Module]:
     """The modules of a layer of experts that see every token: its shared experts and their gate."""
     run = [block.modules[n] for n in expert_run(block)]
     return [one for one in run if not isinstance(one.work, Router | Experts)]
+
+
+def shared_output(run: Sequence[Module]) -> SharedOutput:
+    """How the output of shared experts is added to that of routed ones, of a layer's modules."""
+    products = [one.work for one in run if isinstance(one.work, Linear)]
+    if not products:
+        return "none"
+    return "gated" if any(work.out_features == 1 for work in products) else "added"
+
+
+def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
+    """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
+    of shared experts, and the products before their activation; `experts`: how names of routed experts
+    begin."""
+    found: list[Module] = []
+    is_kept = False
+    for number, module in enumerate(modules):
+        is_product = isinstance(module.work, Linear) and not module.name.startswith(experts)
+        is_apart = ".lora_" in module.name or bool(module.side)  # kept by rules of their own
+        is_product = is_product and not is_apart
+        is_product = is_product and not _follows_activation(modules, number)
+        if isinstance(module.work, Router) or is_product:
+            module = replace(module, shares_input=is_kept)
+            is_kept = True
+        found.append(module)
+    return found
+
+
+def _follows_activation(modules: Sequence[Module], number: int) -> bool:
+    before = [one for one in modules[:number] if not isinstance(one.work, Exchange)]
+    return bool(before) and isinstance(before[-1].work, Activation)

@@ -13,17 +13,19 @@ from zsim.dataclass import dataclass
 
 ScoreFunction = Literal["softmax", "sigmoid"]
 ExpertsLibrary = Literal[
-    "transformers", "torchtitan", "kempnerforge", "megatron", "megatron-fused", "autoep", "deepspeed-moe"
-]
-"""Whose code rearranges rows; "megatron-fused": with `--moe-permute-fusion`; "autoep": DeepSpeed's
-replacement of transformers' layers, "deepspeed-moe": its own layer, `deepspeed.moe.layer.MoE`."""
+    "transformers", "transformers-4", "torchtitan", "kempnerforge", "megatron", "megatron-fused", "autoep",
+    "deepspeed-moe",
+]  # fmt: skip
+"""Whose code rearranges rows; "transformers-4": its releases before 5; "megatron-fused": with
+`--moe-permute-fusion`; "autoep": DeepSpeed's replacement of transformers' layers, "deepspeed-moe": its own
+layer, `deepspeed.moe.layer.MoE`."""
 GroupedKernel = Literal["grouped", "streams", "loop"]
 """One kernel for all experts; a product per expert on four streams (Transformer Engine); one after the
 other."""
 ExpertAdapterKind = Literal["merged", "shared", "each"]
 """Adapters on experts: "merged" into their weights before they are read (PEFT's `target_parameters`), one
 "shared" by all experts of a rank, or one for "each" (Megatron-Bridge's)."""
-MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add", "map"]
+MoveKind = Literal["permute", "sort", "unsort", "unpermute", "add", "map", "loop", "select", "put"]
 SharedOutput = Literal["none", "added", "gated"]
 
 
@@ -119,7 +121,9 @@ class Rearrange:
 
     permute: every token copied once for each of its experts, in the order of experts. sort, unsort: rows of
     several senders in the order of experts, and back. unpermute: the rows of every token summed up. add: none
-    are moved. map: none are, the map of rows to experts is made. `shared`: the output of shared experts is
+    are moved. map: none are, the map of rows to experts is made. Of experts that run one by one, loop: the
+    output that they add to and their masks are made; select: the rows of one are gathered; put: its rows are
+    multiplied by their scores and added to the output. `shared`: the output of shared experts is
     added, gated by a number per token, or as it is. `padding`: rows of `num_experts` experts that are all
     padded to the fullest, over those that are routed.
     """

@@ -27,9 +27,10 @@ def check_has_experts(lora: LoraTable, model: ModelSpec) -> None:
         "share_expert_adapters": not lora.share_expert_adapters,
     }
     for key, is_given in keys.items():
-        if is_given and not has_experts(model):
+        if is_given and experts_of(model) is None:
+            what = "stacked" if has_experts(model) else "routed"
             raise InputError(
-                f"training.lora.{key}: '{model.name}' has no routed experts; expected it left out"
+                f"training.lora.{key}: '{model.name}' has no {what} experts; expected it left out"
             )
 
 

@@ -15,7 +15,7 @@ from zsim.specs.experiment.training.adapted_experts import check_has_experts, on
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
 from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
-from zsim.specs.model.expert_run import has_experts
+from zsim.specs.model.expert_run import experts_of, has_experts
 from zsim.specs.model.freezing import Frozen, with_frozen
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
 from zsim.specs.model.spec import Linear, ModelSpec
@@ -68,7 +68,7 @@ def trained_model(
         model, lora = _as_megatron_bridge(lora, model, parallelism)
     check_has_experts(lora, model)
     adapters = _adapters(lora, table, kind, low, model)
-    if has_experts(model):
+    if experts_of(model) is not None:
         adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
         if table.recompute_modules and "moe_act" in table.recompute_modules and adapters.experts:
             raise NotSimulatedError(

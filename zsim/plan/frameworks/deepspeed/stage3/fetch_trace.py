@@ -22,6 +22,7 @@ from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import expert_units, uni
 from zsim.plan.frameworks.deepspeed.stage3.module_order import (
     ROOT,
     HookedModules,
+    expert_lists,
     hooked_modules,
     without_backward,
 )
@@ -94,7 +95,7 @@ def _recorded(workload: Workload, zero: ZeroConfig) -> FetchTrace:
         for call in segment.calls
         if isinstance(call.module.work, GroupedLinear)
     )
-    whole = expert_units(list(experts), _experts_family(workload), zero)
+    whole = expert_units(list(experts), expert_lists(workload), _experts_family(workload), zero)
     unit_of = unit_names(owning, workload.model.block_lists, zero, whole)
     by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:

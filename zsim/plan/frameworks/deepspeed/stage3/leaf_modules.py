@@ -24,12 +24,13 @@ _EXPERT_BLOCKS = {
 }
 
 
-def expert_units(experts: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
-    """The modules of `experts`, whose stacked weights one module owns, or those around them with the router,
-    where the class of these is a leaf."""
+def expert_units(stacked: Sequence[str], lists: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
+    """The units of routed experts: modules of `stacked` weights, or, where the class of the modules around
+    them and around `lists` of experts is a leaf, these with their routers; experts of a list that is in no
+    leaf are fetched product by product."""
     if _EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
-        return list(experts)
-    return [name.rpartition(".")[0] for name in experts]
+        return list(stacked)
+    return [name.rpartition(".")[0] for name in (*stacked, *lists)]
 
 
 def unit_names(

@@ -124,6 +124,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
     units = set(unit_of.values())
     by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
     names = [name for called in by_segment.values() for name in called]
+    never.update(expert_lists(workload))
     chains = _chains(names, never, units)
     rotary = _rotary(workload)
     idle = {rotary, *without_backward(workload)}
@@ -138,6 +139,17 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
         trailing,
         workload.training.checkpoint_stops_early,
     )
+
+
+def expert_lists(workload: Workload) -> list[str]:
+    """The lists that hold experts which are modules of their own, and are called one by one."""
+    calls = (call for segment in workload.segments for call in segment.calls)
+    lists = (
+        call.name.rpartition(".")[0]
+        for call in calls
+        if isinstance(call.module.work, Rearrange) and call.module.work.kind == "loop"
+    )
+    return list(dict.fromkeys(lists))
 
 
 def without_backward(workload: Workload) -> set[str]:

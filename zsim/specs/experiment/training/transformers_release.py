@@ -1,0 +1,70 @@
+"""Which release of transformers runs a model's routed experts: `training.transformers`, or what other
+software of the job lets expect."""
+
+from __future__ import annotations
+
+import re
+
+from zsim.errors import InputError
+from zsim.specs.model.expert_loop import has_looped_form
+from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.release import parse_release
+from zsim.specs.strategy.experts import ExpertSplit
+from zsim.specs.strategy.tables import DeepSpeedTable, StrategyTable
+
+_KEY = "training.transformers"
+NEWEST, LAST_OF_MODULES = "5.23", "4.57"
+# transformers 5.0.0 is of January 2026, DeepSpeed 0.18.5 the first release behind it.
+_FIRST_BESIDE_5 = (0, 18, 5)
+
+
+def runs_experts_one_by_one(
+    model: ModelSpec, release: str | None, strategy: StrategyTable, split: ExpertSplit, notes: list[str]
+) -> bool:
+    """Whether every routed expert is modules of its own, as up to transformers 4.57 (`release`:
+    `training.transformers`; None: by DeepSpeed's release, else 5). Adds to `notes` what was assumed.
+
+    Raises InputError for a release that is none, and beside code that is not transformers'.
+    """
+    number = None if release is None else _major(release)
+    if experts_of(model) is None:
+        notes += [f"{_KEY} is without effect: '{model.name}' has no routed experts"] if release else []
+        return False
+    if split.library != "transformers":
+        if release is None:
+            return False
+        raise InputError(
+            f"{_KEY}: found '{release}', but the routed experts of this job are run by the code of "
+            f"'{split.library}'; expected it left out"
+        )
+    if not has_looped_form(model.family):
+        return False
+    if number is not None:
+        return number < 5
+    is_old = isinstance(strategy, DeepSpeedTable) and (
+        parse_release(strategy.version, "strategy.version").number < _FIRST_BESIDE_5
+    )
+    if is_old:
+        notes.append(
+            "routed experts are assumed to run one by one, each three linear layers, as in transformers 4: "
+            f'DeepSpeed {strategy.version} is older than transformers 5; {_KEY} = "{NEWEST}" has them '
+            "stacked"
+        )
+    else:
+        notes.append(
+            "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
+            f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes several "
+            f'times as long: {_KEY} = "{LAST_OF_MODULES}"'
+        )
+    return is_old
+
+
+def _major(release: str) -> int:
+    found = re.fullmatch(r"([345])(\.\d{1,3}){0,2}", release)
+    if not found:
+        raise InputError(
+            f"{_KEY}: found '{release}', expected a release of Hugging Face's transformers, as in '{NEWEST}' "
+            f"or '{LAST_OF_MODULES}'"
+        )
+    return int(found[1])

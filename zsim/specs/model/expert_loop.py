@@ -1,0 +1,133 @@
+"""Routed experts that the host runs one after the other, each three Linear modules of its own.
+
+# [Note: experts one by one]
+Up to 4.57 transformers has an MLP for every expert, in a ModuleList (read in 4.51.3 and 4.57.1:
+`MixtralSparseMoeBlock`, `Qwen2MoeSparseMoeBlock`, `Qwen3MoeSparseMoeBlock`, `OlmoeSparseMoeBlock`,
+`PhimoeSparseMoeBlock`, `DeepseekV2MoE`, `DeepseekV3MoE`, `Glm4MoeMoE`). Python goes through them: a mask of
+the tokens of each (one_hot, made once), torch.where of it, for whose length the host waits, a gather of
+these rows, the MLP, a product with the scores, and index_add_ into the output. From 5.0 on the experts of a
+layer are two stacked weights and their products one kernel each; gpt-oss, Granite and Llama 4 have been so
+from their beginning. Of the sizes that a router gives to experts nothing depends on here: one rank runs all
+of them, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.specs.model.expert_run import expert_run, keeping_input_once, shared_output
+from zsim.specs.model.experts import Experts, ExpertsLibrary, MoveKind, Rearrange, SharedOutput
+from zsim.specs.model.spec import Activation, Block, Linear, ModelSpec, Module, Parameter
+
+LOOPED_LIBRARY: ExpertsLibrary = "transformers-4"
+# Families whose experts were modules, with the names of gate, up and down.
+_LLAMA_NAMES = ("gate_proj", "up_proj", "down_proj")
+_NAMES = {
+    "mixtral": ("w1", "w3", "w2"), "phimoe": ("w1", "w3", "w2"), "qwen2_moe": _LLAMA_NAMES,
+    "qwen3_moe": _LLAMA_NAMES, "olmoe": _LLAMA_NAMES, "deepseek_v2": _LLAMA_NAMES,
+    "deepseek_v3": _LLAMA_NAMES, "glm4_moe": _LLAMA_NAMES,
+}  # fmt: skip
+# What their layer was called, where it is another name now.
+_LAYERS = {"mixtral": "block_sparse_moe", "phimoe": "block_sparse_moe"}
+_ROUTERS = {"phimoe": "gate"}
+
+
+def has_looped_form(family: str) -> bool:
+    """Whether experts of this family were modules of their own in transformers 4."""
+    return family in _NAMES
+
+
+def with_experts_one_by_one(model: ModelSpec) -> ModelSpec:
+    """The model with the experts of transformers 4; see [Note: experts one by one]. It is the model itself,
+    where it has no experts or they were stacked then too."""
+    if not has_looped_form(model.family):
+        return model
+    return model.with_each_block(lambda block: _looped(block, model.family))
+
+
+def _looped(block: Block, family: str) -> Block:
+    run = expert_run(block)
+    if not run:
+        return block
+    before, inside, behind = (
+        block.modules[: run.start], block.modules[run.start : run.stop], block.modules[run.stop :],
+    )  # fmt: skip
+    stacked = next(one for one in inside if isinstance(one.work, Experts))
+    layer = stacked.name.rpartition(".")[0]
+    made: list[Module] = []
+    for one in inside:
+        made += _expert_modules(one, family) if isinstance(one.work, Experts) else [one]
+    shared = shared_output(inside)
+    if shared != "none":
+        made.append(_move(stacked, "add", 0.0, shared=shared))
+    made = keeping_input_once(made, f"{stacked.name}.")
+    registration = block.registration
+    if registration is not None:
+        names = _registered(stacked, family)
+        registration = tuple(
+            one for name in registration for one in (names if name == stacked.name else (name,))
+        )
+    names = {one.name: _old_name(one.name, layer, family) for one in made}
+    return replace(
+        block,
+        modules=(*before, *(replace(one, name=names[one.name]) for one in made), *behind),
+        registration=None if registration is None else tuple(names.get(one, one) for one in registration),
+    )
+
+
+def _old_name(name: str, layer: str, family: str) -> str:
+    """What transformers 4 calls a module of the layer."""
+    inside = name.removeprefix(f"{layer}.")
+    inside = _ROUTERS.get(family, inside) if inside == "router" else inside
+    return f"{_LAYERS.get(family, layer)}.{inside}"
+
+
+def _expert_modules(stacked: Module, family: str) -> list[Module]:
+    """What runs in place of stacked experts: the mask, and for each its rows, its products, its sum."""
+    work = stacked.work
+    assert isinstance(work, Experts)
+    rows = work.top_k / work.num_experts
+    found = [_move(stacked, "loop", 0.0)]
+    for number in range(work.num_experts):
+        name = f"{stacked.name}.{number}"
+        products = _products(stacked, name, family)
+        seen = [replace(one, token_shards=stacked.token_shards, rows_per_token=rows) for one in products]
+        found += [_move(stacked, "select", rows, number), *seen, _move(stacked, "put", rows, number)]
+    return found
+
+
+def _products(stacked: Module, name: str, family: str) -> list[Module]:
+    work = stacked.work
+    assert isinstance(work, Experts)
+    hidden, features = work.in_features, work.expert_features
+    gate, up, down = _NAMES[family]
+    trainable = all(one.trainable for one in stacked.parameters)
+
+    def product(part: str, given: int, made: int, *, shares_input: bool = False) -> Module:
+        weight = Parameter("weight", (made, given), trainable=trainable)
+        return Module(f"{name}.{part}", Linear(given, made), (weight,), shares_input=shares_input)
+
+    return [
+        product(gate, hidden, features),
+        product(up, hidden, features, shares_input=True),
+        Module(f"{name}.act_fn", Activation(features, work.is_gated, work.act)),
+        product(down, features, hidden),
+    ]
+
+
+def _registered(stacked: Module, family: str) -> tuple[str, ...]:
+    """Names of the products in the order of `named_parameters()`: w1, w2, w3, and gate, up, down."""
+    work = stacked.work
+    assert isinstance(work, Experts)
+    parts = sorted(_NAMES[family]) if family in _LAYERS else _NAMES[family]
+    return tuple(f"{stacked.name}.{number}.{part}" for number in range(work.num_experts) for part in parts)
+
+
+def _move(
+    stacked: Module, kind: MoveKind, rows: float, number: int | None = None, *, shared: SharedOutput = "none"
+) -> Module:
+    work = stacked.work
+    assert isinstance(work, Experts)
+    name = stacked.name if number is None else f"{stacked.name}.{number}"
+    moved = Rearrange(kind, work.in_features, rows, LOOPED_LIBRARY, shared, work.num_experts)
+    return Module(f"{name}.{kind}", moved, token_shards=stacked.token_shards, host_waits=kind == "select")
