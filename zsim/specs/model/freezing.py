@@ -13,6 +13,7 @@ from dataclasses import replace
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.model.adapters import is_frozen
+from zsim.specs.model.experts import Router
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -34,8 +35,8 @@ class Frozen:
     those that `keeps` matches (PEFT's `modules_to_save`, of which `copies`: the frozen originals stay beside
     what is trained). `stored`: the type that frozen weights are kept in
     ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
-    bitsandbytes replaces every product but the head). `inputs_require_gradients`: transformers'
-    `enable_input_require_grads`."""
+    bitsandbytes replaces every product but the head; with `quantises_routers` those of routers too).
+    `inputs_require_gradients`: transformers' `enable_input_require_grads`."""
 
     patterns: tuple[str, ...] = ()
     all_but_adapters: bool = False
@@ -43,6 +44,7 @@ class Frozen:
     copies: bool = False
     stored: str = ""
     products_stored: str = ""
+    quantises_routers: bool = False
     inputs_require_gradients: bool = False
 
     def is_frozen(self, name: str) -> bool:
@@ -121,7 +123,8 @@ def _frozen(module: Module, name: str, frozen: Frozen) -> Module:
 
 
 def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
-    is_product = isinstance(module.work, Linear) and ".lora_" not in module.name
+    kinds = (Linear, Router) if frozen.quantises_routers else Linear
+    is_product = isinstance(module.work, kinds) and ".lora_" not in module.name
     module = _frozen(module, name, frozen)
     if not frozen.products_stored or not is_product or module.trains_weight:
         return module

@@ -13,8 +13,10 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
+from zsim.specs.experiment.training.quantisation import check_quantised, product_type, quantisation_notes
 from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
+from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.expert_run import experts_of, has_experts
 from zsim.specs.model.freezing import Frozen, with_frozen
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
@@ -62,7 +64,7 @@ def trained_model(
     _check_deepspeed("training.lora", deepspeed)
     lora = with_adapter_config(lora)
     low = {"fp8": "bf16"}.get(precision, precision)
-    _check_quantised(lora, kind, low)
+    check_quantised(lora, kind, low)
     _check_layers(lora, model)
     if kind == "megatron" and _names_megatrons(lora, model, parallelism):
         model, lora = _as_megatron_bridge(lora, model, parallelism)
@@ -78,14 +80,15 @@ def trained_model(
     plain = model
     model, adapted = with_adapters(plain, adapters)
     check_targets(plain, adapters, adapted)
-    notes += unmatched_notes(lora, plain, adapters, adapted)
+    notes += [*unmatched_notes(lora, plain, adapters, adapted), *quantisation_notes(lora, plain)]
     frozen = Frozen(
         table.frozen,
         all_but_adapters=True,
         keeps=lora.modules_to_save,
         copies=kind != "megatron",
         stored=_base_type(table, kind, low),
-        products_stored=_product_type(lora),
+        products_stored=product_type(lora),
+        quantises_routers=has_linear_routers(plain),
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
     return with_frozen(model, frozen)
@@ -152,14 +155,9 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
         lora.modules_to_save,
         stored=own,
         computed="fp32" if own == "fp32" and is_low else "",
+        routers_are_linear=has_linear_routers(model),
         recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,
     )
-
-
-def _product_type(lora: LoraTable) -> str:
-    if lora.quantized is None:
-        return ""
-    return "nf4" if lora.double_quantization else "nf4-single"
 
 
 def _base_type(table: TrainingTable, kind: str, low: str) -> str:
@@ -220,21 +218,6 @@ def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
                 f"{key}: not simulated with {config.name}: zero_optimization.{setting} yet; expected stage 3 "
                 "without it"
             )
-
-
-def _check_quantised(lora: LoraTable, kind: str, low: str) -> None:
-    if lora.quantized is None:
-        return
-    if kind == "megatron":
-        raise InputError(
-            "training.lora.quantized: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
-            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
-        )
-    if low == "fp32":
-        raise InputError(
-            "training.lora.quantized: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
-            "bitsandbytes computes (bnb_4bit_compute_dtype)"
-        )
 
 
 def _check_layers(lora: LoraTable, model: ModelSpec) -> None:
