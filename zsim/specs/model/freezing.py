@@ -7,7 +7,7 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
@@ -24,6 +24,7 @@ from zsim.specs.model.spec import (
     Linear,
     ModelSpec,
     Module,
+    Norm,
     Parameter,
     Residual,
 )
@@ -36,6 +37,7 @@ class Frozen:
     what is trained). `stored`: the type that frozen weights are kept in
     ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
     bitsandbytes replaces every product but the head; with `quantises_routers` those of routers too).
+    `has_fp32_stream`: the residual stream is fp32, and what quantised products make of it.
     `inputs_require_gradients`: transformers' `enable_input_require_grads`."""
 
     patterns: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ class Frozen:
     stored: str = ""
     products_stored: str = ""
     quantises_routers: bool = False
+    has_fp32_stream: bool = False
     inputs_require_gradients: bool = False
 
     def is_frozen(self, name: str) -> bool:
@@ -92,9 +95,9 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
         )
         key = id(block), flags
         if key not in made:
-            made[key] = replace(
-                block, modules=tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
-            )
+            modules = tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
+            modules = tuple(_in_fp32(modules)) if frozen.has_fp32_stream else modules
+            made[key] = replace(block, modules=modules)
         blocks.append(made[key])
     if model.is_tied:
         after = [replace(one, borrows_frozen=True) if _borrows_frozen(one, before) else one for one in after]
@@ -133,6 +136,19 @@ def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
         for one in module.parameters
     )
     return replace(module, parameters=kept)
+
+
+def _in_fp32(modules: Iterable[Module]) -> Iterator[Module]:
+    """A block's modules, `in_fp32` from a norm of the fp32 stream to the core of attention, which autocast
+    runs in 16 bits: a product in 4 bits gives back the type that it gets, and PEFT's sum the wider one."""
+    is_wide = False
+    for module in modules:
+        work = module.work
+        if isinstance(work, Norm | Attention):
+            is_wide = isinstance(work, Norm)
+        is_packed = isinstance(work, Linear) and any(one.stored[:3] == "nf4" for one in module.parameters)
+        keeps = is_packed or isinstance(work, Activation | AdapterInput | AdapterSum)
+        yield replace(module, in_fp32=True) if is_wide and keeps else module
 
 
 def _freeze(parameter: Parameter, name: str, frozen: Frozen) -> Parameter:

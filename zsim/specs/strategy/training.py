@@ -65,7 +65,7 @@ class Training:
     of the gradients of all scores, as cuDNN's deterministic one on Hopper. `expands_groups`: attention with
     grouped heads is FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for
     every query head before it sums them up. `calls_engine`: the blocks' products are layers of Transformer
-    Engine.
+    Engine. `has_fp32_stream`: the residual stream is fp32, since the embedding is, under autocast.
     """
 
     sequence_length: int
@@ -99,6 +99,7 @@ class Training:
     writes_scores: bool = False
     expands_groups: bool = False
     calls_engine: bool = False
+    has_fp32_stream: bool = False
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every

@@ -4,7 +4,8 @@
 A checkpoint is loaded in the low type, and stays so where it is frozen; PEFT keeps adapters in fp32. torch's
 FSDP casts what it gathers, DDP trains under autocast, which casts at every product, and where a whole model
 is kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and
-Megatron cast every weight, and keep fp32 masters of those that are trained.
+Megatron cast every weight, and keep fp32 masters of those that are trained. Beside a product in 4 bits PEFT
+leaves the adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
-from zsim.specs.experiment.training.quantisation import check_quantised, product_type, quantisation_notes
+from zsim.specs.experiment.training.quantisation import (
+    check_quantised,
+    is_prepared,
+    product_type,
+    quantisation_notes,
+)
 from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
 from zsim.specs.model.expert_loop import has_linear_routers
@@ -69,7 +75,8 @@ def trained_model(
     if kind == "megatron" and _names_megatrons(lora, model, parallelism):
         model, lora = _as_megatron_bridge(lora, model, parallelism)
     check_has_experts(lora, model)
-    adapters = _adapters(lora, table, kind, low, model)
+    prepared = is_prepared(table, kind, model)
+    adapters = _adapters(lora, table, kind, low, model, prepared=prepared)
     if experts_of(model) is not None:
         adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
         if table.recompute_modules and "moe_act" in table.recompute_modules and adapters.experts:
@@ -80,15 +87,17 @@ def trained_model(
     plain = model
     model, adapted = with_adapters(plain, adapters)
     check_targets(plain, adapters, adapted)
-    notes += [*unmatched_notes(lora, plain, adapters, adapted), *quantisation_notes(lora, plain)]
+    notes += unmatched_notes(lora, plain, adapters, adapted)
+    notes += quantisation_notes(lora, plain, kind, prepared=prepared)
     frozen = Frozen(
         table.frozen,
         all_but_adapters=True,
         keeps=lora.modules_to_save,
         copies=kind != "megatron",
-        stored=_base_type(table, kind, low),
+        stored="fp32" if prepared else _base_type(table, kind, low),
         products_stored=product_type(lora),
         quantises_routers=has_linear_routers(plain),
+        has_fp32_stream=prepared,
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
     return with_frozen(model, frozen)
@@ -138,8 +147,11 @@ def _has_product(model: ModelSpec, name: str) -> bool:
     return any(module.name.rpartition(".")[2] == name for block in model.blocks for module in block.modules)
 
 
-def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec) -> Adapters:
+def _adapters(
+    lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec, *, prepared: bool
+) -> Adapters:
     """See [Note: the types of adapters and of frozen weights]."""
+    is_plain = lora.quantized is None or prepared
     own = "" if kind in _OWN_TYPES else lora.dtype or "fp32"
     is_low = table.stored_dtype != "fp32"
     targets, is_pattern = _targets(lora, model)
@@ -156,7 +168,7 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
         stored=own,
         computed="fp32" if own == "fp32" and is_low else "",
         routers_are_linear=has_linear_routers(model),
-        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,
+        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low and is_plain,
     )
 
 
