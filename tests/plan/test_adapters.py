@@ -131,7 +131,7 @@ def test_every_framework_keeps_states_of_adapters_alone() -> None:
 def test_four_bit_weights_and_their_scales() -> None:
     """DDP keeps all of a model: products of 589,824 weights a block in half a byte, with a byte for 64 of
     them, 4 for 16,384, and 1,092 for every product's maps and mean; embedding and head in bf16, norms too."""
-    found = job({"kind": "ddp"}, lora={**LORA["lora"], "quantized": "nf4"})
+    found = job({"kind": "ddp"}, lora={**LORA["lora"], "quantized": "nf4", "preparation": "none"})
     resident = make_plan(found).programs[0].resident
     weights = [module for module in found.model.blocks[0].modules if module.name.endswith("base_layer")]
     numels = [module.numel for module in weights]
@@ -220,3 +220,34 @@ def test_peft_keeps_the_original_beside_what_is_trained_whole(
         for plan in (plain, saved)
     ]
     assert sizes[1] - sizes[0] == more
+
+
+@pytest.mark.parametrize("more", [{}, {"replicate": 2}, {"cpu_offload": True}, {"no_sync": True}], ids=str)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_frozen_embedding_keeps_its_shard_over_the_smaller_group(more: dict[str, Any], steps: int) -> None:
+    """Backward ends in the first block and prefetches the embedding, 1000 x 256 in bf16, over groups of 2
+    ranks, in vain: half of it, 256,000 bytes, stays on the GPU from forward to forward. The next forward
+    gathers it over all ranks again: `make_plan` checks that a step frees what it allocates."""
+    found = job(
+        {"kind": "fsdp2", "wrapping": "torchtitan", "reshard_after_forward": 2, **more},
+        frozen=["model.embed_tokens"], gradient_accumulation_steps=steps,
+    )  # fmt: skip
+    program = make_plan(found).programs[0]
+    left = [one.bytes for one in program.resident if (one.category, one.device) == ("buffers", "gpu")]
+    assert left == [256_000]
+    groups = [
+        op.work.group
+        for op in program.ops
+        if isinstance(op.work, Collective) and op.work.kind == "all_gather" and "embed" in op.name
+    ]
+    assert groups == ["shard", "post_forward"] * steps
+
+
+def test_the_smaller_groups_shard_of_a_trained_embedding_goes_in_backward() -> None:
+    found = job({"kind": "fsdp2", "wrapping": "torchtitan", "reshard_after_forward": 2}, **LORA)
+    kept = job({"kind": "fsdp2", "wrapping": "torchtitan", "reshard_after_forward": 2})
+    sizes = [
+        sum(one.bytes for one in make_plan(each).programs[0].resident if one.category == "buffers")
+        for each in (found, kept)
+    ]
+    assert sizes == [256_000, 0]

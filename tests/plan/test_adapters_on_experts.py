@@ -323,3 +323,114 @@ def test_zero_1_reduces_merged_experts_adapters_at_the_boundary() -> None:
         and op.work.bytes > 8
     )  # fmt: skip
     assert reduced == 2 * found.model.trainable_numel
+
+
+# Parameters of the model: 8 experts of 3 x 256 x 128 in two layers, and everything.
+FROZEN_EXPERTS, WHOLE = 2 * 786_432, 2_483_712
+ON_Q = {"targets": ["q_proj"]}
+TRAINED = LAYERS * RANK * (HIDDEN + HIDDEN)
+
+
+def resident_parameters(found: Job) -> int:
+    return sum(one.bytes for one in make_plan(found).programs[0].resident if one.category == "parameters")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dtype", "expected"),
+    [
+        ({"kind": "ddp"}, None, 2 * WHOLE + 4 * TRAINED),
+        ({"kind": "ddp"}, "fp32", 4 * WHOLE + 4 * TRAINED),
+        ({"kind": "fsdp2", "wrapping": "huggingface"}, None, 2 * WHOLE + 4 * TRAINED),
+        ({"kind": "fsdp2", "wrapping": "torchtitan"}, None, 2 * WHOLE + 4 * TRAINED),
+        ({"kind": "fsdp2", "wrapping": "torchtitan"}, "fp32", 4 * WHOLE + 4 * TRAINED),
+        ({"kind": "fsdp1", "wrapping": "peft"}, None, 2 * WHOLE + 4 * TRAINED),
+    ],
+)
+def test_frozen_experts_are_kept_in_the_type_of_frozen_weights(
+    strategy: dict[str, Any], dtype: str | None, expected: int
+) -> None:
+    """On one GPU, 2,483,712 parameters: embedding and head 2 x 256,000; two layers of 196,608 in attention,
+    128 and 512 in norms, 2,048 in the router and 786,432 in experts; 256 in the last norm. bf16 if nothing
+    else is said; the adapters in fp32."""
+    training = {} if dtype is None else {"frozen_dtype": dtype}
+    assert resident_parameters(job(ON_Q, strategy, gpus=1, training=training)) == expected
+
+
+def test_stacked_experts_are_not_quantised_and_that_is_said() -> None:
+    """bitsandbytes takes the place of linear layers: q 65,536, k and v 32,768 each and o 65,536 of each layer
+    are half a byte an element, a byte for 64, 4 for 16,384 and 1,092 bytes: 34,900 and 17,996. Stacked
+    experts are no linear layers, and stay in bf16 like all else."""
+    found = job({**ON_Q, "quantized": "nf4"}, gpus=1)
+    packed = LAYERS * 2 * (34_900 + 17_996)
+    rest = WHOLE - LAYERS * 196_608
+    assert resident_parameters(found) == packed + 2 * rest + 4 * TRAINED
+    (note,) = [one for one in found.notes if "quantized" in one]
+    assert "experts stay in 16 bits" in note
+
+
+def test_experts_that_run_one_by_one_keep_their_type() -> None:
+    """DeepSpeed's own layer, in which an expert's products are modules."""
+    from zsim.plan.parallel.experts import with_experts
+    from zsim.specs.strategy.experts import ExpertSplit
+
+    model = with_experts(job(ON_Q).model, ExpertSplit(library="deepspeed-moe"))
+    experts = [one for name, one in model.named_parameters() if "deepspeed_experts" in name]
+    assert sum(one.numel for one in experts) == FROZEN_EXPERTS
+    assert {(one.stored, one.trainable) for one in experts} == {("bf16", False)}
+
+
+# -- transformers 4 ----------------------------------------------------------------------------------------
+
+LOOPED = {"transformers": "4.57"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "trained_numel", "tensors"),
+    [
+        ("all-linear", 180_352, 116),
+        (["q_proj", "gate_proj"], 57_344, 36),
+        (["down_proj"], 49_152, 32),
+    ],
+)
+def test_adapters_on_experts_that_are_linear_layers_are_peft_s(
+    targets: str | list[str], trained_numel: int, tensors: int
+) -> None:
+    """Elements and tensors that PEFT 0.21.2 trains of this model with transformers 4.57.6: each expert's
+    products have A and B of rank 8 like any other, and so has the router with "all-linear"."""
+    found = job({"targets": targets}, training=LOOPED)
+    names = [name for name, one in found.model.named_parameters() if one.trainable]
+    assert (found.model.trainable_numel, len(names)) == (trained_numel, tensors)
+    if targets == "all-linear":
+        assert f"{PREFIX}experts.7.up_proj.lora_B.default.weight" in names
+        assert f"{PREFIX}gate.lora_A.default.weight" in names
+
+
+def test_experts_that_are_linear_layers_are_quantised() -> None:
+    """Bytes of all weights as transformers 4.57.6 loads this model with bitsandbytes 0.50.2 (nf4, double
+    quantisation), scales included: 2,106,768. Products of 32,768 are 16,384 + 512 + 8 + 1,092 each."""
+    found = job({**ON_Q, "quantized": "nf4", "preparation": "none"}, gpus=1, training=LOOPED)
+    assert resident_parameters(found) == 2_106_768 + 4 * TRAINED
+    (note,) = [one for one in found.notes if "quantized" in one]
+    assert "in 4 bits, each three linear layers" in note
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_on_linear_experts_run_under_zero(stage: int) -> None:
+    """Every adapter's gradient is reduced, in bf16: 180,352 elements on two ranks."""
+    found = job({"targets": "all-linear"}, {"kind": "deepspeed", "stage": stage}, gpus=2, training=LOOPED)
+    works = [op.work for op in make_plan(found).programs[0].ops if isinstance(op.work, Collective)]
+    kinds = ("reduce", "reduce_scatter", "all_reduce")
+    reduced = sum(work.bytes for work in works if work.kind in kinds and work.bytes > 8)
+    assert reduced == 2 * 180_352
+
+
+def test_an_experts_adapters_see_its_rows() -> None:
+    """Products of 2 x 128 tokens, of which an expert of 8 has 2 in 8: FLOPs of A and B of all experts are
+    those of 256 rows on each of the two."""
+    found = job({"targets": ["gate_proj", "up_proj", "down_proj"]}, training=LOOPED)
+    model = stages_of(found.model, found.parallelism)[0]
+    segments = make_workload(model, found.training).segments
+    parts = [call for one in segments for call in one.calls if ".lora_" in call.name]
+    forward = sum(total_flops(kernels_of(call.work.forward).kernels) for call in parts)
+    per_row = 2 * (HIDDEN + WIDTH) + WIDTH + HIDDEN
+    assert forward == LAYERS * 2 * TOKENS * TOP_K * RANK * per_row

@@ -17,6 +17,7 @@ _EXPERTS = {"expert": 2}
 # key -> what is asked for with it; "model" and "strategy" beside the tables
 ASKED: dict[str, dict[str, Any]] = {
     "training.lora": {"training": {"lora": {"rank": 8}}},
+    "training.lora.preparation": {"training": {"lora": {"quantized": "nf4", "preparation": "peft"}}},
     "training.frozen": {"training": {"frozen": ["model.embed_tokens*"]}},
     "training.frozen_dtype": {"training": {"frozen": ["model.embed_tokens*"], "frozen_dtype": "bf16"}},
     "training.autocast": {"training": {"autocast": True}},

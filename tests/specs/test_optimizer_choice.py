@@ -121,3 +121,11 @@ def test_megatrons_lion_keeps_one_moment_and_passes_nine_times() -> None:
     assert isinstance(step, Kernels)
     assert step.kernels[0].hbm_bytes == 36 * numel
     assert step.kernels[0].launches % 3 == 0
+
+
+def test_states_on_the_host_are_not_simulated_where_they_are_partitions() -> None:
+    config = {**ONE, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+    strategy = {"kind": "deepspeed", "config": config}
+    with pytest.raises(NotSimulatedError, match=r"paged_states: found 'host' under DeepSpeed"):
+        job(strategy, optimizer="paged-adamw", paged_states="host")
+    assert job(strategy, optimizer="paged-adamw")

@@ -6,6 +6,7 @@ from collections import Counter
 
 from zsim.engine.simulate import Outcome
 from zsim.plan.memory.capacity import pinned_by_host, startup_bytes, usable_bytes
+from zsim.plan.memory.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
 from zsim.specs.experiment.job import Job, slowest_of
@@ -51,6 +52,8 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     notes += [domains] if domains else []
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
+    paging = paging_note(job, outcome.plan)
+    notes += [paging] if paging else []
     is_expandable = job.training.expandable_segments
     notes += allocator_notes(allocator, is_expandable=is_expandable)
     startup = startup_bytes(job, outcome.plan)

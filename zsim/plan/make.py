@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from zsim import garbage_collection
@@ -12,6 +12,7 @@ from zsim.plan.by_type import NodeTypes, node_types_of, plan_by_type
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.megatron.placeholders import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
+from zsim.plan.memory.paging import with_paging
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import with_experts
@@ -76,8 +77,19 @@ def is_offloaded(job: Job) -> bool:
 
 
 def make_plan(job: Job) -> Plan:
-    """The plan of one steady step of the job. Its only hardware dependence is the kind of device."""
-    return plan_of(plan_basis(job))
+    """The plan of one steady step of the job. It depends on hardware by the kind of device alone, and with a
+    paged optimizer by the room on the GPU."""
+    return plan_of(paged_basis(job, plan_of))
+
+
+def paged_basis(job: Job, made: Callable[[PlanBasis], Plan]) -> PlanBasis:
+    """`plan_basis` with paged states where the driver has them; `made`: the plan of a basis."""
+    basis = plan_basis(job)
+
+    def planned(training: Training) -> Plan:
+        return made(replace(basis, training=training))
+
+    return replace(basis, training=with_paging(job, planned))
 
 
 @garbage_collection.paused()

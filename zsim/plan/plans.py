@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from zsim.plan.make import PlanBasis, plan_basis, plan_for_ranks, plan_of
+from zsim.plan.make import PlanBasis, paged_basis, plan_for_ranks, plan_of
 from zsim.plan.ops import Plan, Program
 from zsim.plan.workload.workloads import Workloads
 from zsim.specs.experiment.job import Job
@@ -30,7 +30,9 @@ class Plans:
 
     def of(self, job: Job) -> Plan:
         """The job's plan. Raises what `make_plan` raises."""
-        basis = plan_basis(job)
+        return self._of(paged_basis(job, self._of))
+
+    def _of(self, basis: PlanBasis) -> Plan:
         for place, (other, plan) in enumerate(self._known):
             if other == basis:
                 self._known.append(self._known.pop(place))

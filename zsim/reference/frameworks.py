@@ -14,6 +14,7 @@ _TRAINERS = ("ddp", "fsdp1", "fsdp2", "deepspeed", "megatron")
 # Path of a key, or of a table for all keys in it -> kinds of `[strategy]`.
 READERS: Mapping[str, tuple[str, ...]] = {
     "training.lora": _TRAINERS,
+    "training.lora.preparation": ("ddp",),
     "training.frozen": _TRAINERS,
     "training.frozen_dtype": _TRAINERS,
     "training.autocast": ("fsdp1",),

@@ -9,6 +9,8 @@ adapter's products are fp32, and so is the sum, which is cast back.
 bitsandbytes 0.50.2 dequantises the weight before the product in forward (backends/cuda/ops.py `gemm_4bit`: in
 one kernel with it only below 1,536 tokens) and again before the product of the input's gradient
 (autograd/_functions.py `MatMul4Bit.backward`). Quantised scales are dequantised first, and their mean added.
+What it reads is cast to 16 bits, what it makes to the type of that (nn/modules.py `Linear4bit.forward`), and
+PEFT copies it (0.21.2 tuners/lora/bnb.py `Linear4bit.forward`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from zsim.specs.model.spec import AdapterInput, AdapterSum, Linear, Module
 
 Kernels = tuple[Kernel, ...]
 _BLOCK, _SCALE_BLOCK = 64, 256  # elements of a block with a scale, scales of a block with a scale of its own
-_FP32 = 4
+_FP32, _LOW = 4, 2  # bytes of an element
 
 
 def product_type(work: Linear, options: WorkOptions) -> tuple[int, str]:
@@ -36,8 +38,8 @@ def input_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
     found = [_moves(elements * (e + inside))] if inside != e else []
     if work.dropout:
         found.append(_moves(elements * (2 * inside + 1)))
-    if work.recasts and inside != e:
-        found.append(_moves(elements * (e + inside)))
+    if work.recasts:
+        found.append(_moves(elements * (_LOW + inside)))
     return tuple(found)
 
 
@@ -64,6 +66,19 @@ def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Ker
     inside = _FP32 if work.dtype == "fp32" else e
     scale = _moves(elements * 2 * inside)
     return (_moves(elements * (e + inside)), scale) if inside != e else (scale,)
+
+
+def casts_around(module: Module, shape: BatchShape, *, is_backward: bool) -> tuple[Kernels, Kernels]:
+    """The casts before and behind a 16-bit product of which input and output are fp32; see [Note: 4-bit
+    products]."""
+    work = module.work
+    if not module.in_fp32 or not isinstance(work, Linear):
+        return (), ()
+    given, made = shape.tokens * work.in_features, shape.tokens * work.out_features
+    if is_backward:
+        given, made = made, given
+    copy = 0 if is_backward else 2 * _FP32
+    return (_moves(given * (_FP32 + _LOW)),), (_moves(made * (_FP32 + _LOW + copy)),)
 
 
 def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:

@@ -12,6 +12,7 @@ from typing import Any
 
 from zsim.cost.kernels import fp8
 from zsim.cost.kernels.adapters import (
+    casts_around,
     dequantise_kernels,
     input_forward,
     product_type,
@@ -151,7 +152,14 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     if not fp8.is_quantized(module, options):
         is_engines = fp8.by_engine(module, options)
         product = gemm(m, n, k, e, dtype, extra_bytes=bias_bytes, by_engine=is_engines)
-        return (*dequantise_kernels(module, options), *_autocast_cast(n * k, options), product)
+        before, behind = casts_around(module, shape, is_backward=False)
+        return (
+            *before,
+            *dequantise_kernels(module, options),
+            *_autocast_cast(n * k, options),
+            product,
+            *behind,
+        )
     casts = fp8.forward_casts(module, m, options)
     return (*casts, fp8.product(m, n, k, m * n * e + bias_bytes, options.fp8))
 
@@ -175,7 +183,9 @@ def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> l
     work = _linear(module)
     m, n, k = shape.tokens, work.out_features, work.in_features
     e, dtype = product_type(work, options)
-    kernels: list[tuple[Kernel, bool]] = [(one, False) for one in dequantise_kernels(module, options)]
+    before, behind = casts_around(module, shape, is_backward=True)
+    kernels: list[tuple[Kernel, bool]] = []
+    kernels += [(one, False) for one in (*before, *dequantise_kernels(module, options))]
     if fp8.is_quantized(module, options):
         kernels += fp8.backward_casts(module, m, options)
         kernels.append((fp8.product(m, k, n, m * k * e, options.fp8), False))
@@ -185,6 +195,7 @@ def _all_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> l
         kernels += [
             (gemm(m, k, n, e, dtype, "nn", by_engine=is_engines), False),
             (gemm(n, k, m, e, dtype, "tn", by_engine=is_engines), True),
+            *((one, False) for one in behind),
         ]
         kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
     if _has_bias(module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
-from zsim.specs.model.spec import Module
+from zsim.specs.model.spec import Linear, Module
 from zsim.specs.strategy.fp8 import TORCHAO_TENSORWISE, Fp8
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKernels, Precision, Training
 
@@ -55,7 +55,7 @@ class WorkOptions:
     separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
     cast once a step. `layers`: whose fused kernels `compile` stands for, or `liger` with "nanotron" and
     "internevo", which have it but for what they do otherwise. `deterministic_sms`, `writes_scores`,
-    `expands_groups`, `calls_engine`: as of the training.
+    `expands_groups`, `calls_engine`, `has_fp32_stream`: as of the training.
     """
 
     dtype: Precision = "bf16"
@@ -71,6 +71,7 @@ class WorkOptions:
     writes_scores: bool = False
     expands_groups: bool = False
     calls_engine: bool = False
+    has_fp32_stream: bool = False
 
     @property
     def joins_norms(self) -> bool:
@@ -86,7 +87,7 @@ class WorkOptions:
     @property
     def stream_bytes(self) -> int:
         """Bytes of one element of the residual stream and of the inputs of norms."""
-        return 4 if self.autocast else self.activation_bytes
+        return 4 if self.autocast or self.has_fp32_stream else self.activation_bytes
 
     @property
     def activation_bytes(self) -> int:
@@ -97,6 +98,11 @@ class WorkOptions:
     def kernel_dtype(self) -> str:
         """The type of everything but fp8 products."""
         return "bf16" if self.dtype == "fp8" else self.dtype
+
+    def seen_by(self, module: Module) -> WorkOptions:
+        """How a module computes: products, which cast what they read and make, as all others."""
+        is_fp32 = module.in_fp32 and not isinstance(module.work, Linear)
+        return replace(self, dtype="fp32") if is_fp32 else self
 
     @classmethod
     def of(cls, training: Training) -> WorkOptions:
@@ -114,4 +120,5 @@ class WorkOptions:
             training.writes_scores,
             training.expands_groups,
             training.calls_engine,
+            training.has_fp32_stream,
         )

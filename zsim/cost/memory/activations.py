@@ -32,7 +32,7 @@ from zsim.cost.kernels.attention import (
 from zsim.cost.kernels.fp8 import is_quantized, kept_input_bytes, kept_weight_bytes
 from zsim.cost.kernels.losses import passing_per_logit
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
-from zsim.cost.memory.adapters import adapter_temporaries, is_dequantised, saved_when_frozen
+from zsim.cost.memory.adapters import adapter_temporaries, cast_bytes, is_dequantised, saved_when_frozen
 from zsim.cost.memory.context import backward_tensors, forward_tensors
 from zsim.cost.memory.experts import ExpertWork, kept_by_experts, made_by_experts, passing_by_experts
 from zsim.cost.memory.saved import SAVED, keeps_fused_projection, score_bytes
@@ -209,7 +209,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Linear):
         weight = work.in_features * work.out_features * e if is_dequantised(module) else 0
         gathered = work.in_features if work.holds_gathered else 0
-        return tokens * (work.out_features + gathered) * product_type(work, options)[0] + weight
+        made = tokens * (work.out_features + gathered) * product_type(work, options)[0]
+        return made + weight + cast_bytes(module, shape, is_backward=False)
     if isinstance(work, AdapterInput | AdapterSum):
         return adapter_temporaries(work, shape, options)
     if isinstance(work, Norm):
@@ -266,7 +267,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         weight = work.in_features * work.out_features if is_made else 0
         gathered = tokens * work.in_features if work.beneath and work.beneath.input_shards > 1 else 0
         e = product_type(work, options)[0]
-        return (tokens * (work.in_features + work.out_features) + gathered + weight) * e
+        own = (tokens * (work.in_features + work.out_features) + gathered + weight) * e
+        return own + cast_bytes(module, shape, is_backward=True)
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         stream = options.stream_bytes

@@ -48,6 +48,16 @@ def is_dequantised(module: Module) -> bool:
     return any(is_packed(parameter) for parameter in module.parameters)
 
 
+def cast_bytes(module: Module, shape: BatchShape, *, is_backward: bool) -> int:
+    """Bytes of tensors that the casts around a product make, where it is `in_fp32`: its input in 16 bits and
+    its output in fp32; in backward the gradients of both in fp32, beside those in 16 bits."""
+    work = module.work
+    if not module.in_fp32 or not isinstance(work, Linear):
+        return 0
+    given = DTYPE_BYTES["fp32"] if is_backward else DTYPE_BYTES["bf16"]
+    return shape.tokens * (work.in_features * given + work.out_features * DTYPE_BYTES["fp32"])
+
+
 def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
     """Bytes that a module with a frozen weight, or without a backward, keeps; None if it is neither. A
     product keeps its input for the gradient of its weight alone."""

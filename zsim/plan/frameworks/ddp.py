@@ -9,8 +9,10 @@ parameters, fp32 gradients, and the optimizer's states.
 Mixed precision is torch.autocast. A linear layer casts its fp32 weight and bias to the low type before the
 product. Autocast caches the casts until it ends, at the end of forward; the product saves its casts for its
 backward, so without checkpointing they stay until then. Under checkpointing they are not saved: the casts of
-all blocks accumulate until the end of forward, and recomputation casts again. The gradient of a weight is
-computed in the low type and cast to fp32. Norms and embeddings use their fp32 weights directly.
+all blocks accumulate until the end of forward, and recomputation casts again. Frozen weights are not cached
+(`cached_cast` of torch 2.13 aten/src/ATen/autocast_mode.cpp asks for `requires_grad`): what no backward needs
+is free after the product. The gradient of a weight is computed in the low type and cast to fp32. Norms and
+embeddings use their fp32 weights directly.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from zsim.plan.parts.optimizer import (
 )
 from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
-from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.model.spec import Embedding, Linear, Parameter
 from zsim.specs.strategy.frameworks import Ddp
 from zsim.specs.strategy.mesh import PIPELINE
 
@@ -91,6 +93,8 @@ class DdpSchedule(Hooks):
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
+        embeddings = [one for one in workload.model.before if isinstance(one.work, Embedding)]
+        self._casts_embedding = any(self._is_cast(one) for each in embeddings for one in each.parameters)
         order = _backward_order(workload)
         ready = [one for call in order for one in reversed(call.trainable_parameters)]
         self.gradient_numels = [parameter.numel for parameter in ready]
@@ -132,25 +136,38 @@ class DdpSchedule(Hooks):
         fp32 = size // self.low_bytes * self.stored_bytes
         casts = sum(self._is_cast(one) for one in call.parameters)
         self.builder.kernels(f"cast {call.name}", moves(fp32, size, launches=max(1, casts)), module=call.name)
-        is_kept = call.module.has_backward and call.segment not in self._checkpointed
-        if self.builder.phase == "forward" and not is_kept:
-            self._cached_cast_bytes += size
+        if self.builder.phase == "forward" and not self._keeps_casts(call):
+            self._cached_cast_bytes += self._cast_bytes(call, is_cached=True)
 
     def end_forward(self) -> None:
         self.builder.free("buffers", self._cached_cast_bytes, micro_batch=self.builder.micro_batch)
         self._cached_cast_bytes = 0
 
     def after_module(self, call: ModuleCall) -> None:
-        is_dropped = self.builder.phase == "recompute" and not call.module.has_backward
-        if self.builder.phase == "backward" or is_dropped:
-            self.builder.free("buffers", self._cast_bytes(call), micro_batch=self.builder.micro_batch)
+        size, phase = self._cast_bytes(call), self.builder.phase
+        if phase == "forward":
+            size = 0 if self._keeps_casts(call) else size - self._cast_bytes(call, is_cached=True)
+        elif phase == "recompute" and call.module.has_backward:
+            size = 0
+        self.builder.free("buffers", size, micro_batch=self.builder.micro_batch)
 
-    def _cast_bytes(self, call: ModuleCall) -> int:
+    def _keeps_casts(self, call: ModuleCall) -> bool:
+        """Whether a product of forward saves its casts for its backward."""
+        return call.module.has_backward and call.segment not in self._checkpointed
+
+    def _cast_bytes(self, call: ModuleCall, *, is_cached: bool = False) -> int:
+        """Bytes of a product's casts, or of those that autocast caches."""
         if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
             return 0
-        numel = sum(one.numel for one in call.parameters if self._is_cast(one))
-        borrowed = 0 if call.module.borrows_frozen else call.borrowed_numel
-        return (numel + borrowed) * self.low_bytes
+        parameters = call.trainable_parameters if is_cached else call.parameters
+        numel = sum(one.numel for one in parameters if self._is_cast(one))
+        return (numel + self._borrowed_numel(call, is_cached=is_cached)) * self.low_bytes
+
+    def _borrowed_numel(self, call: ModuleCall, *, is_cached: bool) -> int:
+        """Elements of a tied weight that are cast."""
+        if not call.module.borrows_frozen:
+            return call.borrowed_numel
+        return 0 if is_cached or not self._casts_embedding else call.borrowed_numel
 
     def _is_cast(self, parameter: Parameter) -> bool:
         """Whether autocast casts it: it is kept in the stored type, not frozen in the low one."""

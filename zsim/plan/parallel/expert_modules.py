@@ -50,6 +50,14 @@ def map_of_rows(experts: Module, split: ExpertSplit, rows: float) -> list[Module
     ]
 
 
+def part_of(stacked: Sequence[Parameter], name: str, shape: tuple[int, ...], belongs_to: str) -> Parameter:
+    """A parameter that is a part of the model's `stacked` ones: trained where all of them are, and kept in
+    the type that frozen ones are kept in."""
+    trainable = all(one.trainable for one in stacked)
+    stored = next((one.stored for one in stacked if one.stored), "")
+    return Parameter(name, shape, trainable=trainable, belongs_to=belongs_to, stored=stored)
+
+
 def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bool) -> list[Module]:
     """`count` of the model's `experts`, each on `rows` rows per token; `is_apart`: both of its first products
     read a copy of their own."""
@@ -57,7 +65,6 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
     assert isinstance(work, Experts)
     hidden, features = work.in_features, work.expert_features
     has_bias = any(len(one.shape) == 2 for one in experts.parameters)
-    trainable = all(one.trainable for one in experts.parameters)
     parts = [("up_proj", hidden, features), ("down_proj", features, hidden)]
     if work.is_gated:
         parts.insert(0, ("gate_proj", hidden, features))
@@ -68,8 +75,7 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
             shapes: dict[str, tuple[int, ...]] = {"weight": (out, given)}
             shapes |= {"bias": (out,)} if has_bias else {}
             owned = tuple(
-                Parameter(one, shape, trainable=trainable, belongs_to=EXPERT_DATA)
-                for one, shape in shapes.items()
+                part_of(experts.parameters, one, shape, EXPERT_DATA) for one, shape in shapes.items()
             )
             shares = place > 0 and part == "up_proj" and not is_apart
             made.append(Module(f"{name}.{part}", Linear(given, out), owned, shares_input=shares))

@@ -32,6 +32,7 @@ from zsim.plan.parallel.expert_modules import (
     experts_one_by_one,
     map_of_rows,
     padded_when_quantised,
+    part_of,
     router_of,
 )
 from zsim.plan.parallel.shared_beside import beside_exchanges, with_fork
@@ -381,13 +382,10 @@ class _Layer:
         """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""
         split, local = self.split, self.work.num_experts // self.split.ranks
         belongs_to = EXPERT_DATA if split.has_own_ranks else ""
-        trainable = all(one.trainable for one in stacked)
         kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, made, given))]
         if any(len(one.shape) == 2 for one in stacked):
             kinds.append(("bias", (local, made)))
-        parameters = tuple(
-            Parameter(one, shape, trainable=trainable, belongs_to=belongs_to) for one, shape in kinds
-        )
+        parameters = tuple(part_of(stacked, one, shape, belongs_to) for one, shape in kinds)
         work = GroupedLinear(local, given, made, split.kernel)
         return Module(f"{self.experts.name}.{name}", work, parameters)
 

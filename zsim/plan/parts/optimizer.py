@@ -35,7 +35,8 @@ def lazy_states(training: Training, tensors: Sequence[Updated]) -> Memory:
 
 
 def paged_states(training: Training, tensors: Sequence[Updated]) -> list[Memory]:
-    """States in unified memory that is on the host between steps (`paged_states = "host"`)."""
+    """States in unified memory that is on the host between steps: see [Note: paged states] of
+    `zsim.plan.memory.paging`."""
     paged = [tensor for tensor in tensors if _is_paged(training, tensor)]
     return [Memory("optimizer_states", _state_bytes(training, paged), "host")] if paged else []
 

@@ -62,7 +62,7 @@ def module_work(
 ) -> ModuleWork:
     """The work of a module by itself; `is_selective`: attention recomputed in backward (policy
     "selective")."""
-    shape = shape.seen_by(module)
+    shape, options = shape.seen_by(module), options.seen_by(module)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
     is_product = isinstance(module.work, Linear | GroupedLinear)
     of_input, of_weight = work.split_backward(module, shape, options) if is_product else ((), ())

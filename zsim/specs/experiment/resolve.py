@@ -32,6 +32,7 @@ from zsim.specs.experiment.training.asked import asked_training
 from zsim.specs.experiment.training.batch import micro_batch_sizes_of, sequences_of
 from zsim.specs.experiment.training.checkpointing import recomputation_of, with_interval
 from zsim.specs.experiment.training.optimizer_choice import chosen_optimizer
+from zsim.specs.experiment.training.quantisation import is_prepared
 from zsim.specs.experiment.training.settled import check_size, settled_training
 from zsim.specs.experiment.training.trained_model import trained_model
 from zsim.specs.experiment.training.transformers_release import runs_experts_one_by_one
@@ -179,6 +180,7 @@ def _trained(
     of_experts = resolve_experts(model, table, layout.asked)
     if runs_experts_one_by_one(model, asked.transformers, table, of_experts, notes):
         model = with_experts_one_by_one(model)
+    training = replace(training, has_fp32_stream=is_prepared(asked, table.kind, model))
     model = trained_model(
         model,
         asked,

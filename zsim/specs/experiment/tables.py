@@ -187,8 +187,10 @@ class TrainingTable(TableOfFile):
         description="what frozen weights are kept in; left out: as the weights that are trained; under LoRA "
         "in the type of products",
     )
-    paged_states: Literal["gpu", "host"] = Field(
-        default="gpu", description="where a paged optimizer's states are between steps"
+    paged_states: Literal["gpu", "host"] | None = Field(
+        default=None,
+        description="where a paged optimizer's states are between steps; left out: on the GPU where they "
+        "have room, else in host memory",
     )
     stochastic_rounding: bool = Field(default=False, description="torchao's optimizers write bf16 weights so")
     gradient_clipping: float | None = Field(

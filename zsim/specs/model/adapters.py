@@ -32,7 +32,7 @@ class Adapters:
     the adapters are kept in ("": the framework's). `computed`: the type of their products, if it is not the
     training's; `recasts`: autocast casts what the adapter has cast to fp32 back. `parameters`: names or ends
     of names of stacked experts' weights (`target_parameters`). `experts`: how routed experts are adapted;
-    None: not."""
+    None: not. `routers_are_linear`: a router is a linear layer like others."""
 
     rank: int
     targets: tuple[str, ...]
@@ -48,6 +48,7 @@ class Adapters:
     recasts: bool = False
     parameters: tuple[str, ...] = ()
     experts: ExpertAdapterKind | None = None
+    routers_are_linear: bool = False
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
@@ -66,7 +67,10 @@ class Adapters:
 
     def is_target(self, module: Module, name: str) -> bool:
         """Whether a module gets an adapter; `name`: its full name."""
-        if not isinstance(module.work, Linear) or self.is_excluded(name):
+        is_linear = isinstance(module.work, Linear) or (
+            self.routers_are_linear and isinstance(module.work, Router)
+        )
+        if not is_linear or self.is_excluded(name):
             return False
         if self.targets == (ALL_LINEAR,):
             return module.name != "lm_head" and bool(module.parameters)
@@ -118,7 +122,7 @@ def with_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, froz
             for module, name in zip(block.modules, names, strict=True)
         )
         found |= {
-            f"{name}.weight" if isinstance(module.work, Router) else name
+            f"{name}.weight" if isinstance(module.work, Router) and not adapters.routers_are_linear else name
             for module, name, is_adapted in zip(block.modules, names, flags, strict=True)
             if is_adapted
         }
@@ -151,7 +155,7 @@ def _adapted_block(
     expanded: dict[str, list[str]] = {}
     holds_input = False  # whether an earlier module of the same input keeps it for backward
     for module, name, is_adapted in zip(block.modules, names, flags, strict=True):
-        if isinstance(module.work, Linear) and not module.shares_input:
+        if isinstance(module.work, Linear | Router) and not module.shares_input:
             holds_input = False
         if adapters.experts and (products := stacked.get(module.name)):
             casts = bool(adapters.computed or adapters.recasts)
@@ -159,7 +163,7 @@ def _adapted_block(
         if not is_adapted:
             modules.append(module)
             continue
-        if isinstance(module.work, Router):
+        if isinstance(module.work, Router) and not adapters.routers_are_linear:
             casts, rank = bool(adapters.computed or adapters.recasts), adapters.rank_of(f"{name}.weight")
             parts = with_router_adapter(module, rank, adapters.stored, casts=casts)
         else:
@@ -180,8 +184,9 @@ def _keeps_plain_input(adapters: Adapters) -> bool:
 
 def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool = False) -> list[Module]:
     work = module.work
-    assert isinstance(work, Linear)
-    rank, inputs, outputs = adapters.rank_of(name), work.in_features, work.out_features
+    assert isinstance(work, Linear | Router)
+    rank, inputs = adapters.rank_of(name), work.in_features
+    outputs = work.num_experts if isinstance(work, Router) else work.out_features
     if rank > min(inputs, outputs):
         raise InputError(
             f"training.lora.rank: found {rank:,}, but '{name}' is a product of {inputs:,} x {outputs:,}; "
@@ -192,21 +197,21 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
         name=f"{module.name}.base_layer",
         parameters=tuple(replace(one, trainable=False) for one in module.parameters),
     )
-    shards, own = module.token_shards, adapters.stored
-    parts = [base]
+    own, parts = adapters.stored, list[Module]()
     if not _keeps_plain_input(adapters):
         given = AdapterInput(inputs, adapters.dropout, adapters.computed, adapters.recasts)
-        parts.append(Module(f"{module.name}.lora_dropout.default", given, token_shards=shards))
+        parts.append(Module(f"{module.name}.lora_dropout.default", given))
     down = Linear(inputs, rank, dtype=adapters.computed, is_adapter=True)
     up = Linear(rank, outputs, dtype=adapters.computed)
     first = Parameter("weight", (rank, inputs), stored=own)
     second = Parameter("weight", (outputs, rank), stored=own)
     parts += [
-        Module(f"{module.name}.lora_A.default", down, (first,), holds_input, shards),
-        Module(f"{module.name}.lora_B.default", up, (second,), token_shards=shards),
-        Module(module.name, AdapterSum(outputs, adapters.computed), token_shards=shards),
+        Module(f"{module.name}.lora_A.default", down, (first,), holds_input),
+        Module(f"{module.name}.lora_B.default", up, (second,)),
+        Module(module.name, AdapterSum(outputs, adapters.computed)),
     ]
-    return parts
+    shards, rows = module.token_shards, module.rows_per_token
+    return [base, *(replace(one, token_shards=shards, rows_per_token=rows) for one in parts)]
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:

@@ -15,7 +15,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.specs.model.expert_run import expert_run, keeping_input_once, shared_output
+from zsim.specs.model.expert_run import (
+    expert_run,
+    experts_of,
+    has_experts,
+    keeping_input_once,
+    shared_output,
+)
 from zsim.specs.model.experts import Experts, ExpertsLibrary, MoveKind, Rearrange, SharedOutput
 from zsim.specs.model.spec import Activation, Block, Linear, ModelSpec, Module, Parameter
 
@@ -30,11 +36,24 @@ _NAMES = {
 # What their layer was called, where it is another name now.
 _LAYERS = {"mixtral": "block_sparse_moe", "phimoe": "block_sparse_moe"}
 _ROUTERS = {"phimoe": "gate"}
+# Those whose router was a linear layer too, not a module with a weight of its own.
+_LINEAR_ROUTERS = ("mixtral", "phimoe", "qwen2_moe", "qwen3_moe", "olmoe")
 
 
 def has_looped_form(family: str) -> bool:
     """Whether experts of this family were modules of their own in transformers 4."""
     return family in _NAMES
+
+
+def has_linear_experts(model: ModelSpec) -> bool:
+    """Whether the model's routed experts are linear layers, which libraries adapt and quantise like others;
+    not where they are stacked, or where it has none."""
+    return has_experts(model) and experts_of(model) is None
+
+
+def has_linear_routers(model: ModelSpec) -> bool:
+    """Whether the routers of such experts are linear layers as well."""
+    return has_linear_experts(model) and model.family in _LINEAR_ROUTERS
 
 
 def with_experts_one_by_one(model: ModelSpec) -> ModelSpec:

@@ -7,12 +7,13 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.model.adapters import is_frozen
+from zsim.specs.model.experts import Router
 from zsim.specs.model.spec import (
     Activation,
     AdapterInput,
@@ -23,6 +24,7 @@ from zsim.specs.model.spec import (
     Linear,
     ModelSpec,
     Module,
+    Norm,
     Parameter,
     Residual,
 )
@@ -34,8 +36,9 @@ class Frozen:
     those that `keeps` matches (PEFT's `modules_to_save`, of which `copies`: the frozen originals stay beside
     what is trained). `stored`: the type that frozen weights are kept in
     ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
-    bitsandbytes replaces every product but the head). `inputs_require_gradients`: transformers'
-    `enable_input_require_grads`."""
+    bitsandbytes replaces every product but the head; with `quantises_routers` those of routers too).
+    `has_fp32_stream`: the residual stream is fp32, and what quantised products make of it.
+    `inputs_require_gradients`: transformers' `enable_input_require_grads`."""
 
     patterns: tuple[str, ...] = ()
     all_but_adapters: bool = False
@@ -43,6 +46,8 @@ class Frozen:
     copies: bool = False
     stored: str = ""
     products_stored: str = ""
+    quantises_routers: bool = False
+    has_fp32_stream: bool = False
     inputs_require_gradients: bool = False
 
     def is_frozen(self, name: str) -> bool:
@@ -90,9 +95,9 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
         )
         key = id(block), flags
         if key not in made:
-            made[key] = replace(
-                block, modules=tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
-            )
+            modules = tuple(_in_block(one, prefix + one.name, frozen) for one in block.modules)
+            modules = tuple(_in_fp32(modules)) if frozen.has_fp32_stream else modules
+            made[key] = replace(block, modules=modules)
         blocks.append(made[key])
     if model.is_tied:
         after = [replace(one, borrows_frozen=True) if _borrows_frozen(one, before) else one for one in after]
@@ -121,7 +126,8 @@ def _frozen(module: Module, name: str, frozen: Frozen) -> Module:
 
 
 def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
-    is_product = isinstance(module.work, Linear) and ".lora_" not in module.name
+    kinds = (Linear, Router) if frozen.quantises_routers else Linear
+    is_product = isinstance(module.work, kinds) and ".lora_" not in module.name
     module = _frozen(module, name, frozen)
     if not frozen.products_stored or not is_product or module.trains_weight:
         return module
@@ -130,6 +136,19 @@ def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
         for one in module.parameters
     )
     return replace(module, parameters=kept)
+
+
+def _in_fp32(modules: Iterable[Module]) -> Iterator[Module]:
+    """A block's modules, `in_fp32` from a norm of the fp32 stream to the core of attention, which autocast
+    runs in 16 bits: a product in 4 bits gives back the type that it gets, and PEFT's sum the wider one."""
+    is_wide = False
+    for module in modules:
+        work = module.work
+        if isinstance(work, Norm | Attention):
+            is_wide = isinstance(work, Norm)
+        is_packed = isinstance(work, Linear) and any(one.stored[:3] == "nf4" for one in module.parameters)
+        keeps = is_packed or isinstance(work, Activation | AdapterInput | AdapterSum)
+        yield replace(module, in_fp32=True) if is_wide and keeps else module
 
 
 def _freeze(parameter: Parameter, name: str, frozen: Frozen) -> Parameter:

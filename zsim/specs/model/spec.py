@@ -102,7 +102,7 @@ class Module:
     parameters belong to, where that is not `name`: the module is a function in a container, between its
     children ("": in the block, or the model). `side`: how it stands to modules on a stream of their own: it
     forks them, begins, continues or ends them, or joins them; `goes_first`: autograd comes back to it as soon
-    as it can.
+    as it can. `in_fp32`: what it reads and makes is fp32, though products are of 16 bits.
     """
 
     name: str
@@ -118,6 +118,7 @@ class Module:
     owner: str | None = None
     side: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
     goes_first: bool = False
+    in_fp32: bool = False
 
     @cached_property
     def numel(self) -> int:

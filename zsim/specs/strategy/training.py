@@ -55,7 +55,8 @@ class Training:
     in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16 and trained so
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
     (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
-    `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps.
+    `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps;
+    None: where the driver has them, as `zsim.plan.memory.paging` works out.
     `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
     length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
     "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
@@ -64,7 +65,7 @@ class Training:
     of the gradients of all scores, as cuDNN's deterministic one on Hopper. `expands_groups`: attention with
     grouped heads is FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for
     every query head before it sums them up. `calls_engine`: the blocks' products are layers of Transformer
-    Engine.
+    Engine. `has_fp32_stream`: the residual stream is fp32, since the embedding is, under autocast.
     """
 
     sequence_length: int
@@ -82,7 +83,7 @@ class Training:
     autocast: bool = False
     expandable_segments: bool = False
     stored_dtype: str = "fp32"
-    paged_states: Literal["gpu", "host"] = "gpu"
+    paged_states: Literal["gpu", "host"] | None = None
     stochastic_rounding: bool = False
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     liger: bool = False
@@ -98,6 +99,7 @@ class Training:
     writes_scores: bool = False
     expands_groups: bool = False
     calls_engine: bool = False
+    has_fp32_stream: bool = False
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every

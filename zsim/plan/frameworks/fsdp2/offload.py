@@ -14,7 +14,8 @@ from zsim.cost.collectives.rounds import ring_rounds
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup
+from zsim.plan.frameworks.fsdp2.states import Fsdp2UnitGradient
+from zsim.plan.frameworks.fsdp2.units import ParamGroup
 from zsim.plan.ops import HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.specs.strategy.frameworks import Fsdp2

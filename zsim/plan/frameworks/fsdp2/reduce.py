@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
-from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup
+from zsim.plan.frameworks.fsdp2.states import Fsdp2UnitGradient
+from zsim.plan.frameworks.fsdp2.units import ParamGroup
 from zsim.specs.strategy.frameworks import Fsdp2
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"

@@ -14,7 +14,8 @@ from zsim.plan.frameworks.fsdp2.meshes import dense_mesh, experts_mesh
 from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
 from zsim.plan.frameworks.fsdp2.scales import agree_on_scales, gathers_fp8
-from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup, ParamGroupState, make_param_groups
+from zsim.plan.frameworks.fsdp2.states import Fsdp2UnitGradient, ParamGroupState
+from zsim.plan.frameworks.fsdp2.units import ParamGroup, make_param_groups
 from zsim.plan.frameworks.fsdp2.update import norm_sums, update_units
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Memory
@@ -70,7 +71,9 @@ class Fsdp2Schedule(Hooks):
         states = [Memory("parameters", shards), lazy_states(self.training, self.updated)]
         scales = sum(quantisation_bytes(one) for unit in self.units for one in unit.parameters)
         states += [Memory("parameters", scales)] if scales else []
-        return states if self.home is None else self.home.resident(states)
+        left = sum(unit.left_shard_bytes(self.strategy.param_dtype) for unit in self.units)
+        here = [Memory("buffers", left)] if left else []
+        return here + (states if self.home is None else self.home.resident(states))
 
     # -- all-gather ---------------------------------------------------------------------------------------
 
@@ -145,7 +148,7 @@ class Fsdp2Schedule(Hooks):
             self._gather_streams_wait(copy_out)
             builder.free("buffers", state.all_gather_bytes, owner=unit.name, part=_GATHERED)
         if state.is_sharded_post_forward:
-            size = self._post_forward_shard_bytes(unit)
+            size = unit.post_forward_shard_bytes(self.strategy.param_dtype)
             builder.free("buffers", size, owner=unit.name, part=_POST_FORWARD)
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
@@ -164,10 +167,6 @@ class Fsdp2Schedule(Hooks):
             return self.strategy.param_dtype
         return "fp8" if unit.num_in_fp8 else "bf16"
 
-    def _post_forward_shard_bytes(self, unit: ParamGroup) -> int:
-        assert unit.post_forward is not None
-        return self._unsharded_bytes(unit) // unit.post_forward.size
-
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
             unit, size, event = self._pending_copy_out
@@ -184,17 +183,19 @@ class Fsdp2Schedule(Hooks):
         if after_forward and not unit.reshards_after_forward:
             return
         if not state.is_unsharded:
+            state.is_sharded_post_forward &= after_forward  # [Note: a shard that nothing gathers again]
             return
         if after_forward and unit.post_forward is not None and unit.post_forward.size > 1:
             # keep a shard over the smaller group, copied out of the unsharded parameter
-            shard = self._post_forward_shard_bytes(unit)
+            shard = unit.post_forward_shard_bytes(self.strategy.param_dtype)
             builder.allocate("buffers", shard, owner=unit.name, part=_POST_FORWARD)
             state.is_sharded_post_forward = True
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        size = self._unsharded_bytes(unit)
-        builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
+            if not unit.has_backward:  # the last forward's
+                builder.free("buffers", shard, owner=unit.name, part=_POST_FORWARD)
+        builder.free("buffers", self._unsharded_bytes(unit), owner=unit.name, part=_PARAMETERS)
         state.is_unsharded = False
 
     # -- hooks ------------------------------------------------------------------------------------------

@@ -1,4 +1,11 @@
-"""The parameters that FSDP2 gathers together, by wrapping preset."""
+"""The parameters that FSDP2 gathers together, by wrapping preset.
+
+# [Note: a shard that nothing gathers again]
+With a number for `reshard_after_forward` a group's shard over the smaller group is dropped once backward has
+gathered it (torch 2.13 `FSDPParam.to_unsharded`). Backward does not come to frozen parameters before all that
+is trained: their group goes back to its own shard (`to_sharded`), the other stays until the next forward puts
+a new one in its place, and a gather of it that was prefetched is dropped (`finalize_backward`).
+"""
 
 from __future__ import annotations
 
@@ -36,19 +43,6 @@ class MeshInfo:
 
 
 @dataclass
-class ParamGroupState:
-    """The state of FSDPParamGroup. `post_forward_indices`: the group's indices in the order of forwards, one
-    per forward whose backward has not run; a backward takes the last, which is the newest."""
-
-    is_unsharded: bool = False
-    is_sharded_post_forward: bool = False
-    all_gather: int | None = None  # its event, while a result is pending
-    all_gather_bytes: int = 0
-    reshard_event: int | None = None
-    post_forward_indices: list[int] = field(default_factory=list)
-
-
-@dataclass
 class ParamGroup:
     """One group of parameters that is unsharded and reduced as a whole: torch's FSDPParamGroup.
 
@@ -59,7 +53,8 @@ class ParamGroup:
     the first and the last module that it is for; `shard_dimension`: the dimension that is cut.
     `forward_prefetch`, `backward_prefetch`: names of the groups whose unsharding begins with this one's
     (`set_modules_to_forward_prefetch`); None: what comes next in backward is prefetched by itself.
-    `stored`: the type of the shards, unless a parameter has one of its own.
+    `stored`: the type of the shards, unless a parameter has one of its own. `has_backward`: whether backward
+    comes to it; to frozen parameters before all that is trained it does not.
     """
 
     name: str
@@ -76,6 +71,7 @@ class ParamGroup:
     forward_prefetch: tuple[str, ...] | None = None
     backward_prefetch: tuple[str, ...] | None = None
     stored: str = "fp32"
+    has_backward: bool = True
     _gathered: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by type
 
     @property
@@ -119,6 +115,16 @@ class ParamGroup:
                 for one, numel in zip(self.parameters, self.padded_numels(self.shard_size), strict=True)
             )
         return found
+
+    def post_forward_shard_bytes(self, dtype: str) -> int:
+        """Bytes of the shard over the smaller group that stays after forward."""
+        assert self.post_forward is not None
+        return sum(self.gathered_bytes(dtype)) // self.post_forward.size
+
+    def left_shard_bytes(self, dtype: str) -> int:
+        """Bytes of that shard between steps; see [Note: a shard that nothing gathers again]."""
+        is_left = self.post_forward is not None and self.post_forward.size > 1 and not self.has_backward
+        return self.post_forward_shard_bytes(dtype) if is_left else 0
 
     def cast_bytes(self, dtype: str) -> tuple[int, ...]:
         """Bytes of each shard that is cast to `dtype` before the gather: those kept in another type."""
@@ -184,22 +190,6 @@ class ParamGroup:
         return sum(numel for numel, one in zip(numels, self.parameters, strict=True) if one.in_fp8)
 
 
-@dataclass
-class Fsdp2UnitGradient:
-    """The gradients of one group of parameters.
-
-    `unsharded_bytes`: computed by autograd in this backward; `accumulated_bytes`: left by earlier
-    micro-batches without reduction; `all_reduce_bytes`: buffer of the all-reduce, kept until the group's next
-    reduction.
-    """
-
-    unsharded_bytes: int = 0
-    accumulated_bytes: int = 0
-    all_reduce_bytes: int = 0
-    has_shard: bool = False
-    post_reduce_event: int | None = None
-
-
 _MUCH_PADDED = 1.5  # times the parameters
 
 
@@ -240,6 +230,8 @@ def make_param_groups(
     for unit in units:
         unit.has_differentiable_input &= _takes_gradient(stage, unit)
         unit.stored = stage.training.stored_dtype
+        own = [one for one in stage.workload.segments if one.name in unit.segments]
+        unit.has_backward = not own or any(one.has_backward for one in own)
     stage.builder.notes += _padding_notes(units)
     return units
 

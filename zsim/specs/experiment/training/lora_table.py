@@ -60,6 +60,12 @@ class LoraTable(BaseModel):
         description="the frozen products' weights in bitsandbytes' 4 bits; left out: not quantized",
     )
     double_quantization: bool = Field(default=True, description="the scales of 4-bit weights in 8 bits")
+    preparation: Literal["peft", "none"] | None = Field(
+        default=None,
+        description="what becomes of the weights that are not quantized: PEFT's "
+        "`prepare_model_for_kbit_training` casts them to fp32, and with the embedding what follows it; left "
+        "out: PEFT's under DDP, none with unsloth's loss, a `frozen_dtype` or stacked experts",
+    )
     dtype: Literal["fp32", "bf16"] | None = Field(
         default=None, description="what adapters are kept in; left out: fp32"
     )

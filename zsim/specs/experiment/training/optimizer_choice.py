@@ -34,6 +34,11 @@ def chosen_optimizer(
     optimizer = optimizer_of(name)
     _check_keys(table, optimizer)
     if deepspeed is not None:
+        if table.paged_states == "host":
+            raise NotSimulatedError(
+                "training.paged_states: found 'host' under DeepSpeed, whose partitions zsim has on the GPU; "
+                "expected it left out, or strategy 'ddp' or 'fsdp1'"
+            )
         _check_deepspeed(optimizer, deepspeed)
     elif isinstance(strategy, MegatronTable):
         _check_megatron(name, strategy)
@@ -97,7 +102,7 @@ def _check_keys(table: TrainingTable, optimizer: Optimizer) -> None:
             f"training.optimizer_implementation: '{optimizer.name}' of {optimizer.source} has one "
             "implementation; leave the key out"
         )
-    if table.paged_states != "gpu" and not optimizer.is_paged:
+    if table.paged_states not in (None, "gpu") and not optimizer.is_paged:
         paged = ", ".join(one.name for one in OPTIMIZERS.values() if one.is_paged)
         raise InputError(
             f"training.paged_states: the states of '{optimizer.name}' are not paged; expected {_WHERE} to be "

@@ -4,7 +4,8 @@
 A checkpoint is loaded in the low type, and stays so where it is frozen; PEFT keeps adapters in fp32. torch's
 FSDP casts what it gathers, DDP trains under autocast, which casts at every product, and where a whole model
 is kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and
-Megatron cast every weight, and keep fp32 masters of those that are trained.
+Megatron cast every weight, and keep fp32 masters of those that are trained. Beside a product in 4 bits PEFT
+leaves the adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.experiment.training.adapted_experts import check_has_experts, on_experts
 from zsim.specs.experiment.training.lora_table import LoraTable, with_adapter_config
+from zsim.specs.experiment.training.quantisation import (
+    check_quantised,
+    is_prepared,
+    product_type,
+    quantisation_notes,
+)
 from zsim.specs.experiment.training.unmatched import check_targets, unmatched_notes
 from zsim.specs.model.adapters import ALL_LINEAR, Adapters, with_adapters
+from zsim.specs.model.expert_loop import has_linear_routers
 from zsim.specs.model.expert_run import experts_of, has_experts
 from zsim.specs.model.freezing import Frozen, with_frozen
 from zsim.specs.model.fusion import MEGATRON_PRODUCTS, with_megatron_products
@@ -62,12 +70,13 @@ def trained_model(
     _check_deepspeed("training.lora", deepspeed)
     lora = with_adapter_config(lora)
     low = {"fp8": "bf16"}.get(precision, precision)
-    _check_quantised(lora, kind, low)
+    check_quantised(lora, kind, low)
     _check_layers(lora, model)
     if kind == "megatron" and _names_megatrons(lora, model, parallelism):
         model, lora = _as_megatron_bridge(lora, model, parallelism)
     check_has_experts(lora, model)
-    adapters = _adapters(lora, table, kind, low, model)
+    prepared = is_prepared(table, kind, model)
+    adapters = _adapters(lora, table, kind, low, model, prepared=prepared)
     if experts_of(model) is not None:
         adapters = on_experts(adapters, lora, model, kind, experts, deepspeed)
         if table.recompute_modules and "moe_act" in table.recompute_modules and adapters.experts:
@@ -79,13 +88,16 @@ def trained_model(
     model, adapted = with_adapters(plain, adapters)
     check_targets(plain, adapters, adapted)
     notes += unmatched_notes(lora, plain, adapters, adapted)
+    notes += quantisation_notes(lora, plain, kind, prepared=prepared)
     frozen = Frozen(
         table.frozen,
         all_but_adapters=True,
         keeps=lora.modules_to_save,
         copies=kind != "megatron",
-        stored=_base_type(table, kind, low),
-        products_stored=_product_type(lora),
+        stored="fp32" if prepared else _base_type(table, kind, low),
+        products_stored=product_type(lora),
+        quantises_routers=has_linear_routers(plain),
+        has_fp32_stream=prepared,
         inputs_require_gradients=table.activation_checkpointing != "none" or bool(table.block_checkpointing),
     )
     return with_frozen(model, frozen)
@@ -135,8 +147,11 @@ def _has_product(model: ModelSpec, name: str) -> bool:
     return any(module.name.rpartition(".")[2] == name for block in model.blocks for module in block.modules)
 
 
-def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec) -> Adapters:
+def _adapters(
+    lora: LoraTable, table: TrainingTable, kind: str, low: str, model: ModelSpec, *, prepared: bool
+) -> Adapters:
     """See [Note: the types of adapters and of frozen weights]."""
+    is_plain = lora.quantized is None or prepared
     own = "" if kind in _OWN_TYPES else lora.dtype or "fp32"
     is_low = table.stored_dtype != "fp32"
     targets, is_pattern = _targets(lora, model)
@@ -152,14 +167,9 @@ def _adapters(lora: LoraTable, table: TrainingTable, kind: str, low: str, model:
         lora.modules_to_save,
         stored=own,
         computed="fp32" if own == "fp32" and is_low else "",
-        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low,
+        routers_are_linear=has_linear_routers(model),
+        recasts=own == "fp32" and kind == "ddp" and low != "fp32" and not is_low and is_plain,
     )
-
-
-def _product_type(lora: LoraTable) -> str:
-    if lora.quantized is None:
-        return ""
-    return "nf4" if lora.double_quantization else "nf4-single"
 
 
 def _base_type(table: TrainingTable, kind: str, low: str) -> str:
@@ -220,21 +230,6 @@ def _check_deepspeed(key: str, config: DeepSpeedConfig | None) -> None:
                 f"{key}: not simulated with {config.name}: zero_optimization.{setting} yet; expected stage 3 "
                 "without it"
             )
-
-
-def _check_quantised(lora: LoraTable, kind: str, low: str) -> None:
-    if lora.quantized is None:
-        return
-    if kind == "megatron":
-        raise InputError(
-            "training.lora.quantized: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
-            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
-        )
-    if low == "fp32":
-        raise InputError(
-            "training.lora.quantized: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
-            "bitsandbytes computes (bnb_4bit_compute_dtype)"
-        )
 
 
 def _check_layers(lora: LoraTable, model: ModelSpec) -> None:

@@ -1,0 +1,60 @@
+"""Where the driver has the states of a paged optimizer.
+
+# [Note: paged states]
+bitsandbytes' paged optimizers (0.50.2 functional.py `get_paged`, csrc/pythonInterface.cpp) keep every state
+of 100,000 elements or more in CUDA's unified memory. A step prefetches the states of one tensor to the GPU,
+updates it, and waits, tensor by tensor (optim/optimizer.py `step`). Where cudaMalloc or a prefetch finds no
+free memory, the driver moves unified memory to the host, in pieces of 2 MiB, those first that came to the GPU
+or were prefetched longest ago (NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia-uvm/uvm_pmm_gpu.c, head
+comment and `pick_root_chunk_to_evict`). So torch gets what it asks for, and keeps it; the states have what
+the step's peak leaves. If that is enough, nothing moves. If not, a step visits them in the same order as the
+one before, and what was used longest ago is what comes next: all of them come over PCIe and go back in every
+step, however little is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zsim.plan.memory.capacity import excess_bytes
+from zsim.plan.ops import Plan
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1
+from zsim.specs.strategy.optimizers import optimizer_of
+from zsim.specs.strategy.training import Training
+from zsim.units import format_bytes
+
+
+def with_paging(job: Job, made: Callable[[Training], Plan]) -> Training:
+    """The job's training with the place of paged states settled; `made`: the plan of a training. Frameworks
+    that have states in partitions of their own have them on the GPU."""
+    training = job.training
+    if training.paged_states is not None or not optimizer_of(training.optimizer).is_paged:
+        return training
+    on_gpu = replace(training, paged_states="gpu")
+    if not isinstance(job.strategy, Ddp | Fsdp1) or excess_bytes(job, made(on_gpu)) <= 0:
+        return on_gpu
+    return replace(training, paged_states="host")
+
+
+def paging_note(job: Job, plan: Plan) -> str:
+    """What moves in a step, "" where nothing does."""
+    if not optimizer_of(job.training.optimizer).is_paged or job.training.paged_states is not None:
+        return ""
+    paged = max(
+        sum(
+            one.bytes
+            for one in program.resident
+            if (one.category, one.device) == ("optimizer_states", "host")
+        )
+        for program in plan.programs
+    )
+    if not paged:
+        return ""
+    room = max(0, -excess_bytes(job, plan))
+    return (
+        f"the paged optimizer's states, {format_bytes(paged)} of each GPU, have no room beside the step's "
+        f"peak, which leaves {format_bytes(room)}: the driver moves out what was used longest ago, so all of "
+        "them cross PCIe both ways in every step; they are counted as the host's between steps"
+    )

@@ -1,0 +1,122 @@
+"""Frozen weights in bitsandbytes' 4 bits: which products have them, and where they are refused.
+
+# [Note: what is quantised]
+transformers puts bitsandbytes' `Linear4bit` in the place of every `torch.nn.Linear` but the head (5.24
+integrations/bitsandbytes.py `replace_with_bnb_linear`, which asks for `type(module) is nn.Linear`; 4.57.6
+`_replace_with_bnb_linear`). Up to 4.57 a routed expert is three of them, and in most families the router is
+one. From 5 on the experts of a layer are two stacked parameters and a router has a weight of its own; neither
+is quantised.
+
+# [Note: what PEFT prepares]
+PEFT's `prepare_model_for_kbit_training` (0.21.2 utils/other.py) casts every 16-bit parameter that is not in 4
+bits to fp32: embedding, head, norms, and stacked experts. The residual stream is fp32 then, a product in 4
+bits gives back the type that it gets, and autocast casts the head to 16 bits for its product. axolotl calls
+it (067b021c loaders/model.py; not under FSDP or ZeRO-3, nor with quantised stacked experts), TRL did up to
+0.24 (models/utils.py `prepare_peft_model`; not under FSDP or ZeRO-3) and has none from 0.26 on. LLaMA-Factory
+does not (ff6d4d12 model/model_utils/checkpointing.py), nor does unsloth, which casts what is trained alone
+(unsloth_zoo 2026.10.9 training_utils.py `prepare_model_for_training`). DeepSpeed's engine casts all back.
+"""
+
+from __future__ import annotations
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.experiment.training.lora_table import LoraTable
+from zsim.specs.model.expert_loop import has_linear_experts, has_looped_form
+from zsim.specs.model.expert_run import experts_of
+from zsim.specs.model.spec import ModelSpec
+
+_WHERE = "training.lora.quantized"
+
+
+def check_quantised(lora: LoraTable, kind: str, low: str) -> None:
+    """Raises InputError for 4-bit weights that a strategy of `kind` or the precision `low` does not have."""
+    if lora.quantized is None:
+        return
+    if kind == "megatron":
+        raise InputError(
+            f"{_WHERE}: found 'nf4' under Megatron, whose layers have no 4-bit weights; "
+            "expected strategy 'ddp', 'fsdp1', 'fsdp2' or 'deepspeed'"
+        )
+    if low == "fp32":
+        raise InputError(
+            f"{_WHERE}: found 'nf4' with precision fp32; expected bf16 or fp16, in which "
+            "bitsandbytes computes (bnb_4bit_compute_dtype)"
+        )
+
+
+def product_type(lora: LoraTable) -> str:
+    """The type of quantised products, "" without quantisation."""
+    if lora.quantized is None:
+        return ""
+    return "nf4" if lora.double_quantization else "nf4-single"
+
+
+def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
+    """Whether PEFT prepares the model: see [Note: what PEFT prepares].
+
+    Raises InputError where that is without effect, NotSimulatedError for experts that it would cast.
+    """
+    lora = table.lora
+    if lora is None:
+        return False
+    where, is_stacked = "training.lora.preparation", experts_of(model) is not None
+    if lora.quantized is None:
+        if lora.preparation is not None:
+            raise InputError(
+                f"{where}: found '{lora.preparation}' without training.lora.quantized, which it is for; "
+                "expected it left out"
+            )
+        return False
+    is_low = table.stored_dtype != "fp32"
+    if lora.preparation is None:
+        others = table.cross_entropy == "unsloth" or table.frozen_dtype is not None or is_stacked
+        return kind == "ddp" and not others and not is_low
+    if lora.preparation == "none":
+        return False
+    if kind != "ddp" or is_low:
+        what = f"strategy '{kind}'" if kind != "ddp" else f"training.stored_dtype '{table.stored_dtype}'"
+        raise InputError(
+            f"{where}: found 'peft' with {what}, which has no fp32 weights beside those in 4 bits; expected "
+            "'none', or strategy 'ddp' (one GPU is one too)"
+        )
+    if table.frozen_dtype not in (None, "fp32"):
+        raise InputError(
+            f"{where}: found 'peft', which casts to fp32, beside training.frozen_dtype "
+            f"'{table.frozen_dtype}'; leave one out"
+        )
+    if is_stacked:
+        raise NotSimulatedError(
+            f"{where}: found 'peft' with stacked experts, which it would cast to fp32; expected 'none', or "
+            'training.transformers = "4.57", whose experts are in 4 bits'
+        )
+    return True
+
+
+def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared: bool) -> list[str]:
+    """What is made of the weights that are not quantised, and of a mixture's experts; see [Note: what is
+    quantised]."""
+    if lora.quantized is None:
+        return []
+    notes = []
+    if prepared:
+        notes.append(
+            "PEFT's preparation keeps embedding, head and norms in fp32, and so the residual stream: "
+            'training.lora.preparation = "none" for software without it (unsloth, LLaMA-Factory, TRL from '
+            "0.26 on)"
+        )
+    elif kind == "ddp":
+        notes.append("what is not in 4 bits is in 16: PEFT's preparation, which casts it to fp32, is not run")
+    return notes + _on_experts(model)
+
+
+def _on_experts(model: ModelSpec) -> list[str]:
+    if has_linear_experts(model):
+        return [f"{_WHERE}: routed experts are in 4 bits, each three linear layers, as in transformers 4"]
+    if experts_of(model) is None:
+        return []
+    way = '; with training.transformers = "4.57" each is three linear layers, in 4 bits'
+    return [
+        f"{_WHERE}: routed experts stay in 16 bits: their weights are stacked, and bitsandbytes quantises "
+        f"linear layers alone{way if has_looped_form(model.family) else ''}"
+    ]
