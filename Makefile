@@ -4,6 +4,7 @@
 # make check-accuracy  recorded cases, and some of the published runs, against validation/baseline.json
 # make docs   the site, in site/, strictly: a broken link is an error
 # make wheel  the wheel, in dist/, and some tests of it in an environment of its own
+# make mutants  which changes of the code no test notices (mutmut; hours); not part of the tests
 # make bench  speed, as ratios to this machine's raw SimPy rate
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,7 @@ WARM := rm -f $(TORCH_EXTENSIONS_DIR)/*/lock && DS_ACCELERATOR=cpu timeout 900 $
 	"from deepspeed.accelerator import get_accelerator as a; \
 	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
 
-.PHONY: demo test check check-accuracy docs wheel format bench clean
+.PHONY: demo test check check-accuracy docs wheel format mutants bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/zsim run --out demo-out
@@ -50,11 +51,17 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff format zsim tests validation examples docs/mkdocs_hooks.py
 	$(BIN)/ruff check --fix zsim tests validation examples docs/mkdocs_hooks.py
 
+# In mutants/, a copy of the code; pyproject.toml says of which files, tests/MUTANTS.md what is known of survivors
+mutants: $(VENV)/.dev-installed
+	$(PIP) install -e ".[mutants]"
+	$(BIN)/mutmut run --max-children 1
+	$(BIN)/mutmut results
+
 bench: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest tests/benchmarks -m speed -n 0 -s
 
 clean:
-	rm -rf $(VENV) demo-out dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out dist build mutants site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +94,15 @@ def make_plan(experiment: Experiment) -> Plan:
 
 
 @garbage_collection.paused()
-def simulate(experiment: Experiment, *, unfold: bool = False, simulator: Simulator | None = None) -> Result:
+def simulate(
+    experiment: Experiment,
+    *,
+    unfold: bool = False,
+    simulator: Simulator | None = None,
+    on_job: Callable[[Job], None] | None = None,
+) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
-    `simulator`: that of the study that the step belongs to.
+    `simulator`: that of the study that the step belongs to; `on_job` is told the job before it is simulated.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False;
@@ -105,6 +111,8 @@ def simulate(experiment: Experiment, *, unfold: bool = False, simulator: Simulat
     began = time.perf_counter()
     simulator = simulator or Simulator()
     job = simulator.job(experiment)
+    if on_job is not None:
+        on_job(job)
     step = simulate_step(job, simulate=partial(simulator.outcome, unfold=unfold))
     wall_seconds = time.perf_counter() - began
     report = report_of_step(step, wall_seconds, step_variants(step.outcome))

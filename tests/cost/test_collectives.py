@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from zsim.cost.collectives.rounds import (
     Rounds,
+    all_to_all_rounds,
     bus_bytes,
     hierarchical_rounds,
+    pat_rounds,
     ring_rounds,
 )
 from zsim.errors import NotSimulatedError
@@ -105,3 +107,26 @@ def test_what_is_no_collective_is_refused_by_name() -> None:
         bus_bytes("gossip", 8, 2)
     with pytest.raises(NotSimulatedError, match="gossip"):
         ring_rounds("gossip", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "expected"),
+    [
+        (8, 1, (1, 0)),  # 7 peers, 16 at a time
+        (17, 1, (1, 0)),
+        (18, 1, (2, 0)),
+        (16, 2, (0, 1)),
+        (17, 17, (0, 1)),
+        (18, 18, (0, 2)),
+        (256, 32, (0, 2)),  # by nodes, not by ranks
+    ],
+)
+def test_an_all_to_all_has_a_round_for_16_peers_or_nodes(
+    ranks: int, nodes: int, expected: tuple[int, int]
+) -> None:
+    assert all_to_all_rounds(ranks, nodes) == Rounds(*expected)
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, (2, 1)), (8, (8, 3)), (9, (9, 4))])
+def test_pat_has_a_linear_part_and_a_tree(ranks: int, expected: tuple[int, int]) -> None:
+    assert pat_rounds(ranks) == Rounds(*expected)

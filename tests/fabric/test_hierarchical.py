@@ -84,6 +84,7 @@ def test_two_groups_side_by_side_carry_their_own_bytes() -> None:
         ("all_reduce", 32, 4, (14, 6)),
         ("all_gather", 4, 4, (0, 3)),
         ("all_gather", 8, 1, (7, 0)),
+        ("all_gather", 9, 2, (3, 1)),  # 4 whole ranks a node
     ],
 )
 def test_rounds_inside_come_before_rounds_across(

@@ -24,6 +24,7 @@ from zsim.files import make_folder
 
 if TYPE_CHECKING:
     from zsim.api import Result
+    from zsim.specs.experiment.job import Job
 
 
 @takes_experiment()
@@ -96,7 +97,7 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
-    result = simulate(asked.load(), unfold=unfold)
+    result = simulate(asked.load(), unfold=unfold, on_job=_warn_of_size)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
@@ -107,6 +108,16 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
             files["json"] = write_json(result.report.to_dict(), json_)
         print_report(result.report, files=files)
     return result.report.fits
+
+
+def _warn_of_size(job: Job) -> None:
+    """Say on stderr, before it is simulated, that a step is large."""
+    from zsim.specs.experiment.training.settled import size_words
+
+    every = job.simulation.every_micro_batch
+    said = size_words(job.model, job.training, job.parallelism, every_micro_batch=every)
+    if said is not None:
+        typer.echo(f"note: {said}", err=True)
 
 
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:

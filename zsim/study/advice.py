@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from zsim import api, garbage_collection
 from zsim.engine.simulator import Simulator
 from zsim.report.memory import Remedy
 from zsim.report.report import Report
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import Experiment
 
 
-def simulate(experiment: Experiment, *, unfold: bool = False) -> api.Result:
+def simulate(
+    experiment: Experiment, *, unfold: bool = False, on_job: Callable[[Job], None] | None = None
+) -> api.Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
+    `on_job` is told the job before it is simulated.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
     `report.out_of_memory` says what would make it fit.
     """
     simulator = Simulator()
-    result = api.simulate(experiment, unfold=unfold, simulator=simulator)
+    result = api.simulate(experiment, unfold=unfold, simulator=simulator, on_job=on_job)
     return replace(result, report=advised(result.report, experiment, simulator))
 
 

@@ -16,6 +16,9 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Training
 
 _DEFAULT_SEQUENCE = 4096
 _MAX_TOKENS = 2**27
+_MANY_BLOCKS = (
+    2_500  # measured: 3,200 dense ones take 14 s and 0.7 GB, 4,000 with experts over a minute and 1.8 GB
+)
 _MAX_PARAMETERS = 10**16
 
 
@@ -89,6 +92,30 @@ def settled_training(
     )
 
 
+def size_words(
+    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+) -> str | None:
+    """A warning for a step that takes long to simulate; None for one of a usual size."""
+    blocks = _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch)
+    if blocks <= _MANY_BLOCKS:
+        return None
+    return (
+        f"{len(model.blocks):,} blocks of {blocks // len(model.blocks):,} micro-batches are simulated one by "
+        "one, which may take minutes and gigabytes of memory; simulation.every_micro_batch = false simulates "
+        "a few micro-batches"
+    )
+
+
+def _num_blocks(
+    model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
+) -> int:
+    """Blocks of all micro-batches of a step that are simulated."""
+    micro_batches = training.gradient_accumulation_steps
+    are_alike = parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
+    most = 3 * parallelism.pipeline if are_alike and not every_micro_batch else micro_batches
+    return len(model.blocks) * min(micro_batches, most)
+
+
 def check_size(
     model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
 ) -> None:
@@ -96,14 +123,11 @@ def check_size(
     memory; of micro-batches that are alike, only those count that are simulated: three for every pipeline
     rank at most."""
     context, micro_batches = parallelism.context, training.gradient_accumulation_steps
-    are_alike = parallelism.schedule in ("1f1b", "interleaved-1f1b") and parallelism.passes == 1
-    most = 3 * parallelism.pipeline if are_alike and not every_micro_batch else micro_batches
-    some = min(micro_batches, most)
-    blocks = len(model.blocks) * some
-    if blocks > MAX_BLOCKS:
+    if _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch) > MAX_BLOCKS:
         raise InputError(
             f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
-            f"blocks are more than zsim simulates; expected at most {MAX_BLOCKS:,} blocks in a step"
+            f"blocks are more than zsim simulates; expected at most {MAX_BLOCKS:,} blocks in a step, or "
+            "simulation.every_micro_batch = false with a schedule whose micro-batches are alike"
         )
     if training.micro_batch_tokens > _MAX_TOKENS * context:
         raise InputError(

@@ -1,0 +1,61 @@
+"""Steps that are large to simulate are bounded, and announced before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import zsim
+from zsim.cli import app
+from zsim.errors import InputError
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.training.settled import size_words
+
+
+def job(micro_batches: int, **tables: Any) -> Job:
+    given: dict[str, Any] = {
+        "model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1, "strategy": {"kind": "fsdp2"},
+        "training": {"gradient_accumulation_steps": micro_batches, "sequence_length": 512},
+    }  # fmt: skip
+    return resolve(zsim.Experiment(**{**given, **tables}))
+
+
+def words(one: Job) -> str | None:
+    every = one.simulation.every_micro_batch
+    return size_words(one.model, one.training, one.parallelism, every_micro_batch=every)
+
+
+def test_a_step_of_many_blocks_is_announced_with_what_makes_it_shorter() -> None:
+    """32 blocks: 78 micro-batches are 2,496, 79 are 2,528."""
+    assert words(job(78)) is None
+    said = words(job(79))
+    assert said is not None
+    assert said.startswith("32 blocks of 79 micro-batches are simulated one by one")
+    assert "simulation.every_micro_batch = false" in said
+    assert words(job(1000, simulation={"every_micro_batch": False})) is None
+
+
+def test_more_blocks_than_any_machine_takes_are_refused_with_the_way_out() -> None:
+    """50,000 at most: 1,562 micro-batches of 32."""
+    assert words(job(1562)) is not None
+    with pytest.raises(InputError, match=r"expected at most 50,000 blocks .*simulation\.every_micro_batch"):
+        job(1563)
+    assert job(1563, simulation={"every_micro_batch": False}).training.gradient_accumulation_steps == 1563
+
+
+def test_the_command_says_so_on_stderr_before_it_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_args: Any, **_options: Any) -> Any:
+        raise InputError("as far as the simulation")
+
+    monkeypatch.setattr("zsim.api.simulate_step", stopped)
+    told = {}
+    for count in (2, 100):
+        line = ["run", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "1"]
+        line += ["--set", f"training.gradient_accumulation_steps={count}"]
+        told[count] = CliRunner().invoke(app, line)
+    assert "note: 32 blocks of 100 micro-batches" in told[100].stderr
+    assert told[100].stdout == ""
+    assert "note:" not in told[2].stderr
