@@ -11,6 +11,8 @@ from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import saved_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
+from zsim.plan.frameworks.deepspeed.stage3.module_order import hooked_modules
+from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -93,6 +95,19 @@ def test_activations_are_those_of_the_products_and_the_rows_before_the_scores() 
     tokens, rows, hidden, features = 1024, 2048, 4096, 14336
     router = 2 * tokens * hidden + 8 * tokens * 8
     assert kept == router + rows * (4 * hidden + 8 * features + 16)
+
+
+def test_zero_3_enters_every_expert_and_its_activation_and_not_their_list() -> None:
+    """A ModuleList is never called; its experts are, and what is in them (DeepSpeed hooks every module)."""
+    job = job_of({"kind": "deepspeed", "stage": 3, "version": "0.16.5"})
+    workload = make_workload(job.model, job.training)
+    calls = (call for segment in workload.segments for call in segment.calls)
+    units = {call.name: call.name for call in calls if call.parameters}
+    entered = set(hooked_modules(workload, units).order(workload))
+    layer = "model.layers.1.mlp"
+    assert {f"{layer}.experts.{number}" for number in range(8)} <= entered
+    assert {layer, f"{layer}.gate", f"{layer}.experts.7.act_fn", f"{layer}.experts.7.up_proj"} <= entered
+    assert f"{layer}.experts" not in entered
 
 
 QWEN: dict[str, Any] = {
