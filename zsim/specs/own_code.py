@@ -50,9 +50,9 @@ def refuse_function(model: object, where: str) -> None:
         before = f"{where}: " if where else ""
         raise InputError(
             f"{before}model '{model}': is a function, which would be imported and called, and no file, "
-            "setting or address runs code; expected a preset or the path of a config.json. If the function is yours: "
-            f"--model {model} on the command line, --allow-code beside a file that you trust (not with zsim "
-            f"ui), or zsim.Experiment(model='{model}') in Python"
+            "setting or address runs code; expected a preset or the path of a config.json. If the function "
+            f"is yours: --model {model} on the command line, --allow-code beside a file that you trust (not "
+            f"with zsim ui), or zsim.Experiment(model='{model}') in Python"
         )
 
 

@@ -19,10 +19,9 @@ def with_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[dic
     if not isinstance(table, Mapping):
         return data, []
     keys = {str(key) for key in table} - {"kind"}
-    fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
     kind = table.get("kind")
     if kind is None:
-        kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
+        kind = kind_with(keys)
     problems = []
     if kind is not None and not is_strategy(kind):
         problems.append(
@@ -48,3 +47,9 @@ def with_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[dic
         return {**data, "strategy": {"kind": "fsdp2"}}, problems
     kept = {key: value for key, value in table.items() if str(key) in known}
     return {**data, "strategy": {**kept, "kind": kind}}, problems
+
+
+def kind_with(keys: set[str]) -> str | None:
+    """The kind that has these keys, FSDP2 if that is one of several; None if none has all."""
+    fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
+    return "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
