@@ -31,7 +31,7 @@ FILE = f"""model = "{NAME}"
 cluster = "dgx-h100"
 gpus = 8
 """
-GPT2 = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
+GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 REST = 'cluster = "dgx-h100"\ngpus = 8\n'
 
 

@@ -131,6 +131,12 @@ def test_end_leaves_one_that_does_nothing_with_what_it_keeps() -> None:
     assert one.result(count) == 2
 
 
+def test_after_some_work_a_fresh_process_takes_over() -> None:
+    """Two pieces of work each."""
+    one = worker(max_works=2)
+    assert [one.result(count) for _ in range(5)] == [1, 2, 1, 2, 1]
+
+
 @posix
 def test_one_that_was_killed_is_replaced_and_one_that_dies_again_is_said() -> None:
     one = worker()

@@ -24,6 +24,7 @@ from zsim.errors import NotSimulatedError, ZsimError
 
 MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what takes 10 s alone
 MAX_BYTES = 4 * 2**30
+MAX_WORKS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
 _TRIES = 2
 _PRELOADED = ["zsim.ui.desk"]
 WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound"
@@ -65,6 +66,7 @@ class Worker(Generic[S]):
     niceness: int = 0
     max_seconds: float = MAX_SECONDS
     max_bytes: int = MAX_BYTES
+    max_works: int = MAX_WORKS
     turn: threading.Lock = field(default_factory=threading.Lock)
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: _Running = field(default_factory=_Running)
@@ -130,7 +132,7 @@ class Worker(Generic[S]):
         if running.process is None or running.pipe is None or not running.process.is_alive():
             context = _context()
             running.pipe, there = context.Pipe()
-            arguments = (there, self.make, self.niceness, self.max_bytes, self.what)
+            arguments = (there, self.make, self.niceness, self.max_bytes, self.max_works, self.what)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -155,8 +157,11 @@ def _context() -> Any:
     return context
 
 
-def _serve(pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, what: str) -> None:
-    """The process: Ctrl-C ends it without a word, and so does the end of the page's server."""
+def _serve(
+    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_works: int, what: str
+) -> None:
+    """The process: Ctrl-C ends it without a word, and so does the end of the page's server. After so many
+    pieces of work it makes room for a fresh one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if niceness and hasattr(os, "nice"):  # not on Windows
         os.nice(niceness)
@@ -165,7 +170,7 @@ def _serve(pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: 
     threading.Thread(target=_end_after, args=(page,), daemon=True).start()
     max_bytes = _limit_memory(max_bytes)
     desk: Any = None
-    while True:
+    for _ in range(max_works):
         try:
             work, arguments, named = pipe.recv()
         except (EOFError, OSError):
