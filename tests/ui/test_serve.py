@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -68,6 +69,17 @@ def test_what_another_page_asks_for_is_not_answered_but_a_link_is(address: str) 
         urllib.request.urlopen(urllib.request.Request(f"{address}_dash-layout", headers=foreign))
     with urllib.request.urlopen(urllib.request.Request(address, headers=foreign)) as answer:
         assert answer.status == 200
+
+
+def test_a_request_that_is_too_large_is_not_read(address: str) -> None:
+    """Its length is said before its content."""
+    place = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+    place.putrequest("POST", "/_dash-update-component")
+    place.putheader("Content-Type", "application/json")
+    place.putheader("Content-Length", str(serve.MAX_REQUEST + 1))
+    place.endheaders()
+    assert place.getresponse().status == 413
+    place.close()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ _POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'"
 )
+MAX_REQUEST = 64_000_000  # bytes; the largest trace that is taken is 40 MB as a browser sends it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -90,6 +91,8 @@ def guard(server: Any, host: str) -> None:
     point its name at 127.0.0.1, or send a request here), and allow the page to load nothing from
     elsewhere."""
     from flask import Response, request
+
+    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST
 
     @server.before_request  # type: ignore[untyped-decorator]
     def is_asked_by_the_page() -> Response | None:
