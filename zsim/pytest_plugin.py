@@ -208,7 +208,7 @@ def _trace(source: Any, folder: Path) -> Trace:
     import zsim
     from zsim.api import simulate
 
-    experiment = zsim.Experiment(**source) if isinstance(source, Mapping) else source
+    experiment = zsim.Experiment.of_data(source) if isinstance(source, Mapping) else source
     if not isinstance(experiment, zsim.Experiment):
         raise TypeError(f"found {type(source).__name__}, expected a path, an experiment, a result or a trace")
     return simulate(experiment).trace

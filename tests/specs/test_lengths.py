@@ -127,14 +127,27 @@ def test_a_histogram_weighs_lengths_by_their_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("512,many\n9,x\n", "line 1: found '512,many', expected a length"), ("", "found no documents"),
-     ("512,0\n", "found no documents"), ("512,1\n0,4\n", "line 2: found '0,4'")],
+    [("512,many\n9,x\n", "line 1: found what is no whole number, expected a length"),
+     ("512,0\n", "found no documents"), ("512,1\n0,4\n", "line 2: found a length of 0, expected"),
+     ("", "found no documents"), ("512,1,7\n", "line 1: found 3 values, expected"),
+     ("9" * 200_000, "line 1: found more than a line of numbers has, expected")],
 )  # fmt: skip
 def test_a_histogram_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         drawn(file=str(path))
+
+
+@pytest.mark.parametrize("text", ["root:x:0\n", "length,secret\n5,secret\n", "5\nsecret", "secret,1,2\n7,s"])
+def test_no_error_quotes_a_line_of_the_file(tmp_path: Path, text: str) -> None:
+    """Who names a file in an experiment need not be who may read it."""
+    path = tmp_path / "lengths.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        drawn(file=str(path))
+    said = str(refused.value).partition("lengths.csv")[2].partition("expected")[0]
+    assert not any(word in said for word in ("secret", "root", "7,s", "5,s"))
 
 
 @pytest.mark.parametrize(

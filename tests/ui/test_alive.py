@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,7 +19,7 @@ from zsim.specs.experiment.load import changed
 from zsim.ui import serve
 from zsim.ui.app import make_app
 
-SOON = 60_000  # milliseconds that a busy machine may take
+SOON = 120_000  # milliseconds that a busy machine may take
 LENGTHS = """name => (document.querySelector(`#plot-${name} .js-plotly-plot`)?.calcdata ?? [])
     .map(trace => trace.map(point => point.s ?? point.x))"""
 
@@ -36,16 +37,23 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(address: str) -> Iterator[Any]:
-    """One page for all tests, since a browser takes its time to start; each test leaves the settings that
-    it turned. At the end it must have said nothing to the console and asked nobody else for anything."""
+def browser() -> Iterator[Any]:
+    """One browser for all tests, since it takes its time to start."""
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(SOON)
-        said, asked = listen(page)
-        page.goto(address)
-        page.wait_for_selector("#plot-timeline .bars path")
-        yield page
+        yield browser
+
+
+@pytest.fixture
+def page(address: str, browser: Any) -> Iterator[Any]:
+    """A page of the test's own, which begins with the experiment. It must have said nothing to the console
+    and asked nobody else for anything."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(SOON)
+    said, asked = listen(page)
+    page.goto(address)
+    page.wait_for_selector("#plot-timeline .bars path", state="attached")
+    yield page
+    page.close()
     assert said == []
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
 
@@ -232,6 +240,28 @@ def test_settings_are_in_the_address_and_stand_side_by_side(page: Any, address: 
     page.wait_for_selector("#card-sided", state="hidden")
     set_number(page, "training-micro_batch_size", "")
     until(page, lambda: "micro_batch_size" not in page.url and "pin" not in page.url)
+
+
+@in_browser
+def test_other_settings_of_an_address_wait_for_a_click(browser: Any, address: str) -> None:
+    """Anybody may link here. The fields of the address count at once, 2 x 512 tokens; what is written freely,
+    of a pinned setting too, stands there and is not asked for before Apply."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(SOON)
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.post_data or ""))
+    pin = quote("more=" + quote("training.sekvens = 5"))
+    page.goto(f"{address}#training.micro_batch_size=2&more={quote('training.sequense_length = 4')}&pin={pin}")
+    page.wait_for_selector(".tile .small:has-text('1,024 tokens per GPU')")
+    page.wait_for_selector("#held-words", state="visible")
+    assert page.input_value("#more") == "training.sequense_length = 4\ntraining.sekvens = 5"
+    assert page.text_content("#error") == ""
+    assert not page.is_visible("#card-sided")
+    assert not any("sekvens" in one for one in sent)
+    page.click("#apply")
+    page.wait_for_selector("#error:has-text(\"did you mean 'sequence_length'?\")")
+    page.wait_for_selector("#held-words", state="hidden")
+    page.close()
 
 
 @in_browser

@@ -7,67 +7,61 @@ from typing import Any
 
 import pytest
 
-from tests.ui.test_form import made
 from zsim.errors import InputError
-from zsim.ui import answers as kept
 from zsim.ui.answers import Answers
-from zsim.ui.form import form_of
 from zsim.ui.prediction import token_of
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[Any]:
-    """The experiments that are simulated from now on, each with `result` as its answer."""
-    asked: list[Any] = []
+def counted(result: Any) -> tuple[Answers, list[str]]:
+    """Answers that `result` gives of a setting, and what happens: the settings that are simulated, and "end"
+    where what is under way is ended."""
+    happened: list[str] = []
 
-    def answer(experiment: Any) -> Any:
-        asked.append(experiment)
-        return result(experiment)
+    def answer(shown: Any, more: str) -> Any:
+        happened.append(str(shown["size"]))
+        return result(shown)
 
-    monkeypatch.setattr(kept, "answer", answer)
-    return asked
-
-
-def turned(answers: Answers, size: int) -> dict[str, Any]:
-    return {**answers.form.initial, "training.micro_batch_size": size}
+    return Answers(answer, lambda: happened.append("end")), happened
 
 
-def test_a_setting_shown_again_is_not_simulated_again_and_the_oldest_is_let_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Three are kept: 1, 2, 3, again 1 is three simulations; 4 lets 1 go, so that 1 is a fifth."""
-    asked = counted(monkeypatch, lambda experiment: experiment.training.micro_batch_size)
-    answers = Answers(form_of(made()))
-    found: list[Any] = [answers.of(turned(answers, size), "") for size in (1, 2, 3, 1, 4, 1)]
+def test_a_setting_shown_again_is_not_simulated_again_and_the_oldest_is_let_go() -> None:
+    """Three are kept: 1, 2, 3, again 1 is three simulations; 4 lets 1 go, so that 1 is a fifth. A new setting
+    ends what is under way for the one before, one that is known does not."""
+    answers, happened = counted(lambda shown: shown["size"])
+    found: list[Any] = [answers.of({"size": size}, "") for size in (1, 2, 3, 1, 4, 1)]
     assert found == [1, 2, 3, 1, 4, 1]
-    assert [one.training.micro_batch_size for one in asked] == [1, 2, 3, 4, 1]
+    assert happened == ["end", "1", "end", "2", "end", "3", "end", "4", "end", "1"]
 
 
-def test_who_asks_for_an_answer_that_is_under_way_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_an_answer_that_is_under_way_waits_for_it() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(experiment: Any) -> str:
+    def slow(shown: Any) -> str:
         begun.set()
         assert go_on.wait(30)
         return "done"
 
-    asked = counted(monkeypatch, slow)
-    answers = Answers(form_of(made()))
+    answers, happened = counted(slow)
     found: list[Any] = []
-    answers.begin()
+    answers.begin({"size": 1})
     assert begun.wait(30)
-    second = threading.Thread(target=lambda: found.append(answers.of(answers.form.initial, "")))
+    second = threading.Thread(target=lambda: found.append(answers.of({"size": 1}, "")))
     second.start()
     go_on.set()
     second.join(30)
-    assert (found, len(asked)) == (["done"], 1)
+    assert (found, happened) == (["done"], ["end", "1"])
 
 
 def test_what_failed_is_said_to_each_and_tried_anew() -> None:
-    answers = Answers(form_of(made()))
+    def wrong(shown: Any) -> Any:
+        raise InputError("found 8192")
+
+    answers, happened = counted(wrong)
     for _ in range(2):
         with pytest.raises(InputError, match="found 8192"):
-            answers.of({**answers.form.initial, "training.sequence_length": 8192}, "")
+            answers.of({"size": 8192}, "")
     assert answers.kept == {}
+    assert happened.count("8192") == 2
 
 
 def test_a_number_is_the_same_setting_as_the_browser_writes_it() -> None:

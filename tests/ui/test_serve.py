@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -58,6 +60,36 @@ def test_a_page_from_elsewhere_cannot_have_us_simulate(address: str) -> None:
     own = urllib.request.Request(f"{address}_dash-layout", headers={"Origin": address.rstrip("/")})
     with urllib.request.urlopen(own) as answer:
         assert answer.status == 200
+
+
+def test_what_another_page_asks_for_is_not_answered_but_a_link_is(address: str) -> None:
+    """A browser says with every request whose page asks; a person may follow a link here."""
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(urllib.request.Request(f"{address}_dash-layout", headers=foreign))
+    with urllib.request.urlopen(urllib.request.Request(address, headers=foreign)) as answer:
+        assert answer.status == 200
+
+
+def test_a_request_that_is_too_large_is_not_read(address: str) -> None:
+    """Its length is said before its content."""
+    place = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+    place.putrequest("POST", "/_dash-update-component")
+    place.putheader("Content-Type", "application/json")
+    place.putheader("Content-Length", str(serve.MAX_REQUEST + 1))
+    place.endheaders()
+    assert place.getresponse().status == 413
+    place.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "is_own"),
+    [("localhost", "127.0.0.1", True), ("evil.example", "127.0.0.1", False), ("10.0.0.5", "127.0.0.1", False),
+     ("evil.example", "0.0.0.0", False), ("10.0.0.5", "0.0.0.0", True), ("::1", "::", True),
+     ("box.example", "box.example", True), (socket.gethostname().lower(), "0.0.0.0", True)],
+)  # fmt: skip
+def test_only_names_that_nobody_else_can_point_here_are_its_own(name: str, host: str, is_own: bool) -> None:
+    assert serve.is_own_name(name, host) is is_own
 
 
 @pytest.mark.parametrize("name", ["localhost", "localhost:1", "[::1]:80", "127.0.0.1"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ui.test_form import made
+from zsim.engine.micro_batches import simulate_step
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import answer, mends
 from zsim.ui.comparison import MAX_PINS, ratio_words
@@ -43,6 +44,15 @@ def test_only_settings_that_differ_are_told() -> None:
     }
     same = [(form.initial, ""), (form.initial, "training.compile = true")]
     assert dict(differences(form.fields, same)) == {"Other settings": ["none", "training.compile = true"]}
+
+
+def test_what_is_kept_of_settings_has_bounds() -> None:
+    """Of 100 settings the numbers of the last 64 and the steps of the last three."""
+    outcomes, found, step = Predictions(), answer(made()).outcome, simulate_step(resolve(made()))
+    for number in range(100):
+        outcomes.keep(str(number), found, step)
+    assert list(outcomes.kept) == [str(number) for number in range(36, 100)]
+    assert list(outcomes.steps) == ["97", "98", "99"]
 
 
 def test_a_small_difference_is_none_that_zsim_can_tell() -> None:

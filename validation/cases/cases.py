@@ -66,27 +66,29 @@ def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRo
 
 def oracle_experiment(case: Mapping[str, Any]) -> Experiment:
     """The experiment that corresponds to the oracle's question."""
-    return Experiment(
-        model=case["model"],
-        cluster=ANY_CLUSTER,
-        gpus=case["world_size"],
-        training={
-            "sequence_length": case["sequence_length"],
-            "micro_batch_size": case["micro_batch_size"],
-            "gradient_accumulation_steps": case["gradient_accumulation_steps"],
-            "precision": case["param_dtype"],
-            "activation_checkpointing": case["activation_checkpointing"],
-            "attention": "math" if case["param_dtype"] == "fp32" else "flash",
-            "gradient_clipping": case["gradient_clipping"],
-        },
-        strategy={
-            "kind": "fsdp2",
-            "reshard_after_forward": case["reshard_after_forward"],
-            "replicate": case["replicate"],
-            "wrapping": case["wrapping"],
-            "param_dtype": case["param_dtype"],
-            "reduce_dtype": case["reduce_dtype"],
-        },
+    return Experiment.of_data(
+        {
+            "model": case["model"],
+            "cluster": ANY_CLUSTER,
+            "gpus": case["world_size"],
+            "training": {
+                "sequence_length": case["sequence_length"],
+                "micro_batch_size": case["micro_batch_size"],
+                "gradient_accumulation_steps": case["gradient_accumulation_steps"],
+                "precision": case["param_dtype"],
+                "activation_checkpointing": case["activation_checkpointing"],
+                "attention": "math" if case["param_dtype"] == "fp32" else "flash",
+                "gradient_clipping": case["gradient_clipping"],
+            },
+            "strategy": {
+                "kind": "fsdp2",
+                "reshard_after_forward": case["reshard_after_forward"],
+                "replicate": case["replicate"],
+                "wrapping": case["wrapping"],
+                "param_dtype": case["param_dtype"],
+                "reduce_dtype": case["reduce_dtype"],
+            },
+        }
     )
 
 
@@ -142,7 +144,7 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
         reason = f"zsim has no plan of '{content['case']['backend']}'"
         yield CheckRow(name, "calls", "skipped", reason)
         return
-    plan = make_plan(Experiment(cluster=ANY_CLUSTER, **content["experiment"]))
+    plan = make_plan(Experiment.of_data({"cluster": ANY_CLUSTER, **content["experiment"]}))
     yield _calls_row(name, plan, content, path)
     yield from _states_rows(name, plan, content)
     logs = _read(path.parent, "rank*.jsonl.gz")
@@ -153,7 +155,7 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
         return
     own = path.parent / "cluster.toml"
     cluster = str(own) if own.exists() else CPU_CLUSTER
-    result = simulate(Experiment(cluster=cluster, **content["experiment"]))
+    result = simulate(Experiment.of_data({"cluster": cluster, **content["experiment"]}))
     for title, read in (("span logs", logs), ("profile", _read(path.parent, "rank*.kineto.json.gz"))):
         if read is not None:
             yield _trace_row(name, f"calls, {title}", result.trace, read)

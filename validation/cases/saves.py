@@ -33,7 +33,7 @@ _OPTIONS = ("threads", "single_file_per_rank", "saves_16bit_model")
 def recorded_job(entry: Mapping[str, Any], models: Mapping[str, Any], cluster: str = CPU_CLUSTER) -> Job:
     """The job of a recorded save."""
     described = dict(entry["experiment"])
-    return resolve(Experiment(**{**described, "model": models[described["model"]], "cluster": cluster}))
+    return resolve(Experiment.of_data({**described, "model": models[described["model"]], "cluster": cluster}))
 
 
 def recorded_saved(job: Job, entry: Mapping[str, Any]) -> Saved:
@@ -71,7 +71,7 @@ def clock_rows(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Ch
 def predicted(entry: Mapping[str, Any], content: Mapping[str, Any]) -> Checkpoint:
     """The cost of a recorded save on the machine whose rates were measured."""
     experiment = {**entry["experiment"], "model": content["models"][entry["experiment"]["model"]]}
-    result = simulate(Experiment(**{**experiment, "cluster": CPU_CLUSTER}))
+    result = simulate(Experiment.of_data({**experiment, "cluster": CPU_CLUSTER}))
     saved, rates = recorded_saved(result.job, entry), entry["rates"]
     return cost_of(
         result.job,

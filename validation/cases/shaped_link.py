@@ -59,25 +59,31 @@ def _hidden_seconds(trace: Trace) -> float:
 def _job(content: Mapping[str, Any], *, prefetch: int) -> Job:
     shape = content["model"]
     return resolve(
-        Experiment(
-            model={**shape, "model_type": "llama", "max_position_embeddings": content["sequence_length"]},
-            cluster={
-                "extends": "cpu-gloo",
-                "gpus_per_node": 1,
-                "nic": {
-                    "bandwidth": f"{bytes_per_second(content['rate'])} B/s",
-                    "source": "what tc tbf lets through",
-                    "evidence": "measured",
+        Experiment.of_data(
+            {
+                "model": {
+                    **shape,
+                    "model_type": "llama",
+                    "max_position_embeddings": content["sequence_length"],
                 },
-            },
-            nodes=content["nodes"],
-            training={
-                "sequence_length": content["sequence_length"],
-                "micro_batch_size": content["sequences_per_node"],
-                "precision": "fp32",
-                "attention": "math",
-            },
-            strategy={"kind": "reference", "stage": 3, "prefetch": prefetch, "keep_gathered": False},
+                "cluster": {
+                    "extends": "cpu-gloo",
+                    "gpus_per_node": 1,
+                    "nic": {
+                        "bandwidth": f"{bytes_per_second(content['rate'])} B/s",
+                        "source": "what tc tbf lets through",
+                        "evidence": "measured",
+                    },
+                },
+                "nodes": content["nodes"],
+                "training": {
+                    "sequence_length": content["sequence_length"],
+                    "micro_batch_size": content["sequences_per_node"],
+                    "precision": "fp32",
+                    "attention": "math",
+                },
+                "strategy": {"kind": "reference", "stage": 3, "prefetch": prefetch, "keep_gathered": False},
+            }
         )
     )
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import answer, file_option, folder_option, is_output, json_option, print_file
+from zsim.commands.options import (
+    AllowCode,
+    answer,
+    file_option,
+    folder_option,
+    is_output,
+    json_option,
+    permission,
+    print_file,
+)
 from zsim.errors import InputError
 from zsim.files import check_file, write_whole
 
@@ -41,6 +50,7 @@ def check(
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
+    allow_code: AllowCode = False,
     json_: Annotated[Path | None, json_option("every row")] = None,
     junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
     write_experiments: Annotated[
@@ -90,6 +100,7 @@ def check(
             is_fast=fast,
             tolerances=Tolerances.parse(tolerance) if tolerance else None,
             update=update_baseline,
+            code=permission(allow_code),
             on_done=progress.update,
         )
     lines: Iterable[str]

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, answer, file_option, is_output, json_option, print_file, settings
+from zsim.commands.options import (
+    AllowCode,
+    Set,
+    answer,
+    file_option,
+    is_output,
+    json_option,
+    permission,
+    print_file,
+    settings,
+)
 
 
 def compare(
@@ -27,6 +37,7 @@ def compare(
             help="0.02 for all, or step=, time=, memory=, overlap=; again for more.",
         ),
     ] = None,
+    allow_code: AllowCode = False,
     json_: Annotated[Path | None, json_option("everything")] = None,
     out: Annotated[Path | None, file_option(help="Write one HTML page with both timelines.")] = None,
 ) -> None:
@@ -38,10 +49,10 @@ def compare(
     from zsim.comparison.verdict import Tolerances
     from zsim.study.check.targets import load_side
 
-    tolerances = Tolerances.parse(tolerance) if tolerance else None
+    tolerances, code = Tolerances.parse(tolerance) if tolerance else None, permission(allow_code)
     comparison = compare_traces(
-        load_side(simulated, settings(set_)),
-        load_side(recorded),
+        load_side(simulated, settings(set_), code),
+        load_side(recorded, code=code),
         tolerances=tolerances,
         rank=rank,
         names=(str(simulated), str(recorded)),

@@ -17,6 +17,8 @@ from zsim.files import check_file, check_folder, make_folder, write_whole
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
+    from zsim.specs.model.spec import ModelSpec
+    from zsim.specs.own_code import OwnCode
 
 
 def offered(what: str) -> Callable[[str], list[str]]:
@@ -39,6 +41,14 @@ Set = Annotated[
         metavar="KEY=VALUE",
         help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
         autocompletion=offered("key_values"),
+    ),
+]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Import and call functions that files name as models (package.module:function). Only for files "
+        "that you trust.",
     ),
 ]
 Jobs = Annotated[
@@ -74,6 +84,7 @@ class ExperimentOptions:
     nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
     set_: Set = None
+    allow_code: AllowCode = False
 
     def load(self) -> Experiment:
         """The experiment file with the command line's changes. It may also be a DeepSpeed JSON, an Accelerate
@@ -89,7 +100,25 @@ class ExperimentOptions:
             if key in overrides and overrides[key] != value:
                 raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
             overrides[key] = value
-        return experiment_of(self.experiment, overrides, origin="command line")
+        if self.model is not None:
+            overrides["model"] = named_model(self.model)
+        return experiment_of(
+            self.experiment, overrides, origin="command line", code=permission(self.allow_code)
+        )
+
+
+def named_model(text: str) -> str | ModelSpec:
+    """What `--model` names: a function is run, see [Note: who may run code]."""
+    from zsim.specs.own_code import OwnCode
+
+    return OwnCode().named(text)
+
+
+def permission(is_given: bool | None) -> OwnCode | None:
+    """What `--allow-code` gives."""
+    from zsim.specs.own_code import OwnCode
+
+    return OwnCode() if is_given else None
 
 
 Command = Callable[..., None]
@@ -100,10 +129,13 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
     except for those in `without`."""
     hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "allow_code" else None,
+            annotation=hint,
+        )
         for name, hint in hints.items()
         if name not in without
-    ]
+    ]  # fmt: skip
 
     def decorated(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Jobs, Set, folder_option, print_file, settings
+from zsim.commands.options import AllowCode, Jobs, Set, folder_option, permission, print_file, settings
 
 
 def sweep(
@@ -24,6 +24,7 @@ def sweep(
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Finished points, to share between studies.")
     ] = None,
+    allow_code: AllowCode = False,
     list_: Annotated[bool, typer.Option("--list", help="Only say which points there are.")] = False,
 ) -> None:
     """Simulate an experiment at every point of a study: results.csv, and results.parquet with pyarrow.
@@ -34,7 +35,7 @@ def sweep(
         from zsim.study.sweep.points import study_points
         from zsim.study.sweep.study_file import load_study
 
-        points = study_points(load_study(study, settings(set_)))
+        points = study_points(load_study(study, settings(set_), permission(allow_code)))
         for point in points:
             values = ", ".join(f"{key} = {value}" for key, value in point.values.items())
             print(f"{point.number:>6}  {values}" + (f"  ({point.error})" if point.error else ""))
@@ -44,7 +45,7 @@ def sweep(
     folder = out or Path(f"{study.stem}-results")
     done = run_sweep(
         study, overrides=settings(set_), out=folder, jobs=jobs, backend=backend, scheduler=scheduler,
-        cache=cache,
+        cache=cache, code=permission(allow_code),
     )  # fmt: skip
     print(f"{done}\n")
     for kind, path in done.files.items():

@@ -12,10 +12,13 @@ from typing import Annotated
 import typer
 
 from zsim.commands.options import (
+    AllowCode,
     answer,
     file_option,
     folder_option,
     is_output,
+    named_model,
+    permission,
     print_file,
 )
 from zsim.errors import InputError
@@ -120,13 +123,17 @@ def compare(
         typer.Option("--experiment", "-e", help="Experiment file; without it the README's example."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Another model than the experiment's.")] = None,
+    allow_code: AllowCode = False,
     gpus: Annotated[int | None, typer.Option(help="GPUs, the same on every cluster.")] = None,
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
     from zsim.notebook.topologies import compare_topologies
+    from zsim.study.given import experiment_of
 
-    found = compare_topologies(clusters, experiment, model=model, gpus=gpus)
+    overrides = {} if model is None else {"model": named_model(model)}
+    base = experiment_of(experiment, overrides, origin="command line", code=permission(allow_code))
+    found = compare_topologies(clusters, base, gpus=gpus)
     print(found)
     if out is not None:
         found.save(out)

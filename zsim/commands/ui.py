@@ -9,7 +9,7 @@ import typer
 from zsim.commands.options import ExperimentOptions, takes_experiment
 
 
-@takes_experiment()
+@takes_experiment(without=("allow_code",))
 def ui(
     asked: ExperimentOptions,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = 8050,

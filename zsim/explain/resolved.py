@@ -10,6 +10,7 @@ from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.expert_run import has_experts
 from zsim.specs.model.prediction import without_prediction
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import describe
 
@@ -110,8 +111,8 @@ def _irregularities(job: Job) -> dict[str, Any]:
 def _model_source(job: Job) -> str:
     """Source of the architecture, as the user named it."""
     asked = job.experiment.model
+    if isinstance(asked, ModelSpec) and asked.function:
+        return f"torch module of {asked.function}"
     if not isinstance(asked, str):
         return "the experiment itself"
-    if job.model.captured is not None:
-        return f"torch module of {asked}"
     return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"

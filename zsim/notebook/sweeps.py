@@ -18,6 +18,7 @@ from zsim.report.views.shown import Figures, Shown
 from zsim.report.views.text.plain import Column, table
 from zsim.resources import EXAMPLE
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.own_code import OwnCode
 from zsim.study.given import Given, plain_table
 from zsim.study.sweep.study_file import Study, load_study, study_from
 from zsim.study.sweep.sweep import Sweep, run_sweep
@@ -99,6 +100,7 @@ def sweep(
     cache: str | Path | None = None,
     backend: str = "loky",
     scheduler: str | None = None,
+    code: OwnCode | None = None,
 ) -> SweepResult:
     """Simulate an experiment at every combination of the values of `axes`, as `zsim sweep` does.
 
@@ -107,14 +109,15 @@ def sweep(
     experiment, values may be typed settings. `zipped`: axes whose values go together. `where`: conditions on
     the keys, e.g. "nodes * 8 >= 16". `overrides`: keys that are set at all points. `out`: also write
     results.csv and results.parquet there; `cache`: finished points, which are not simulated again.
-    `jobs`: processes; as many as cores where left out.
+    `jobs`: processes; as many as cores where left out. `code`: the permission to run functions that files
+    name as models, which `zsim sweep --allow-code` gives.
 
         found = zsim.sweep(None, {"nodes": [2, 4], "training.micro_batch_size": [1, 2]})
         found.to_frame().sort_values("step_seconds")
 
     Raises InputError for an unknown key and a condition that keeps no point.
     """
-    loaded = _study(study, axes, list(zipped), where, overrides or {})
+    loaded = _study(study, axes, list(zipped), where, overrides or {}, code)
     found = run_sweep(
         loaded,
         None if out is None else Path(out),
@@ -132,13 +135,14 @@ def _study(
     zipped: list[Mapping[str, Iterable[Any]]],
     where: str | Sequence[str],
     overrides: Mapping[str, Any],
+    code: OwnCode | None,
 ) -> Study:
     changes = {key: plain_table(value) for key, value in overrides.items()}
     if axes is None and not zipped:
         if isinstance(given, str | Path):
-            return load_study(given, changes)
+            return load_study(given, changes, code)
         if isinstance(given, Mapping):
-            return study_from(given, folder=Path.cwd(), overrides=changes)
+            return study_from(given, folder=Path.cwd(), overrides=changes, code=code)
         raise InputError("sweep: nothing varies; expected a study file, or axes={'nodes': [1, 2, 4]}")
     data: dict[str, Any] = {"axes": _columns(axes or {}), "zip": [_columns(one) for one in zipped]}
     data["where"] = where if isinstance(where, str) else list(where)
@@ -148,7 +152,7 @@ def _study(
         data["base"] = {key: plain_table(value) for key, value in given.items()}
     else:
         data["experiment"] = str(Path(EXAMPLE if given is None else given).resolve())
-    return study_from(data, folder=Path.cwd(), overrides=changes)
+    return study_from(data, folder=Path.cwd(), overrides=changes, code=code)
 
 
 def _columns(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.specs.capture.load import load_named_model
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import HardwareFiles, load_cluster
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.own_code import load_named_model
 
 
 class Library:
@@ -22,8 +22,8 @@ class Library:
         self._files = HardwareFiles()
 
     def model(self, asked: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
-        """The model of a preset's name, of a file, of a config.json's content, of a function
-        (`package.module:function`), or a model itself. Raises InputError."""
+        """The model of a preset's name, of a file, of a config.json's content, or a model itself. Raises
+        InputError, for a function (`package.module:function`) too."""
         if isinstance(asked, ModelSpec):
             return asked
         key = _key(asked)

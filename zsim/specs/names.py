@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, ZsimError
-from zsim.specs.capture.load import load_named_model
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.messages import listed
+from zsim.specs.own_code import load_named_model
 
 
 def unreadable(data: Mapping[str, Any]) -> list[str]:

@@ -11,32 +11,38 @@ from zsim.resources import EXAMPLE
 from zsim.specs.experiment.load import changed, experiment_from, load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import is_training_file, names_training_file
+from zsim.specs.own_code import OwnCode
 from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
 
 Given = Experiment | Mapping[str, Any] | str | Path | None
 
 
 def experiment_of(
-    given: Given, overrides: Mapping[str, Any] | None = None, *, origin: str = "overrides"
+    given: Given,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    origin: str = "overrides",
+    code: OwnCode | None = None,
 ) -> Experiment:
     """The experiment that `given` means, changed by dotted `overrides` (`"training.micro_batch_size"`).
 
     A path leads to an experiment or to another program's training file (DeepSpeed JSON, Accelerate YAML,
     torchtitan TOML, Megatron's script or recipe); a mapping has the shape of an experiment file; None is the
-    README's example. `origin` names the overrides in errors. Raises InputError for anything else.
+    README's example. `origin` names the overrides in errors, `code` is the permission to run the
+    functions that files name. Raises InputError for anything else.
     """
     changes = {key: plain_table(value) for key, value in (overrides or {}).items()}
     if isinstance(given, Experiment):
         return changed(given, changes) if changes else given
     if isinstance(given, Mapping):
         if not changes:
-            return Experiment(**given)
+            return Experiment.of_data(given)
         tables = {key: plain_table(value) for key, value in given.items()}
         return experiment_from(tables, changes, origin="experiment")
     if given is None:
         if is_training_file(changes.get("strategy.config")):
-            return experiment_from({}, changes, origin=origin)
-        return load_experiment(EXAMPLE, changes, origin=origin if changes else "example")
+            return experiment_from({}, changes, origin=origin, code=code)
+        return load_experiment(EXAMPLE, changes, origin=origin if changes else "example", code=code)
     if not isinstance(given, str | Path):
         raise InputError(
             f"experiment: found {type(given).__name__}, expected a path, a zsim.Experiment, or a dict in the "
@@ -44,8 +50,8 @@ def experiment_of(
         )
     path = Path(given)
     if names_training_file(path):
-        return experiment_from({}, _with_file(changes, path), origin=origin)
-    return load_experiment(path, changes)
+        return experiment_from({}, _with_file(changes, path), origin=origin, code=code)
+    return load_experiment(path, changes, code=code)
 
 
 def plain_table(value: Any) -> Any:

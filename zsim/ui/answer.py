@@ -27,6 +27,7 @@ from zsim.study.advice import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
 from zsim.ui.prediction import Prediction
+from zsim.ui.size import check_size
 from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384
@@ -70,15 +71,16 @@ class Answer:
     resolved: Mapping[str, str]
     exported: Exported
     counts: tuple[int, ...]
-    step: SimulatedStep
+    step: SimulatedStep | None
 
 
 @garbage_collection.paused()
 def answer(experiment: Experiment) -> Answer:
     """Simulate and explain the experiment. Raises InputError and NotSimulatedError as `zsim.simulate`
-    does."""
+    does, and for a step of more ops than the page simulates."""
     began = time.perf_counter()
     job = resolve(experiment)
+    check_size(job)
     step = simulate_step(job)
     outcome = step.outcome
     wall_seconds = time.perf_counter() - began

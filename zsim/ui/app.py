@@ -10,14 +10,15 @@ from typing import Any
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answers import Answers
-from zsim.ui.curve import Curves
+from zsim.ui.desk import Desk
+from zsim.ui.desks import Desks
 from zsim.ui.fields import STAGE, TOKENS
 from zsim.ui.film import show_film
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.given import take_given
 from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
-from zsim.ui.recorded import Recordings, show_recorded
+from zsim.ui.recorded import show_recorded
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
 from zsim.ui.whole_run import show_run
@@ -41,21 +42,20 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
-    outcomes = Predictions()
-    answers = Answers(form)
-    answers.begin()
-    _answer(app, answers, outcomes)
+    outcomes, desks = Predictions(), Desks(form, folder)
+    answers = Answers(lambda shown, more: desks.answers.result(Desk.answer, shown, more), desks.end)
+    answers.begin(form.initial)
+    _answer(app, form, answers, outcomes)
     keep_state(app, form)
-    set_side_by_side(app, form, outcomes)
-    mend(app, form)
-    recordings = Recordings()
-    take_given(app, form, recordings)
-    show_recorded(app, form, outcomes, recordings)
+    set_side_by_side(app, desks, outcomes)
+    mend(app, desks)
+    take_given(app, desks)
+    show_recorded(app, desks)
     _draw(app)
-    _curve(app, form, Curves(folder))
-    show_film(app, form, outcomes)
-    show_run(app, form)
-    offer_files(app, form, outcomes)
+    _curve(app, desks)
+    show_film(app, desks)
+    show_run(app, desks)
+    offer_files(app, desks)
     return app
 
 
@@ -74,10 +74,9 @@ def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
     return dict(zip(form.fields, values, strict=True))
 
 
-def _answer(app: Any, answers: Answers, outcomes: Predictions) -> None:
+def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> None:
     from dash import Input, Output, State, no_update
 
-    form = answers.form
     keys = list(form.fields)
     numbers = [key for key in keys if form.fields[key].choices is None]
 
@@ -93,19 +92,18 @@ def _answer(app: Any, answers: Answers, outcomes: Predictions) -> None:
             "resolved": [Output(field_id(key), "placeholder") for key in numbers],
         },
         [Input(field_id(key), "value") for key in keys],
-        Input("apply", "n_clicks"),
-        State("more", "value"),
+        Input("applied", "data"),
         State("asked", "data"),
         running=[(Output("shell", "className"), "busy", "")],
     )  # fmt: skip
     def update(*arguments: Any) -> dict[str, Any]:
-        *values, _, more, last = arguments
+        *values, more, last = arguments
         shown = _shown(form, values)
         found, error = said(lambda: answers.of(shown, more or ""))
         if found is None:
             untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
             return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
-        outcomes.keep(token_of(shown, more or ""), found.outcome, found.step)
+        outcomes.keep(token_of(shown, more or ""), found.outcome)
         asked = {
             "shown": shown, "more": more or "", "counts": list(found.counts),
             "fits": found.fit.verdict != "does not fit",
@@ -166,7 +164,7 @@ def _draw(app: Any) -> None:
     app.clientside_callback(ClientsideFunction("zsim", "cards"), cards, Input("figures", "data"))
 
 
-def _curve(app: Any, form: Form, curves: Curves) -> None:
+def _curve(app: Any, desks: Desks) -> None:
     from dash import ClientsideFunction, Input, Output, State
 
     app.clientside_callback(
@@ -189,7 +187,7 @@ def _curve(app: Any, form: Form, curves: Curves) -> None:
     def extend(wanted: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Any, str]:
         counts = asked["counts"][: wanted["number"]]
         found, error = said(
-            lambda: curves.upto(form.experiment(asked["shown"], asked["more"]), counts, wanted["mode"])
+            lambda: desks.curve.result(Desk.curve, asked["shown"], asked["more"], counts, wanted["mode"])
         )
         figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
         return {**figures, "done": wanted}, error if found is None else found.words

@@ -4,7 +4,6 @@ points."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 
 from zsim.dataclass import dataclass
@@ -13,7 +12,6 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.study.scaling.page import efficiency, throughput
 from zsim.study.scaling.scaling import Mode, run_scaling
 from zsim.study.scaling.text import sentences
-from zsim.ui.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -22,22 +20,6 @@ class Curve:
 
     figures: Mapping[str, Figure]
     words: str
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Curves by experiment; points that exist in `folder` are not simulated again. They are computed one at a
-    time in a process of their own, so that they do not delay the settings."""
-
-    folder: Path
-    worker: Worker = field(default_factory=lambda: Worker("the curve"))
-
-    def upto(self, experiment: Experiment, counts: Sequence[int], mode: Mode) -> Curve:
-        """The curve over `counts`.
-
-        Raises InputError where no count can be simulated, NotSimulatedError where the process dies again.
-        """
-        return self.worker.result(curve, experiment, counts, mode, self.folder)
 
 
 def curve(experiment: Experiment, counts: Sequence[int], mode: Mode, folder: Path) -> Curve:

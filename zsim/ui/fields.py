@@ -9,6 +9,7 @@ from typing import Any, get_args
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
 from zsim.specs.experiment.run.checkpoint import CheckpointMode
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.experts import Dispatcher
 from zsim.specs.strategy.parallelism_table import ScheduleName
 
@@ -78,7 +79,9 @@ class Field:
             known == value and type(known) is type(value) for known in self.choices.values()
         ):
             return self
-        if isinstance(value, Mapping):  # not the preset, although it may have the preset's name
+        if isinstance(value, ModelSpec):
+            name = f"{value.function or value.name} (a torch module)"
+        elif isinstance(value, Mapping):  # not the preset, although it may have the preset's name
             name = f"{value.get('_name_or_path', value.get('name', self.label))} (the experiment's own)"
         else:
             name = str(value)

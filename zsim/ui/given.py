@@ -20,9 +20,10 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
+from zsim.ui.desks import Desks
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
-from zsim.ui.recorded import Recordings, is_recorded
+from zsim.ui.recorded import is_recorded
 from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import said
 
@@ -37,17 +38,17 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def take_given(app: Any, form: Form, recordings: Recordings) -> None:
+def take_given(app: Any, desks: Desks) -> None:
     """A click or a file makes what is given a part of the page; what is wrong is said beside it."""
     from dash import Input, Output, State, ctx, no_update
 
-    keys = list(form.fields)
+    keys = list(desks.form.fields)
 
     @app.callback(  # type: ignore[untyped-decorator]
         {
             "fields": [Output(field_id(key), "value", allow_duplicate=True) for key in keys],
             "more": Output("more", "value", allow_duplicate=True),
-            "applied": Output("apply", "n_clicks", allow_duplicate=True),
+            "applied": Output("applied", "data", allow_duplicate=True),
             "said": Output("given-words", "children"),
             "recording": Output("recording", "data", allow_duplicate=True),
         },
@@ -56,12 +57,11 @@ def take_given(app: Any, form: Form, recordings: Recordings) -> None:
         State("upload", "filename"),
         State("given", "value"),
         *(State(field_id(key), "value") for key in keys),
-        State("more", "value"),
-        State("apply", "n_clicks"),
+        State("applied", "data"),
         prevent_initial_call=True,
     )
     def take(clicks: int | None, contents: str | None, name: str | None, text: str | None, *rest: Any) -> Any:
-        *values, more, applied = rest
+        *values, more = rest
         shown = dict(zip(keys, values, strict=True))
         nothing = {"fields": [no_update] * len(keys), "more": no_update, "applied": no_update,
                    "recording": no_update}  # fmt: skip
@@ -74,7 +74,10 @@ def take_given(app: Any, form: Form, recordings: Recordings) -> None:
             if is_recorded(content, name or ""):
                 own = name or "trace"
                 return {
-                    "recording": {"key": recordings.take(content, own), "name": own},
+                    "recording": {
+                        "key": desks.answers.result(desks.desk.take_recording, content, own),
+                        "name": own,
+                    },
                     "said": "The recorded step stands beside the simulated one, below. The page's address "
                     "names it for as long as this zsim ui runs.",
                 }
@@ -82,9 +85,9 @@ def take_given(app: Any, form: Form, recordings: Recordings) -> None:
                 given, called = text_of(content), name or "file"
             else:
                 given, called = text or "", "the pasted text"
-            turned, lines, words = taken(form, shown, more or "", given, called)
-            return {"fields": [turned[key] for key in keys], "more": lines, "said": words,
-                    "applied": (applied or 0) + 1}  # fmt: skip
+            setting = shown, more or "", given, called
+            turned, lines, words = desks.answers.result(desks.desk.take, *setting)
+            return {"fields": [turned[key] for key in keys], "more": lines, "said": words, "applied": lines}
 
         found, error = said(work)
         return {**nothing, "said": error} if found is None else {**nothing, **found}

@@ -36,14 +36,16 @@ def layout(form: Form) -> Any:
             html.A("Skip to the results", href="#", id="skip"),
             html.Aside(_settings(form), id="settings", **called("Settings")),
             html.Main(
-                [html.Div(id="error", role="alert"), html.Div(_results(), id="results")],
+                [html.Div(id="error", role="alert"), _held(), html.Div(_results(), id="results")],
                 id="main",
                 tabIndex=-1,
                 **called("Results"),
             ),
             dcc.Location(id="place", refresh=False),
             dcc.Store(id="initial", data=dict(form.initial)),
+            dcc.Store(id="applied", data=""),
             dcc.Store(id="pins"),
+            dcc.Store(id="held"),
             dcc.Store(id="remembered"),
             dcc.Store(id="figures"),
             dcc.Store(id="asked"),
@@ -143,6 +145,17 @@ def _row(field: Field, form: Form) -> Any:
     return html.Label(
         [label, box], id=row_id(field.key), hidden=False, className="row half" if field.is_half else "row"
     )
+
+
+def _held() -> Any:
+    """The other settings that an address brought, until they are applied."""
+    from dash import html
+
+    words = (
+        "The address brought other settings, which are not applied. Read them, then press Apply, at the end "
+        "of the settings."
+    )
+    return html.Div([html.P(words), html.Pre(id="held-lines")], id="held-words", role="status", hidden=True)
 
 
 def _results() -> list[Any]:

@@ -15,9 +15,11 @@ from zsim.explain.variants import step_variants
 from zsim.report.fit import Tone, fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.sentences import headline
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
+from zsim.ui.size import check_size
 
 _MAX_KEPT = 64
 _MAX_STEPS = 3  # each with its trace
@@ -77,17 +79,23 @@ class Predictions:
     def step_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> SimulatedStep:
         """The simulated step of a setting. Raises as `outcome_of` does."""
         found = self.steps.get(token)
-        return simulate_step(resolve(form.experiment(shown, more))) if found is None else found
+        return simulate_step(_job(form, shown, more)) if found is None else found
 
     def outcome_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> Prediction:
         """The outcome of a setting. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
         found = self.kept.get(token)
         if found is None:
-            step = simulate_step(resolve(form.experiment(shown, more)))
+            step = simulate_step(_job(form, shown, more))
             variants = step_variants(step.outcome, has_range=False)
             found = Prediction.of(report_of_step(step, 0.0, variants))
             self.keep(token, found)
         return found
+
+
+def _job(form: Form, shown: Mapping[str, Any], more: str) -> Job:
+    job = resolve(form.experiment(shown, more))
+    check_size(job)
+    return job
 
 
 def token_of(shown: Mapping[str, Any], more: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import field
@@ -21,14 +23,15 @@ from zsim.report.views.html.timeline import stream_timeline
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
-from zsim.ui.form import Form
-from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.desks import Desks
 from zsim.ui.words import said
 from zsim.units import format_seconds
 
 MAX_TRACE = 30_000_000  # bytes; zsim compare and zsim replay read larger ones
 _MAX_KEPT = 3
 _KEY_DIGITS = 16
+_KEY = re.compile(rf"[0-9a-f]{{{_KEY_DIGITS}}}")
+_RECORDING = "recording-"
 _HEAD = 65_536
 _PACKED = (b"\x1f\x8b", b"SQLite format 3\x00")  # gzip, nsys export
 _KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"pg_config"')  # Kineto's, and Flight Recorder's
@@ -43,8 +46,10 @@ def is_recorded(content: bytes, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Recordings:
-    """The last recordings that were taken, by their content; the page's address names one."""
+    """The last recordings that were taken, by their content; the page's address names one. In `folder` they
+    outlive the process."""
 
+    folder: Path | None = None
     kept: dict[str, Trace] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
@@ -60,17 +65,26 @@ class Recordings:
             )
         key = hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
         with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder:
-            path = Path(folder) / Path(name).name
-            path.write_bytes(content)
-            try:
-                recorded = read_trace(path)
-            except InputError as error:
-                raise InputError(str(error).replace(str(path), name)) from None
+            self._keep(key, _read(Path(folder) / Path(name).name, content, name))
+        if self.folder is not None:
+            for old in sorted(self.folder.glob(f"{_RECORDING}*"), key=os.path.getmtime)[: 1 - _MAX_KEPT]:
+                old.unlink()
+            (self.folder / f"{_RECORDING}{key}-{Path(name).name}").write_bytes(content)
+        return key
+
+    def _keep(self, key: str, recorded: Trace) -> None:
         with self.lock:
             self.kept[key] = recorded
             while len(self.kept) > _MAX_KEPT:
                 self.kept.pop(next(iter(self.kept)))
-        return key
+
+    def _again(self, key: str, name: str) -> Trace | None:
+        """A recording that an earlier process took."""
+        path = self.folder and self.folder / f"{_RECORDING}{key}-{Path(name).name}"
+        if path is None or not _KEY.fullmatch(key) or not path.is_file():
+            return None
+        self._keep(key, read_trace(path))
+        return self.kept[key]
 
     def beside(self, key: str, name: str, step: SimulatedStep) -> dict[str, Any]:
         """The figure and the sentences of a recorded step beside a simulated one: compared call by call where
@@ -78,7 +92,7 @@ class Recordings:
 
         Raises InputError where the recording is not here, as after another start of the page.
         """
-        recorded = self.kept.get(key)
+        recorded = self.kept.get(key) or self._again(key, name)
         if recorded is None:
             raise InputError(
                 f"{name} stood here; an address names a recording and cannot hold it: choose the file again"
@@ -91,7 +105,7 @@ class Recordings:
         return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
 
 
-def show_recorded(app: Any, form: Form, outcomes: Predictions, recordings: Recordings) -> None:
+def show_recorded(app: Any, desks: Desks) -> None:
     """The recording that the page names stands beside each answer."""
     from dash import Input, Output
 
@@ -101,13 +115,8 @@ def show_recorded(app: Any, form: Form, outcomes: Predictions, recordings: Recor
     def beside(recording: Mapping[str, str] | None, asked: Mapping[str, Any] | None) -> Any:
         if not recording or not asked:
             return None
-        shown, more = asked["shown"], asked["more"]
-
-        def work() -> dict[str, Any]:
-            step = outcomes.step_of(token_of(shown, more), form, shown, more)
-            return recordings.beside(recording["key"], recording["name"], step)
-
-        found, error = said(work)
+        about = recording["key"], recording["name"], asked["shown"], asked["more"]
+        found, error = said(lambda: desks.answers.result(desks.desk.beside, *about))
         return {"words": error} if found is None else found
 
     app.clientside_callback(
@@ -116,6 +125,14 @@ def show_recorded(app: Any, form: Form, outcomes: Predictions, recordings: Recor
         Input("forget", "n_clicks"),
         prevent_initial_call=True,
     )
+
+
+def _read(path: Path, content: bytes, name: str) -> Trace:
+    path.write_bytes(content)
+    try:
+        return read_trace(path)
+    except InputError as error:
+        raise InputError(str(error).replace(str(path), name)) from None
 
 
 def _alone(recorded: Trace, name: str, world_size: int) -> tuple[Figure, list[str]]:

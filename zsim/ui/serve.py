@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import socket
 import sys
@@ -20,6 +21,7 @@ _POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'"
 )
+MAX_REQUEST = 64_000_000  # bytes; the largest trace that is taken is 40 MB as a browser sends it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,7 +42,7 @@ def serve(experiment: Experiment, host: str, port: int) -> None:
             if host not in LOOPBACK:
                 print(
                     f"zsim: warning: --host {host}: anyone who reaches this machine's port {taken} can run "
-                    "simulations on it and name files of yours; there is no password",
+                    "simulations on it; there is no password",
                     file=sys.stderr,
                 )
             print(f"page    {address(host, taken)}   (Ctrl-C ends it)", flush=True)
@@ -90,12 +92,18 @@ def guard(server: Any, host: str) -> None:
     elsewhere."""
     from flask import Response, request
 
+    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST
+
     @server.before_request  # type: ignore[untyped-decorator]
     def is_asked_by_the_page() -> Response | None:
         asking = request.headers.get("Origin")
-        if host in LOOPBACK and _name(request.host) not in LOOPBACK:
-            return Response("zsim ui answers to localhost only\n", 403, mimetype="text/plain")
-        if asking is not None and urlsplit(asking).netloc != request.host:
+        if not is_own_name(_name(request.host), host):
+            return Response("zsim ui answers to this machine's own names only\n", 403, mimetype="text/plain")
+        is_foreign = asking is not None and urlsplit(asking).netloc != request.host
+        is_link = request.method == "GET" and request.path == "/"
+        if not is_link and request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+            is_foreign = True  # asked for by another page, whatever it says of itself
+        if is_foreign:
             return Response("zsim ui answers to its own page only\n", 403, mimetype="text/plain")
         return None
 
@@ -104,6 +112,20 @@ def guard(server: Any, host: str) -> None:
         response.headers["Content-Security-Policy"] = _POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def is_own_name(name: str, host: str) -> bool:
+    """Whether a request to `name` can be meant for a page on `host`. A page elsewhere may have a name of its
+    own point here, but not an address, which counts with another `--host`, as the machine's own name does."""
+    if name in LOOPBACK or name == host:
+        return True
+    if host in LOOPBACK:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+    return True
 
 
 def _name(address: str) -> str:

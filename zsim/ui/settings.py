@@ -9,14 +9,13 @@ from typing import Any
 from zsim.specs.formats.toml import toml_text
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO
-from zsim.ui.answer import mends
 from zsim.ui.comparison import MAX_PINS, comparison
+from zsim.ui.desks import Desks
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
 from zsim.ui.prediction import Prediction, Predictions, token_of
 from zsim.ui.words import mend_buttons, said
-from zsim.ui.worker import Worker
 
 Asked = Mapping[str, Any]
 _SPELT = {
@@ -27,7 +26,8 @@ _SPELT = {
 
 
 def keep_state(app: Any, form: Form) -> None:
-    """The settings are read from the address when the page opens, and written there when they change."""
+    """The settings are read from the address when the page opens, and written there when they change. Other
+    settings that an address brings wait for a click, since any page may have linked here."""
     from dash import ClientsideFunction, Input, Output, State
 
     app.clientside_callback(
@@ -35,11 +35,31 @@ def keep_state(app: Any, form: Form) -> None:
         [
             *(Output(field_id(key), "value") for key in form.fields),
             Output("more", "value"),
+            Output("applied", "data"),
             Output("pins", "data"),
+            Output("held", "data"),
             Output("recording", "data"),
         ],
         Input("place", "hash"),
         State("initial", "data"),
+    )
+    app.clientside_callback(
+        ClientsideFunction("zsim", "apply"),
+        [
+            Output("applied", "data", allow_duplicate=True),
+            Output("pins", "data", allow_duplicate=True),
+            Output("held", "data", allow_duplicate=True),
+        ],
+        Input("apply", "n_clicks"),
+        State("more", "value"),
+        State("pins", "data"),
+        State("held", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        "(held) => [!held, held ? held.free : '']",
+        [Output("held-words", "hidden"), Output("held-lines", "children")],
+        Input("held", "data"),
     )
     app.clientside_callback(
         ClientsideFunction("zsim", "remember"),
@@ -51,7 +71,7 @@ def keep_state(app: Any, form: Form) -> None:
     )
 
 
-def set_side_by_side(app: Any, form: Form, outcomes: Predictions) -> None:
+def set_side_by_side(app: Any, desks: Desks, outcomes: Predictions) -> None:
     """Pinned settings stand beside the page's own."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -83,9 +103,19 @@ def set_side_by_side(app: Any, form: Form, outcomes: Predictions) -> None:
         settings = [(one["shown"], one["more"]) for one in (*pins[:MAX_PINS], asked)]
         found: list[Prediction | str] = []
         for shown, more in settings:
-            outcome, error = said(partial(outcomes.outcome_of, token_of(shown, more), form, shown, more))
+            outcome, error = said(partial(_outcome, desks, outcomes, shown, more))
             found.append(error if outcome is None else outcome)
-        return comparison(form.fields, settings, found), False, len(pins) >= MAX_PINS
+        return comparison(desks.form.fields, settings, found), False, len(pins) >= MAX_PINS
+
+
+def _outcome(desks: Desks, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> Prediction:
+    """The outcome of a setting, which the server keeps when the page's process has to go."""
+    token = token_of(shown, more)
+    known = outcomes.kept.get(token)
+    if known is None:
+        known = desks.answers.result(desks.desk.outcome, shown, more)
+        outcomes.keep(token, known)
+    return known
 
 
 def with_pin(pins: Sequence[Asked], asked: Asked) -> list[Asked]:
@@ -98,12 +128,12 @@ def without(pins: Sequence[Asked], number: int) -> list[Asked]:
     return [one for place, one in enumerate(pins) if place != number]
 
 
-def mend(app: Any, form: Form) -> None:
+def mend(app: Any, desks: Desks) -> None:
     """Changes with which a job fits that does not are looked for beside the page; a click on one turns its
     settings."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
-    worker = Worker("what would fit")
+    form = desks.form
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("mends", "children"),
@@ -114,28 +144,25 @@ def mend(app: Any, form: Form) -> None:
     def offer(asked: Asked) -> tuple[list[Any], list[Mapping[str, Any]]]:
         if asked["fits"]:
             return [], []
-        found, error = said(lambda: worker.result(mends, form.experiment(asked["shown"], asked["more"])))
+        found, error = said(lambda: desks.remedies.result(desks.desk.mends, asked["shown"], asked["more"]))
         return ([error], []) if found is None else (mend_buttons(found), list(found.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]
         [
             *(Output(field_id(key), "value", allow_duplicate=True) for key in form.fields),
             Output("more", "value", allow_duplicate=True),
-            Output("apply", "n_clicks"),
+            Output("applied", "data", allow_duplicate=True),
         ],
         Input({"type": "mend", "number": ALL}, "n_clicks"),
         State("offered", "data"),
         State("asked", "data"),
-        State("apply", "n_clicks"),
         prevent_initial_call=True,
     )
-    def turn(
-        clicks: Sequence[int | None], offered: Sequence[Mapping[str, Any]], asked: Asked, applied: int | None
-    ) -> Any:
+    def turn(clicks: Sequence[int | None], offered: Sequence[Mapping[str, Any]], asked: Asked) -> Any:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
         shown, more = mended(form, asked["shown"], asked["more"], offered[ctx.triggered_id["number"]])
-        return [*(shown[key] for key in form.fields), more, (applied or 0) + 1]
+        return [*(shown[key] for key in form.fields), more, more]
 
 
 def mended(

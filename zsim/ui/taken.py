@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
+from zsim.ui.desks import Desks
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
-from zsim.ui.words import CSV_FILE, FILM_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
+from zsim.ui.words import CSV_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
 
 
-def offer_files(app: Any, form: Form, outcomes: Predictions) -> None:
+def offer_files(app: Any, desks: Desks) -> None:
     """A click on a file's name downloads it."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -32,13 +33,7 @@ def offer_files(app: Any, form: Form, outcomes: Predictions) -> None:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
         name, shown, more = str(ctx.triggered_id["name"]), asked["shown"], asked["more"]
-
-        def work() -> bytes:
-            if name == FILM_FILE:
-                return film_content(form, outcomes, shown, more)
-            return file_content(form.experiment(shown, more), name)
-
-        content, _ = said(work)
+        content, _ = said(lambda: desks.answers.result(desks.desk.file, name, shown, more))
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zsim.goodput import page
@@ -11,17 +11,19 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import diverging_sentence, sentences, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.form import Form
-from zsim.ui.words import said
+from zsim.ui.desks import Desks
+from zsim.ui.words import RUN_FILE, said
 from zsim.units import format_duration
 
 SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
 Tile = tuple[str, str, str]
 
 
-def show_run(app: Any, form: Form) -> None:
+def show_run(app: Any, desks: Desks) -> None:
     """A click on the button simulates the run of what is shown; another setting takes the answer away."""
     from dash import Input, Output, State, ctx
+
+    form = desks.form
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("run", "data"),
@@ -36,10 +38,12 @@ def show_run(app: Any, form: Form) -> None:
             return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
         if ctx.triggered_id != "go" or not clicks:
             return {}, "", False
-        run, error = said(lambda: run_of(form.experiment(asked["shown"], asked["more"])))
-        if run is None:
+        found, error = said(lambda: desks.answers.result(desks.desk.run, asked["shown"], asked["more"]))
+        if found is None:
             return {}, error, False
-        return {name: one.to_plotly_json() for name, one in figures(run).items()}, run_words(run), False
+        figures, tiles, lines = found
+        data = {name: figure.to_plotly_json() for name, figure in figures.items()}
+        return data, run_words(tiles, lines), False
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("run-file", "disabled"), Input("run", "data")
@@ -58,10 +62,9 @@ def show_run(app: Any, form: Form) -> None:
 
         if not clicks:
             return no_update
-        run, _ = said(lambda: run_of(form.experiment(asked["shown"], asked["more"])))
-        if run is None:
-            return no_update
-        return {"content": page.goodput_page(run), "filename": "goodput.html"}
+        setting = asked["shown"], asked["more"]
+        content, _ = said(lambda: desks.answers.result(desks.desk.file, RUN_FILE, *setting))
+        return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 
 def run_of(experiment: Experiment) -> SimulatedRun:
@@ -70,23 +73,31 @@ def run_of(experiment: Experiment) -> SimulatedRun:
     return simulate_run(experiment, seeds=seeds, jobs=1, compares=False)
 
 
-def figures(run: SimulatedRun) -> dict[str, Figure]:
+def run_figures(run: SimulatedRun) -> dict[str, Figure]:
     return {"run-waterfall": page.waterfall(run), "run-progress": page.progress(run)}
 
 
-def run_words(run: SimulatedRun) -> list[Any]:
+def run_page(run: SimulatedRun) -> str:
+    """The run as a page of its own."""
+    return page.goodput_page(run)
+
+
+def run_sentences(run: SimulatedRun) -> Iterator[str]:
+    yield from [] if run.fits else [verdict_sentence(run)]
+    yield from [diverging_sentence(run)] if run.is_diverging else []
+    yield from sentences(run)
+
+
+def run_words(tiles: Iterable[Tile], lines: Iterable[str]) -> list[Any]:
     """The answer in tiles and sentences."""
     from dash import html
 
-    tiles = [
+    boxes = [
         html.Div([html.Span(text, className=name) for name, text in zip(("label", "number", "small"), tile,
                                                                         strict=True)], className="tile")
-        for tile in run_tiles(run)
+        for tile in tiles
     ]  # fmt: skip
-    told = [] if run.fits else [verdict_sentence(run)]
-    told += [diverging_sentence(run)] if run.is_diverging else []
-    lines = [html.Li(line) for line in (*told, *sentences(run))]
-    return [html.Div(tiles, className="tiles"), html.Ul(lines)]
+    return [html.Div(boxes, className="tiles"), html.Ul([html.Li(line) for line in lines])]
 
 
 def run_tiles(run: SimulatedRun) -> Iterator[Tile]:

@@ -10,6 +10,7 @@ from typing import Any
 from zsim.errors import ZsimError
 from zsim.report.views.text.sentences import NO_REMEDY
 from zsim.ui.answer import Answer, Tier
+from zsim.ui.worker import Mistake, Superseded
 from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
@@ -17,6 +18,7 @@ LOOKING = "Looking for changes with which it fits ..."
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
 REPORT_FILE = "report.html"
 FILM_FILE = "film.html"
+RUN_FILE = "goodput.html"
 JSON_FILE, CSV_FILE, TRACE_FILE = "report.json", "collectives.csv", "trace.json.gz"
 OF_STEP = (REPORT_FILE, FILM_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
 
@@ -130,9 +132,16 @@ def sentence(note: str) -> str:
 
 def said(work: Callable[[], Any]) -> tuple[Any, str]:
     """(the result of `work`, or None; the message for the user if it failed). The page never shows a
-    traceback; that of a bug in zsim goes to the terminal."""
+    traceback; that of a bug in zsim goes to the terminal. Of work that gave way to other work nothing is
+    said."""
     try:
         return work(), ""
+    except Superseded:
+        return None, ""
+    except Mistake as error:
+        name, details = error.args
+        print(details, file=sys.stderr)
+        return None, f"zsim made a mistake here ({name}); the terminal has the details"
     except ZsimError as error:
         return None, str(error)
     except _TOO_LARGE as error:

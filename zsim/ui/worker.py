@@ -1,68 +1,209 @@
-"""A process beside the page for what the page does not wait for."""
+"""A process beside the page that does its work within bounds, and can be ended.
+
+# [Note: the page's processes] The page's server simulates nothing and reads no file itself. What a setting
+asks for is done by a `Desk` in a process of its own: one that is too slow or too large is ended with a
+sentence, and the next setting ends what is under way for the one before.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import field
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from threading import Lock
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from zsim.dataclass import dataclass
-from zsim.errors import NotSimulatedError
+from zsim.errors import NotSimulatedError, ZsimError
 
+MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what takes 10 s alone
+MAX_BYTES = 4 * 2**30
+MAX_WORKS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
 _TRIES = 2
-_LEAST_URGENT = 19
+_PRELOADED = ["zsim.ui.desk"]
+WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound"
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Superseded(ZsimError):
+    """The work was ended because the page asked for something else."""
+
+
+class Mistake(Exception):
+    """A mistake of zsim's in the process: the name of its type, and its traceback."""
+
+
+class _Died(Exception):
+    """The process ended before it answered."""
+
+
+@dataclass
+class _Running:
+    """The process, the server's end of its pipe, and how often it was ended on purpose."""
+
+    process: BaseProcess | None = None
+    pipe: Connection | None = None
+    is_busy: bool = False
+    ends: int = 0
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A process of its own, started when it is first needed, that does one piece of work after the other.
-    `what`: its work, for its errors."""
+class Worker(Generic[S]):
+    """A process, started when it is first needed, that does one piece of work after the other on what `make`
+    made there. `what`: its work, for its errors; `niceness`: how much processor time it leaves to others."""
 
     what: str
-    pools: list[ProcessPoolExecutor] = field(default_factory=list)
-    lock: Lock = field(default_factory=Lock)
+    make: Callable[[], S]
+    niceness: int = 0
+    max_seconds: float = MAX_SECONDS
+    max_bytes: int = MAX_BYTES
+    max_works: int = MAX_WORKS
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    running: _Running = field(default_factory=_Running)
 
-    def result(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return or raise what `work` does there; NotSimulatedError where the process dies again."""
-        for _ in range(_TRIES):
-            try:
-                return self._begun(work, *arguments, **named).result()
-            except BrokenProcessPool:
-                continue
+    def result(self, work: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return or raise what `work` does there.
+
+        Raises NotSimulatedError where it takes longer or more memory than it may, or the process dies again,
+        and Superseded where `end` was called meanwhile.
+        """
+        ends = self.running.ends
+        with self.turn:
+            for _ in range(_TRIES):
+                try:
+                    found: T = self._done(ends, work, arguments, named)
+                    return found
+                except _Died:
+                    continue
         raise NotSimulatedError(
             f"the process that computes {self.what} died {_TRIES} times (killed, or out of memory?)"
         )
 
-    def _begun(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
+    def end(self) -> None:
+        """End what is under way, and refuse what waits; what the process keeps is lost unless it is idle."""
         with self.lock:
-            try:
-                return self.pools[0].submit(work, *arguments, **named)
-            except (IndexError, BrokenProcessPool):
-                fresh = multiprocessing.get_context("spawn")
-                self.pools[:] = [ProcessPoolExecutor(1, fresh, _beside_the_page)]
-                return self.pools[0].submit(work, *arguments, **named)
+            self.running.ends += 1
+            if self.running.is_busy:
+                self._kill()
+
+    def _done(self, ends: int, work: Any, arguments: Any, named: Any) -> Any:
+        with self.lock:
+            self._check(ends)
+            pipe = self._started()
+            self.running.is_busy = True
+        try:
+            pipe.send((work, arguments, named))
+            if not pipe.poll(self.max_seconds):
+                with self.lock:
+                    self._check(ends)
+                    self._kill()
+                raise NotSimulatedError(
+                    f"{self.what}: not done within the {self.max_seconds:g} s that a request of the page may "
+                    f"take; {WAY_OUT}"
+                )
+            is_done, found = pipe.recv()
+        except (EOFError, OSError):
+            with self.lock:
+                self._kill()
+                self._check(ends)
+            raise _Died from None
+        finally:
+            self.running.is_busy = False
+        if is_done:
+            return found
+        raise found
+
+    def _check(self, ends: int) -> None:
+        if ends != self.running.ends:
+            raise Superseded("another setting was asked for before this was done")
+
+    def _started(self) -> Connection:
+        running = self.running
+        if running.process is None or running.pipe is None or not running.process.is_alive():
+            context = _context()
+            running.pipe, there = context.Pipe()
+            arguments = (there, self.make, self.niceness, self.max_bytes, self.max_works, self.what)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            running.process = process
+        return running.pipe
+
+    def _kill(self) -> None:
+        running = self.running
+        if running.process is not None:
+            running.process.kill()
+        if running.pipe is not None:
+            running.pipe.close()
+        running.process = running.pipe = None
 
 
-def _beside_the_page() -> None:
-    """Take only the processor time that the page and its browser leave. Ctrl-C reaches this process too, and
-    ends it without a word; so does the end of the page's server, however it came."""
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(_LEAST_URGENT)
+def _context() -> Any:
+    """Processes forked from one that has imported zsim, where there is such; a new one is there at once."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+def _serve(
+    pipe: Connection, make: Callable[[], Any], niceness: int, max_bytes: int, max_works: int, what: str
+) -> None:
+    """The process: Ctrl-C ends it without a word, and so does the end of the page's server. After so many
+    pieces of work it makes room for a fresh one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if niceness and hasattr(os, "nice"):  # not on Windows
+        os.nice(niceness)
     page = multiprocessing.parent_process()
     assert page is not None
     threading.Thread(target=_end_after, args=(page,), daemon=True).start()
+    max_bytes = _limit_memory(max_bytes)
+    desk: Any = None
+    for _ in range(max_works):
+        try:
+            work, arguments, named = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            desk = desk or make()
+            answer = True, work(desk, *arguments, **named)
+        except ZsimError as error:
+            answer = False, error
+        except MemoryError:
+            needs = (
+                f"{what}: needs more than the {max_bytes / 1e9:.1f} GB that a request of the page may have"
+            )
+            pipe.send((False, NotSimulatedError(f"{needs}; {WAY_OUT}")))
+            return  # the next process begins with all of its memory
+        except (OverflowError, RecursionError) as error:
+            said = f"the numbers are larger than zsim can hold ({type(error).__name__})"
+            answer = False, NotSimulatedError(said)
+        except Exception as error:
+            answer = False, Mistake(type(error).__name__, traceback.format_exc())
+        pipe.send(answer)
+
+
+def _limit_memory(most: int) -> int:
+    """Limit the process's own memory where the system can, to half of the machine's if that is less; returns
+    the limit."""
+    if not sys.platform.startswith("linux"):
+        return most
+    import resource
+
+    most = min(most, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    return most
 
 
 def _end_after(process: BaseProcess) -> None:

@@ -14,6 +14,12 @@ FIO = (
     "--directory=/nvme --output-format=json > read.json"
 )
 
+_PROGRAMS = {
+    MICROBENCH: "in a checkout of zsim's source, with torch: the wheel has no package `validation`",
+    NCCL_TESTS: "of NVIDIA's nccl-tests, built with MPI=1",
+    FIO: "with fio, from your system's packages",
+}
+
 # Table -> (what to run where, the file it writes), of those that `zsim calibrate` fits.
 _RUNS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -32,12 +38,14 @@ _SMALL = 0.01  # of the step; below it a better number does not show
 @dataclass(frozen=True, slots=True)
 class WantedNumbers:
     """`command` measures the numbers of `tables`, on which `step_fraction` of the step rests and which nobody
-    has measured; `calibrate` makes a cluster file of what it writes."""
+    has measured; `calibrate` makes a cluster file of what it writes. `program`: which program it runs, and
+    where that comes from."""
 
     command: str
     calibrate: str
     tables: tuple[str, ...]
     step_fraction: float
+    program: str
 
 
 def measurements(
@@ -58,6 +66,7 @@ def measurements(
             f"zsim calibrate {file} --base {cluster}{log} --name ours --out ours.toml",
             before.tables if before and table in before.tables else tables,
             (before.step_fraction if before else 0.0) + fraction,
+            _PROGRAMS[command],
         )
     return tuple(sorted(by_file.values(), key=lambda one: -one.step_fraction))
 

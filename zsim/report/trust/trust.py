@@ -135,6 +135,7 @@ class Trust(Shown):
                     "tables": list(one.tables),
                     "step_fraction": one.step_fraction,
                     "command": one.command,
+                    "program": one.program,
                     "calibrate": one.calibrate,
                 }
                 for one in self.measure
@@ -197,7 +198,7 @@ class Trust(Shown):
         """Why to run a measurement."""
         return (
             f"{', '.join(one.tables)}: {one.step_fraction:.0%} of the step rests on their numbers, assumed "
-            "or from a data sheet"
+            f"or from a data sheet. Measure them {one.program}"
         )
 
     def _near_lines(self) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`--model package.module:function`: the user's own function makes the module and an example of its inputs.
 
-The module is imported and the function is called, as the user asked: that runs their code.
+The module is imported and the function is called, which runs their code: see [Note: who may run code].
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.capture.capture import captured, require_torch
-from zsim.specs.model.huggingface import load_model
 from zsim.specs.model.spec import ModelSpec
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -23,11 +23,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def names_function(text: str) -> bool:
     """Whether `text` has the form package.module:function."""
     return _NAME.fullmatch(text) is not None
-
-
-def load_named_model(text: str) -> ModelSpec:
-    """The model of a preset's name, of a file or folder, or of a function. Raises InputError."""
-    return captured_from(text) if names_function(text) else load_model(text)
 
 
 def captured_from(text: str) -> ModelSpec:
@@ -44,7 +39,7 @@ def captured_from(text: str) -> ModelSpec:
             made = function()
     except InputError:
         raise
-    except Exception as problem:  # whatever the user's code raises
+    except (Exception, SystemExit) as problem:  # whatever the user's code raises
         said = " ".join(str(problem).split())[:300]
         raise InputError(
             f"{where}: the function raised {type(problem).__name__}: {said}; it is called without arguments, "
@@ -58,7 +53,9 @@ def captured_from(text: str) -> ModelSpec:
         )
     module, inputs = made
     args, kwargs = _arguments(inputs, torch)
-    return captured(module, args, kwargs, where, text.rpartition(":")[2])
+    model = captured(module, args, kwargs, where, text.rpartition(":")[2])
+    assert model.captured is not None
+    return replace(model, captured=replace(model.captured, function=text))
 
 
 def _arguments(inputs: Any, torch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -101,7 +98,7 @@ def _module(name: str, text: str) -> Any:
     sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except Exception as problem:  # whatever the user's code raises when it is imported
+    except (Exception, SystemExit) as problem:  # whatever the user's code raises when it is imported
         said = " ".join(str(problem).split())[:300]
         missing = isinstance(problem, ModuleNotFoundError) and problem.name in (name, name.partition(".")[0])
         expected = (

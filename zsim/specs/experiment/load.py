@@ -14,23 +14,29 @@ from zsim.specs.experiment.model_change import with_model
 from zsim.specs.experiment.overrides import with_overrides
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.detect import with_training_file
+from zsim.specs.own_code import OwnCode, with_models
 from zsim.specs.strategy.tables import STRATEGIES, is_strategy
 from zsim.units import AS_IN_FILES
 
 
 def load_experiment(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, *, origin: str | None = None
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    origin: str | None = None,
+    code: OwnCode | None = None,
 ) -> Experiment:
     """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that replace its values.
 
     Paths in the file are relative to the file, paths in overrides to the working directory. `origin`: prefix
-    of error messages (default: the file's name).
+    of error messages (default: the file's name). `code`: the permission to run functions that are named as
+    models, see [Note: who may run code].
     """
     path = Path(path)
     data = located(read_toml(path), path.parent)
     if "model" not in data and {"axes", "zip"} & set(data):
         raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
-    return experiment_from(data, overrides or {}, origin=origin or path.name)
+    return experiment_from(data, overrides or {}, origin=origin or path.name, code=code)
 
 
 _PATHS = (
@@ -39,6 +45,7 @@ _PATHS = (
     ("cluster", "extends"),
     ("strategy", "config"),
     ("training", "lora", "config"),
+    ("training", "lengths", "file"),
 )
 
 
@@ -56,14 +63,21 @@ def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return data
 
 
-def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
+def experiment_from(
+    data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str, code: OwnCode | None = None
+) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
     Overriding `strategy.kind` drops the keys of the old kind; overriding `nodes` drops the file's `gpus`, and
     so on, a cluster that lists its nodes both; overriding `model` keeps [training], see
     `zsim.specs.experiment.model_change`. If `strategy.config` is another program's training file, the file's
     content replaces it."""
+    if "model" not in overrides:
+        data = with_models(data, origin, code)
+    overrides = with_models(overrides, "--set", code)
     data, overrides = with_training_file(data, overrides, origin=origin)
+    if "model" not in overrides:
+        data = with_models(data, origin, code)
     data = with_model(data, overrides)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
@@ -81,7 +95,7 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     if not {"nodes", "gpus"} & set(overrides) and _lists_nodes(overrides):
         for key in ("nodes", "gpus"):
             data.pop(key, None)
-    return Experiment(origin=origin, **with_overrides(data, overrides))
+    return Experiment.of_data(with_overrides(data, overrides), origin=origin)
 
 
 def _lists_nodes(overrides: Mapping[str, Any]) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.specs.capture.load import load_named_model
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.own_code import load_named_model
 
 _LENGTH = "sequence_length"
 
@@ -61,6 +61,8 @@ def _model(asked: Any) -> ModelSpec:
 
 
 def _name(model: Any) -> str:
+    if isinstance(model, ModelSpec):
+        return f"'{model.function or model.name}'"
     return f"'{model}'" if isinstance(model, str) else "the experiment's own"
 
 

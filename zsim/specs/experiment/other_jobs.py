@@ -47,7 +47,7 @@ def _neighbour(experiment: Experiment, name: str, table: Mapping[str, Any]) -> E
     }
     if not {"nodes", "gpus", "placement"} & set(table):
         own |= {"nodes": experiment.nodes, "gpus": experiment.gpus}
-    return Experiment(origin=where, **own)
+    return Experiment.of_data(own, origin=where)
 
 
 def _table(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ every name up and fills every default in.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean, expected
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.data.lengths import LengthsTable
 from zsim.specs.experiment.data.loading import DataTable
 from zsim.specs.experiment.faults import FaultsTable
@@ -30,18 +30,19 @@ from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
+from zsim.specs.experiment.strategy_kind import with_strategy_kind
 from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.experiment.training.lora_table import LoraTable
 from zsim.specs.formats.detect import is_training_file, with_training_file
-from zsim.specs.key_places import nearest_key
 from zsim.specs.late_table import Late, LateTable
 from zsim.specs.messages import listed, problems_of, with_booleans_apart
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.names import unreadable
+from zsim.specs.own_code import OwnCode, with_models
 from zsim.specs.strategy.foreign_keys import refuse_parallelisms
 from zsim.specs.strategy.fp8 import Fp8Recipe
 from zsim.specs.strategy.parallelism_table import ParallelismTable
-from zsim.specs.strategy.tables import STRATEGIES, Count, Fsdp2Table, StrategyTable, TableOfFile, is_strategy
+from zsim.specs.strategy.tables import Count, Fsdp2Table, StrategyTable, TableOfFile
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -254,7 +255,8 @@ class ExperimentFile(TableOfFile):
         return {"cluster": Cluster}
 
     model: str | dict[str, Any] | _Model = Field(
-        description="preset, path to a Hugging Face config.json, or package.module:function (a torch module)"
+        description="preset, or path to a Hugging Face config.json; package.module:function (a torch module) "
+        "with --allow-code"
     )
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = Field(
@@ -308,22 +310,45 @@ class ExperimentFile(TableOfFile):
 class Experiment(ExperimentFile):
     """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`. As in
     a file `strategy.config` may be another program's training file or command line, which fills in the rest.
+    Unlike in a file a model `package.module:function` is imported and called.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
     """
 
     def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
+        self._fill(with_models(data, origin, OwnCode()), origin)
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Self:
+        """The experiment of data, which runs no code: see [Note: who may run code]. zsim makes experiments
+        with nothing else. Raises InputError as `Experiment` does, and for a model that is a function."""
+        made = cls.__new__(cls)
+        made._fill(with_models(data, origin, None), origin)
+        return made
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """The experiment in the shape of its file, in which a captured model stays the object that it is."""
+        data = super().model_dump(**options)
+        if options.get("mode", "python") == "python":
+            if isinstance(self.model, ModelSpec) and "model" in data:
+                data["model"] = self.model
+            for name, table in data.get("jobs", {}).items():
+                if isinstance(self.jobs[name].get("model"), ModelSpec):
+                    table["model"] = self.jobs[name]["model"]
+        return data
+
+    def _fill(self, data: dict[str, Any], origin: str) -> None:
         refuse_parallelisms(f"{origin}: ", data)
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        data, problems = _with_strategy_kind(_with_its_file(origin, data))
+        data, problems = with_strategy_kind(_with_its_file(origin, data), ExperimentFile)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
             )
         try:
-            super().__init__(**with_booleans_apart(data, [ExperimentFile]))
+            ExperimentFile.__init__(self, **with_booleans_apart(data, [ExperimentFile]))
         except ValidationError as error:
             # without the kind that pydantic puts into the path
             kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
@@ -356,41 +381,3 @@ def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) ->
             f"{origin}: run.tokens is {asked:.6g} and cost.tokens {cost.tokens:.6g}; expected one number of "
             "tokens, in [run] alone or the same in both"
         )
-
-
-def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The data with the kind of `[strategy]`, inferred from its keys if left out, and without keys that the
-    kind does not have; and one sentence per problem."""
-    table = data.get("strategy")
-    if not isinstance(table, Mapping):
-        return data, []
-    keys = {str(key) for key in table} - {"kind"}
-    fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
-    kind = table.get("kind")
-    if kind is None:
-        kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
-    problems = []
-    if kind is not None and not is_strategy(kind):
-        problems.append(
-            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
-            f"{did_you_mean(str(kind), STRATEGIES)}"
-        )
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
-    known = set(STRATEGIES[kind].model_fields) if kind else set()
-    for key in sorted(keys - known):
-        owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
-        options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
-        if kind and owners:
-            problems.append(
-                f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
-            )
-        elif not owners:
-            hint = nearest_key(key, table.get(key), sorted(options), ExperimentFile)
-            hint = hint or expected(key, sorted(options), "zsim explain strategy")
-            problems.append(f"strategy: unknown key '{key}'{hint}")
-    if kind is None:
-        if not problems:
-            problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
-        return {**data, "strategy": {"kind": "fsdp2"}}, problems
-    kept = {key: value for key, value in table.items() if str(key) in known}
-    return {**data, "strategy": {**kept, "kind": kind}}, problems

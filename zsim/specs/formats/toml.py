@@ -12,14 +12,19 @@ from typing import Any
 
 from zsim.reading import NULL
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.spec import ModelSpec
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
 def experiment_toml(experiment: Experiment, comment: str = "") -> str:
-    """The experiment's values that are not defaults; every line of `comment` is above them."""
+    """The experiment's values that are not defaults; every line of `comment` is above them. A captured model
+    is the name of its function, for `--allow-code`; one that was given as a module has none."""
     data = experiment.model_dump(exclude_defaults=True)
+    if isinstance(experiment.model, ModelSpec):
+        data["model"] = experiment.model.function or None
+        comment = f"{comment}\n{_captured(experiment.model)}".strip()
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
     return experiment_text(data, comment)
 
@@ -42,6 +47,14 @@ def _spelt_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_spelt_out(entry) for entry in value]
     return NULL if value is None else value
+
+
+def _captured(model: ModelSpec) -> str:
+    if model.function:
+        return f"The model is a function, which runs with --allow-code, or with --model {model.function}."
+    return (
+        f"The model, {model.name}, was captured from a torch module, which no file holds: give it by --model."
+    )
 
 
 def toml_text(data: Mapping[str, Any], comment: str = "") -> str:

@@ -226,6 +226,11 @@ class ModelSpec:
     registration: tuple[str, ...] | None = None
     captured: Captured | None = None
 
+    @property
+    def function(self) -> str:
+        """The function of the user's own that makes its module, `package.module:function`; "" without one."""
+        return self.captured.function if self.captured else ""
+
     def block_name(self, number: int) -> str:
         """The full name of a block, by its number in the whole model."""
         return self.block_names[number] if self.block_names else f"{self.block_prefix}.{number}"

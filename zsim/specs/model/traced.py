@@ -99,10 +99,12 @@ def product_flops(kernel: TracedKernel) -> float:
 class Captured:
     """Facts of a model that was captured. `samples` and `sequence_length`: of the example;
     `unpriced`: operators without a price, taken at memory bandwidth; `is_assumed`: that and convolutions, for
-    which no efficiency was measured; `notes`: sentences for the report."""
+    which no efficiency was measured; `notes`: sentences for the report; `function`: whose module it is, as
+    `package.module:function`, "" for a module that was given itself."""
 
     samples: int
     sequence_length: int
     unpriced: tuple[str, ...] = ()
     is_assumed: bool = False
     notes: tuple[str, ...] = ()
+    function: str = ""

@@ -44,6 +44,6 @@ def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRo
             "(validation/cases); expected zsim to run from there"
         )
     if str(CHECKOUT) not in sys.path:
-        sys.path.append(str(CHECKOUT))
+        sys.path.insert(0, str(CHECKOUT))  # before a package of that name elsewhere
     rows: list[CheckRow] = importlib.import_module(_MODULE).case_rows(name, path, content)
     return rows

@@ -13,6 +13,7 @@ from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
 from zsim.dataclass import dataclass
 from zsim.errors import InputError
+from zsim.specs.own_code import OwnCode
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.cases import case_rows
 from zsim.study.check.pinned import pinned_content, pinned_rows
@@ -67,6 +68,7 @@ def run_check(
     is_fast: bool = False,
     tolerances: Tolerances | None = None,
     update: bool = False,
+    code: OwnCode | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> CheckReport:
     """Check everything that `paths` name; names of cases are relative to `base`. `on_done` is told the
@@ -74,7 +76,7 @@ def run_check(
 
     `is_fast` takes a sample of each published source. `update` pins the results into `baseline` (the caller
     writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
-    experiment next to them."""
+    experiment next to them. `code`: the permission to run functions that experiments name as models."""
     found = find_targets(paths, base)
     rows: list[CheckRow] = []
     tables = [target for target in found.targets if target.kind == "published"]
@@ -82,7 +84,7 @@ def run_check(
     published = _published(tables, rows, baseline, is_fast, update, tell)
     others = [target for target in found.targets if target.kind != "published"]
     for number, target in enumerate(others, 1):
-        rows += _target_rows(target, baseline, tolerances, update)
+        rows += _target_rows(target, baseline, tolerances, update, code)
         tell("cases", number)
     notes = []
     if found.ignored:
@@ -114,16 +116,20 @@ def _counted(count: int, what: str) -> str:
 
 
 def _target_rows(
-    target: CheckTarget, baseline: Baseline | None, tolerances: Tolerances | None, update: bool
+    target: CheckTarget,
+    baseline: Baseline | None,
+    tolerances: Tolerances | None,
+    update: bool,
+    code: OwnCode | None,
 ) -> list[CheckRow]:
     if target.kind == "case":
         return case_rows(target.name, target.path, target.content)
     if target.kind == "curves":
         return list(_curve_rows(target, baseline, update))
     rows: list[CheckRow] = []
-    trace = load_side(target.path)
+    trace = load_side(target.path, code=code)
     if target.experiment is not None:
-        comparison = compare(load_side(target.experiment), trace, tolerances=tolerances)
+        comparison = compare(load_side(target.experiment, code=code), trace, tolerances=tolerances)
         first = [row.sentence for row in comparison.differences if row.check == "plan"][:3]
         plan = comparison.plan
         calls = len(plan.simulated), len(plan.recorded)

@@ -17,6 +17,7 @@ from zsim.errors import InputError
 from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
+from zsim.specs.own_code import OwnCode
 from zsim.study.check.cases import kind_of
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace
@@ -227,14 +228,15 @@ def experiment_beside(path: Path) -> Path | None:
     return None
 
 
-def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
+def load_side(path: Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None) -> Trace:
     """The trace of a file: a `.toml` is simulated, with `overrides` of its keys, and carries the interval of
-    its step; anything else is read as a recording, of which the typical step is taken.
+    its step; anything else is read as a recording, of which the typical step is taken. `code`: the permission
+    to run functions that a `.toml` names as models.
 
     Raises InputError for anything else.
     """
     if path.suffix == ".toml":
-        result = simulate(load_experiment(path, dict(overrides or {})))
+        result = simulate(load_experiment(path, dict(overrides or {}), code=code))
         found = result.report.step_seconds_range
         known = {} if found is None else {STEP_RANGE: found}
         return replace(result.trace, metadata={**result.trace.metadata, **known})

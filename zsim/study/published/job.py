@@ -146,7 +146,7 @@ def row_experiment(run: PublishedRun) -> RowExperiment:
     data["strategy"] = finished_strategy(data["strategy"])
     if data["training"]["attention"] not in (None, "math", "flash2", *preset.gpu.attention.variants):
         data["training"]["attention"] = None
-    return RowExperiment(Experiment(origin=run.where, **data), tuple(assumptions))
+    return RowExperiment(Experiment.of_data(data, origin=run.where), tuple(assumptions))
 
 
 def _attention(run: PublishedRun) -> str | None:

@@ -33,6 +33,7 @@ from zsim.specs.experiment.labels import strategy_label
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.tables import DeepSpeedTable
 from zsim.study.differences import is_shared, range_of_row
 from zsim.study.search import most_that_fits
@@ -385,7 +386,8 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
 def _title(experiment: Experiment) -> str:
     job = _try_resolve(experiment)
     if job is None:
-        return str(experiment.model)
+        model = experiment.model
+        return model.name if isinstance(model, ModelSpec) else str(model)
     label = (
         "HSDP" if job.kind == "fsdp2" and getattr(job.strategy, "replicate", 1) > 1 else strategy_label(job)
     )

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.resources import PACKAGE
-from zsim.specs.capture.load import captured_from, names_function
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 from zsim.specs.model.huggingface import read_model_config
@@ -24,6 +23,7 @@ class Identities:
     def __init__(self) -> None:
         self._zsim = {"version": __version__, "source": source_digest()}
         self._models: dict[str, Any] = {}
+        self._captured: dict[int, tuple[ModelSpec, str]] = {}
         self._clusters: dict[str, Any] = {}
         self._library = Library()
 
@@ -40,13 +40,11 @@ class Identities:
 
     def _model(self, model: str | Mapping[str, Any] | ModelSpec) -> Any:
         if isinstance(model, ModelSpec):
-            return repr(model)
+            if id(model) not in self._captured:
+                self._captured[id(model)] = model, repr(model)
+            return self._captured[id(model)][1]
         if not isinstance(model, str):
             return model
-        if names_function(model):
-            if model not in self._models:
-                self._models[model] = repr(captured_from(model))
-            return self._models[model]
         if model not in self._models:
             config, name, _ = read_model_config(model)
             self._models[model] = [name, config]

@@ -56,7 +56,7 @@ def study_points(study: Study) -> list[Point]:
             continue
         experiment, error = None, None
         try:
-            experiment = experiment_from(dict(study.base), overrides, origin=study.name)
+            experiment = _experiment(study, overrides)
         except ZsimError as problem:
             error = str(problem)
         points.append(Point(len(points), values, experiment, error))
@@ -67,6 +67,10 @@ def study_points(study: Study) -> list[Point]:
         said = points[0].error.removeprefix("--set ").removeprefix(f"{study.name}: ")
         raise InputError(f"{study.name}: {said}")
     return points
+
+
+def _experiment(study: Study, overrides: Mapping[str, Any]) -> Experiment:
+    return experiment_from(dict(study.base), overrides, origin=study.name, code=study.code)
 
 
 def _combinations(study: Study) -> Iterator[dict[str, Any]]:
@@ -98,7 +102,7 @@ class _Lookup:
 
     def _resolved(self) -> Mapping[str, Any]:
         try:
-            return experiment_from(dict(self.study.base), self.overrides, origin=self.study.name).model_dump()
+            return _experiment(self.study, self.overrides).model_dump()
         except ZsimError:
             return self.study.base  # the point reports the error
 

@@ -34,6 +34,7 @@ from zsim.specs.cluster.files import read_toml
 from zsim.specs.experiment.load import located
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import listed
+from zsim.specs.own_code import OwnCode
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"
@@ -97,7 +98,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Study:
-    """A study. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key."""
+    """A study. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key, `code`
+    the permission to run the functions that it names as models."""
 
     name: str
     base: Mapping[str, Any]
@@ -105,6 +107,7 @@ class Study:
     axes: tuple[Axis, ...]
     rules: tuple[Rule, ...] = ()
     where: tuple[Expression, ...] = ()
+    code: OwnCode | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -124,12 +127,14 @@ def study_schema() -> dict[str, Any]:
     return {"type": "object", "properties": deepcopy(dict(_PROPERTIES)), "additionalProperties": False}
 
 
-def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+def load_study(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None
+) -> Study:
     """Read a study file; `overrides` are dotted keys of the experiment that win over its file (not over
-    axes)."""
+    axes), `code` is the permission to run the functions that the file names as models."""
     path = Path(path)
     return study_from(
-        read_toml(path), folder=path.parent, file=path.name, name=path.stem, overrides=overrides
+        read_toml(path), folder=path.parent, file=path.name, name=path.stem, overrides=overrides, code=code
     )
 
 
@@ -140,6 +145,7 @@ def study_from(
     file: str = "study",
     name: str = "study",
     overrides: Mapping[str, Any] | None = None,
+    code: OwnCode | None = None,
 ) -> Study:
     """A study from file-shaped data; raises InputError that lists what is wrong with it."""
     if "model" in data and not {"axes", "zip", "base", "experiment"} & set(data):
@@ -169,7 +175,8 @@ def study_from(
     if problems:
         raise InputError(listed(file, problems))
     (base,) = bases
-    study = Study(str(data.get("name", name)), base, dict(overrides or {}), tuple(axes), rules, conditions)
+    title, changes = str(data.get("name", name)), dict(overrides or {})
+    study = Study(title, base, changes, tuple(axes), rules, conditions, code)
     _check(study, file)
     return study
 

@@ -1,5 +1,6 @@
   // The page's state is the part of its address after "#": each setting that is not as at the start, by its key,
   // and each pinned setting, written the same way, as "pin", and the key and name of a recording. A server never sees it.
+  const APPLIED = "zsim-applied";
   const words = (setting, initial) => {
     const found = new URLSearchParams();
     for (const [key, value] of Object.entries(setting.shown)) {
@@ -26,8 +27,23 @@
     const pins = found.getAll("pin").map((pin) => settingOf(new URLSearchParams(pin), initial));
     const [key, ...name] = (found.get("recording") ?? "").split("/");
     const recording = key ? { key, name: name.join("/") } : null;
-    const places = { ...byId, more, pins, recording };
+    // Any page may have linked here: other settings, a pin's too, are shown and wait for a click.
+    const free = [more, ...pins.map((pin) => pin.more)].filter((lines) => lines.trim()).join("\n");
+    const isHeld = free !== "" && sessionStorage.getItem(APPLIED) !== free;
+    const lines = isHeld ? free : more;
+    const places = {
+      ...byId, more: lines, applied: isHeld ? "" : more, pins: isHeld ? [] : pins,
+      held: isHeld ? { more, pins, free } : null, recording,
+    };
     return window.dash_clientside.callback_context.outputs_list.map((output) => places[output.id] ?? null);
+  }
+
+  // The lines of the other settings count from here on. What the address brought counts as it came, pins too,
+  // if nobody changed it meanwhile.
+  function apply(clicks, more, pins, held) {
+    const isWhole = held && more === held.free;
+    if (!clicks) return [nothing(), nothing(), nothing()];
+    return [isWhole ? held.more : more ?? "", isWhole ? held.pins : nothing(), null];
   }
 
   function remember(asked, pins, recording, initial) {
@@ -35,6 +51,8 @@
     const found = words(asked, initial);
     for (const pin of pins ?? []) found.append("pin", words(pin, initial).toString());
     if (recording) found.append("recording", recording.key + "/" + recording.name);
+    const free = [asked.more, ...(pins ?? []).map((pin) => pin.more)].filter((lines) => lines.trim()).join("\n");
+    sessionStorage.setItem(APPLIED, free); // a reload of this tab applies again what was applied here
     const text = found.toString();
     history.replaceState(history.state, "", text ? "#" + text : location.pathname);
     return text;

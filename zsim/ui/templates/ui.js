@@ -57,7 +57,7 @@
     return { token: asked.token, mode, number: done + 1 };
   }
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, remember, frame } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next, restore, apply, remember, frame } });
 
   // Dash takes a number at Enter, and when its field is left; who stops typing need do neither.
   const typed = 400; // milliseconds after the last key press

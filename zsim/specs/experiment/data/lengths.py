@@ -17,7 +17,7 @@ Laws: "constant" (`mean`), "uniform" (`low` to `high`), "exponential" (`mean`), 
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +37,8 @@ _PARAMETERS = {
 _BOUNDED = ("exponential", "lognormal")
 _KEYS = ("mean", "median", "sigma", "low", "high")
 _MOST_LINES = 100_000
+_MOST_VALUES = 9  # of a line, for its refusal
+_LONGEST = 100  # characters of a value
 
 
 class LengthsTable(BaseModel):
@@ -123,7 +125,9 @@ def check_lengths(table: LengthsTable) -> None:
 def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Lengths and their weights, of `documents` or `file`.
 
-    Raises InputError for a file that cannot be read as a histogram."""
+    Raises InputError for a file that cannot be read as a histogram, of which it quotes nothing: whoever names
+    the file need not be who may read it.
+    """
     if table.documents is not None:
         return table.documents, (1.0,) * len(table.documents)
     assert table.file is not None
@@ -136,19 +140,30 @@ def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...
         raise InputError(f"{where}: {why_unreadable(error)}") from None
     lengths: list[int] = []
     weights: list[float] = []
-    for number, row in enumerate(csv.reader(text.splitlines()), 1):
+    for number, line in enumerate(text.splitlines(), 1):
+        row = line.split(",")[:_MOST_VALUES] if line.strip() else []
         if not row or (number == 1 and not row[0].strip().isdecimal()):
             continue  # an empty line, or the header
         length = whole_number(row[0].strip())
         count = whole_number(row[1].strip()) if len(row) == 2 else 1 if len(row) == 1 else None
         if not length or count is None or len(lengths) >= _MOST_LINES:
             raise InputError(
-                f"{where}: line {number}: found {','.join(row)[:60]!r}, expected a length of at least 1 and "
-                f"how "
-                f"many documents have it, as in '512,40', in at most {_MOST_LINES:,} lines"
+                f"{where}: line {number}: found {_shape(row)}, expected a length of at least 1 and how many "
+                f"documents have it, as in '512,40', in at most {_MOST_LINES:,} lines"
             )
         lengths.append(length)
         weights.append(float(count))
     if not sum(weights):
         raise InputError(f"{where}: found no documents; expected lines of a length and a count")
     return tuple(lengths), tuple(weights)
+
+
+def _shape(row: Sequence[str]) -> str:
+    """A line in words that tell nothing of its content."""
+    if len(row) == 1 and len(row[0]) > _LONGEST:
+        return "more than a line of numbers has"
+    if len(row) > 2:
+        return f"{len(row)} values"
+    if any(whole_number(value.strip()) is None for value in row):
+        return "what is no whole number"
+    return "a length of 0" if whole_number(row[0].strip()) == 0 else "one line more"

@@ -1,0 +1,108 @@
+"""The page's process opens no file of the disk that a setting names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ui.test_form import made
+from zsim.ui.readable import named_files
+
+# Asks the desk of an experiment for settings, and prints what is said of each. In a process of its own, which
+# opens nothing else afterwards.
+ASK = """
+import json, sys
+from pathlib import Path
+given = json.loads(sys.argv[1])
+from zsim.specs.experiment.tables import Experiment
+from zsim.ui.desk import Desk
+from zsim.ui.form import form_of
+from zsim.ui.words import said
+form = form_of(Experiment.of_data(given["experiment"]))
+desk = Desk(form, Path(given["folder"]))
+opened = []  # by who comes behind the desk's own hook: what that did not refuse
+sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
+for setting in given["settings"]:
+    opened.clear()
+    print(json.dumps(said(lambda: desk.take(form.initial, "", setting["text"], "given.toml")
+                          if "text" in setting else bool(desk.outcome(form.initial, setting["more"])))
+                     + (any("secret" in path for path in opened),)))
+"""
+SECRET = "root:secret:0:0\n1,2\nsecret = 5\n"
+
+
+def asked(folder: Path, settings: list[dict[str, str]], **experiment: Any) -> list[Any]:
+    """What a desk says to each setting: [whether there is an answer, the error, whether it read a secret]."""
+    (folder / "page").mkdir(exist_ok=True)
+    given = {
+        "experiment": made(**experiment).model_dump(mode="json", exclude_unset=True),
+        "folder": str(folder / "page"), "settings": settings,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(given)], capture_output=True, text=True, check=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def lines(path: Path) -> list[str]:
+    """Settings that name a file, wherever an experiment can."""
+    return [
+        f"model = '{path}'",
+        f"cluster = '{path}'",
+        f"cluster = {{ extends = '{path}' }}",
+        f"cluster.gpu = '{path}'",
+        f"strategy.config = '{path}'",
+        f"training.lengths = {{ file = '{path}' }}",
+        f"training.lora = {{ config = '{path}' }}",
+        f"jobs.b = {{ model = '{path}' }}",
+        f"strategy.config = '{path} --training.seq_len=8'",
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["", ".json", ".toml", ".yaml", ".csv", ".sh"])
+def test_no_setting_reads_or_quotes_a_file_of_the_disk(tmp_path: Path, suffix: str) -> None:
+    """The same with the file given as an experiment's: neither is there an answer, nor a word of the file."""
+    path = tmp_path / f"secret{suffix}"
+    path.write_text(SECRET)
+    rest = "cluster = 'dgx-h100'\ngpus = 8\n"
+    texts = [f"model = '{path}'\n{rest}", f"model = 'gpt2'\n{rest}strategy = {{config = '{path}'}}\n"]
+    settings = [*({"more": line} for line in lines(path)), *({"text": text} for text in texts)]
+    found = asked(tmp_path, settings)
+    assert len(found) == len(settings)
+    for (is_answered, error, is_read), setting in zip(found, settings, strict=True):
+        assert not is_answered, setting
+        assert not is_read, setting
+        assert error, setting
+        assert "root:" not in error
+        assert "zsim made a mistake" not in error
+
+
+def test_what_the_pages_own_experiment_names_is_read(tmp_path: Path) -> None:
+    """A length of 64 tokens, in a file that the experiment names and one that it does not."""
+    named, other = tmp_path / "lengths.csv", tmp_path / "other.csv"
+    for path in (named, other):
+        path.write_text("64,1\n")
+    training = {"sequence_length": 512, "lengths": {"file": str(named)}}
+    own, foreign = asked(
+        tmp_path,
+        [{"more": "training.compile = true"}, {"more": f"training.lengths.file = '{other}'"}],
+        training=training,
+    )
+    assert own == [True, "", False]
+    assert "zsim ui opens no file that a setting or an uploaded file names" in foreign[1]
+
+
+def test_files_are_found_wherever_an_experiment_names_them(tmp_path: Path) -> None:
+    for name in ("a.json", "folder/config.json", "c.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    data = {"model": str(tmp_path / "folder"), "training": {"lengths": {"file": str(tmp_path / "c.csv")}},
+            "strategy": {"config": [str(tmp_path / "a.json"), "--flag"]}, "nodes": 2}  # fmt: skip
+    found = {Path(one).relative_to(tmp_path).as_posix() for one in named_files(data)}
+    assert found == {"a.json", "folder/config.json", "c.csv"}

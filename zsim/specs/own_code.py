@@ -1,0 +1,83 @@
+"""Models that are functions of the user's own, `package.module:function`, and whose word runs them.
+
+# [Note: who may run code] Experiments, studies, other programs' files, tables of runs and the page's address
+are data: no text in them imports or calls anything. A function runs where its user names it: `--model` on
+the command line, `zsim.Experiment(model=...)` in Python, or a file of a command that has `--allow-code`. It
+then becomes a `ModelSpec` at once, which has numbers and no code, so that workers and later steps run none.
+The permission is an object, an `OwnCode`, that only commands and `Experiment` make: data cannot hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.capture.load import captured_from, names_function
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import ModelSpec
+
+_JOBS = "jobs"
+
+
+class OwnCode:
+    """The permission to import and call functions of the user's own; each is called once."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelSpec] = {}
+
+    def model(self, text: str) -> ModelSpec:
+        """The model of a function. Raises InputError as `captured_from` does."""
+        if text not in self._models:
+            self._models[text] = captured_from(text)
+        return self._models[text]
+
+    def named(self, text: str) -> str | ModelSpec:
+        """The model of a function; any other name as it is."""
+        return self.model(text) if names_function(text) else text
+
+
+def load_named_model(text: str | Path) -> ModelSpec:
+    """The model of a preset's name, or of a file or folder. Raises InputError, for a function too."""
+    refuse_function(text, "")
+    return load_model(text)
+
+
+def refuse_function(model: object, where: str) -> None:
+    """Raise InputError where data names a function as its model; `where` begins the message."""
+    if isinstance(model, str) and names_function(model):
+        before = f"{where}: " if where else ""
+        raise InputError(
+            f"{before}model '{model}': is a function, which would be imported and called, and no file, "
+            "setting or address runs code; expected a preset or the path of a config.json. If the function "
+            f"is yours: --model {model} on the command line, --allow-code beside a file that you trust (not "
+            f"with zsim ui), or zsim.Experiment(model='{model}') in Python"
+        )
+
+
+def with_models(data: Mapping[str, Any], where: str, code: OwnCode | None) -> dict[str, Any]:
+    """File-shaped data, or dotted overrides, in which the functions that are named as models, of co-located
+    jobs too, are run with `code`. Raises InputError about them without it."""
+    found = dict(data)
+    for key, value in data.items():
+        parts = key.split(".")
+        if key == "model" or (parts[0] == _JOBS and parts[2:] == ["model"]):
+            found[key] = _model(value, where, code)
+        elif parts[0] == _JOBS and len(parts) == 2 and isinstance(value, Mapping):
+            found[key] = with_models(value, f"{where}: {key}", code)
+        elif key == _JOBS and isinstance(value, Mapping):
+            found[key] = {
+                name: with_models(table, f"{where}: {key}.{name}", code)
+                if isinstance(table, Mapping)
+                else table
+                for name, table in value.items()
+            }
+    return found
+
+
+def _model(value: Any, where: str, code: OwnCode | None) -> Any:
+    if code is None:
+        refuse_function(value, where)
+        return value
+    return code.named(value) if isinstance(value, str) else value
