@@ -78,7 +78,7 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
         what = f"strategy '{kind}'" if kind != "ddp" else f"training.stored_dtype '{table.stored_dtype}'"
         raise InputError(
             f"{where}: found 'peft' with {what}, which has no fp32 weights beside those in 4 bits; expected "
-            "'none', or strategy 'ddp' (one GPU is one too)"
+            "'none', or strategy 'ddp' (also of one GPU) with weights in fp32"
         )
     if table.frozen_dtype not in (None, "fp32"):
         raise InputError(
