@@ -41,6 +41,7 @@ def runs_experts_one_by_one(
     if not has_looped_form(model.family):
         return False
     if number is not None:
+        notes += _newer_deepspeed(strategy) if number < 5 else []
         return number < 5
     is_old = isinstance(strategy, DeepSpeedTable) and (
         parse_release(strategy.version, "strategy.version").number < _FIRST_BESIDE_5
@@ -54,10 +55,25 @@ def runs_experts_one_by_one(
     else:
         notes.append(
             "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
-            f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes several "
-            f'times as long: {_KEY} = "{LAST_OF_MODULES}"'
+            f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes up to "
+            f'several times as long: {_KEY} = "{LAST_OF_MODULES}"'
         )
     return is_old
+
+
+def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
+    """What a release of DeepSpeed that nobody named does with such experts, and those before it did not."""
+    if (
+        not isinstance(strategy, DeepSpeedTable)
+        or strategy.stage != 3
+        or "version" in strategy.model_fields_set
+    ):
+        return []
+    return [
+        f"strategy.version is taken as {strategy.version}, which fetches a block of Mixtral's or Qwen's "
+        "experts whole; before 0.18 ZeRO-3 fetches every product of every expert by itself, which can take several "
+        "times as long"
+    ]
 
 
 def _major(release: str) -> int:
