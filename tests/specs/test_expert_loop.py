@@ -100,6 +100,15 @@ def test_without_a_release_the_age_of_deepspeed_decides_and_the_report_says_so()
     assert said(job_of({"kind": "ddp"}, transformers="4.57")) == []
 
 
+def test_a_release_of_deepspeed_that_nobody_named_is_said_beside_old_experts() -> None:
+    """Leaf modules by default since 0.18.0."""
+    asked = {"kind": "deepspeed", "stage": 3}
+    found = job_of(asked, transformers="4.57").notes
+    assert [note for note in found if "before 0.18 ZeRO-3 fetches every product" in note]
+    named = job_of({**asked, "version": "0.19.8"}, transformers="4.57").notes
+    assert not [note for note in named if "before 0.18" in note]
+
+
 def test_a_release_beside_other_code_is_refused_and_without_experts_is_said() -> None:
     with pytest.raises(InputError, match=r"training.transformers: found '4.57'.*'torchtitan'"):
         job_of({"kind": "fsdp2"}, transformers="4.57")
