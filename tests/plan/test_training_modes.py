@@ -69,7 +69,9 @@ def test_selective_op_keeps_every_second_product_and_attention() -> None:
 def test_selective_op_runs_every_product_in_fp8_again() -> None:
     """torchtitan's list of what to keep has `aten.mm` and not `aten._scaled_mm`: of products in fp8 none is
     kept, and all run again but the last, whose output backward does not read. torch 2.13 compiles a block of
-    four products so: one runs again in bf16, three in fp8."""
+    four products so: one runs again in bf16, three in fp8. Kept per token: the block's input and attention's
+    output h in bf16, 4 bytes for each of 32 heads, and the inputs of q (k and v), o, gate (up) and down in 8
+    bits: 2 x 2 x 4096 + 128 + 3 x 4096 + 11008 = 39,808 bytes."""
     kept = kept_modules(LLAMA.blocks[0], WorkOptions("fp8", compile=True))
     assert [module.name.rpartition(".")[2] for module in kept] == ["core"]
     training = replace(TRAINING, activation_checkpointing="selective-op", precision="fp8", compile=True)
@@ -80,6 +82,7 @@ def test_selective_op_runs_every_product_in_fp8_again() -> None:
         if any(kernel.kind == "gemm" for kernel in kernels_of(call.work.forward).kernels)
     ]
     assert again == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
+    assert segment.checkpoint_bytes == 128 * 39_808
 
 
 def test_selective_op_makes_each_kept_output_where_its_module_runs() -> None:

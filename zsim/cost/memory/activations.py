@@ -114,6 +114,19 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def kept_quantised_input(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes of the input of a product in fp8 that "selective-op" keeps although it is told to make it again:
+    one byte an element, once for the products that share it, of the rank's own part where it is gathered.
+
+    Source: pytorch issue 128730 (2024): the partitioner keeps the inputs of `_scaled_mm`, as in the releases
+    that these lists were written for; torch 2.13 does so no more.
+    """
+    work = module.work
+    if not isinstance(work, Linear) or not is_quantized(module, options) or module.shares_input:
+        return 0
+    return options.fp8.operand_bytes(shape.tokens * work.in_features // work.input_parts)
+
+
 def _is_scatter(module: Module) -> bool:
     """Whether it reduce-scatters, be it a product that scatters its own output in pieces."""
     work = module.work

@@ -23,7 +23,8 @@ class ModuleWork:
     """One module's kernels and the tensors of its activations.
 
     `saved_bytes` stay from forward (under full checkpointing: from recomputation) to backward; the extra
-    bytes live only during one op. `kept_outputs`: bytes of the outputs that the segment's checkpoint keeps.
+    bytes live only during one op. `kept_outputs`: bytes of the outputs, or of a quantised input, that the
+    segment's checkpoint keeps.
     `input_gradient` and `weight_gradient`: the two halves of backward, for schedules that split it.
     """
 
@@ -152,7 +153,9 @@ def checkpointed_works(
         is_scattered = reader is not None and reader.name in kept and isinstance(reader.work, Exchange)
         skips = is_scattered and options.compile and isinstance(module.work, Linear)
         again.append(_without_kernels(one, module, shape, options) if skips else one)
-        forward.append(_in_place(one) if _is_compiled(module, options) else one)
+        size = footprint.kept_quantised_input(module, shape.seen_by(module), options) if keeps_outputs else 0
+        own = replace(one, kept_outputs=(size,)) if size else one
+        forward.append(_in_place(own) if _is_compiled(module, options) else own)
     return BlockWorks(tuple(forward), tuple(again[:count]))
 
 
