@@ -18,6 +18,7 @@ from zsim.fluid.flows import simulate_flows
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.faults import FaultsTable, with_faults
 from zsim.specs.topology.topology import Topology
 
 
@@ -125,6 +126,18 @@ def test_bytes_beside_count_in_the_fullest_link_and_not_in_the_total() -> None:
     count = fabric.topology.classes["nic_out"].count
     found = fabric.loads(total, beside)["nic_out"]
     assert (found.total_bytes, found.fullest_bytes) == (2.0 * count, 3.0)
+
+
+def test_a_degraded_link_is_as_full_as_its_bytes_over_what_is_left_of_it() -> None:
+    """A quarter of a card: as full with a byte as a whole one with four; in all it carries as many."""
+    whole = Topology(load_cluster("dgx-h100"), 2, 8)
+    faults = {"links": {"node1.nic2": {"bandwidth_fraction": 0.25}}}
+    degraded = with_faults(whole, FaultsTable.model_validate(faults))
+    groups: dict[str, Group] = {"world": Group.regular("world", 16)}
+    fabric = Fabric(simpy.Environment(), degraded, groups)
+    found = fabric.loads(np.full(degraded.num_links, 2.0))
+    assert (found["nic_out"].total_bytes, found["nic_out"].fullest_bytes) == (32.0, 8.0)
+    assert found["nvlink_out"].fullest_bytes == 2.0
 
 
 def test_what_is_carried_is_the_load_of_the_call() -> None:

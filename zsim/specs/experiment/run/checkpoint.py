@@ -72,7 +72,11 @@ class CheckpointTable(BaseModel):
         "before each load, so that any number of ranks can",
     )
     threads: _Steps = Field(default=1, description="threads of a rank that write, each its own file")
-    plan_caching: bool = Field(default=False, description="DCP keeps its plan from save to save")
+    plan_caching: bool = Field(
+        default=False,
+        description="plans and shapes are kept from save to save: DCP's `enable_plan_caching`, Megatron's "
+        "`--ckpt-assume-constant-structure`",
+    )
     keep: _Steps | None = Field(
         default=None, description="saves that are kept; left out: all, under torchtitan 10"
     )
