@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from zsim.report.content import plain
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.report import Report, StepWork, plain
+from zsim.report.report import Report, StepWork
 from zsim.report.traffic import TrafficRow
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace

@@ -18,6 +18,7 @@ from zsim.goodput.search import IntervalCurve
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.validated.verdict import verdict_content
 from zsim.version import __version__
 
 _HOUR = 3600.0
@@ -210,6 +211,7 @@ class SimulatedRun:
             "experiment": report.to_dict()["experiment"],
             "run": prepared.table.model_dump(mode="json"),
             "fits": report.fits,
+            **verdict_content(report.verdict),
             "step_seconds": prepared.first.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),

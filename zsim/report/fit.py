@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from zsim.dataclass import dataclass
-from zsim.report.report import Report, Verdict
+from zsim.report.report import Report
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
-
-Tone = Literal["fits", "tight", "broken"]  # how the verdict is shown
+from zsim.validated.verdict import Tone, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +18,38 @@ class Fit:
 
     @property
     def label(self) -> str:
-        return self.verdict.capitalize()
+        return self.verdict.label
 
     @property
     def tone(self) -> Tone:
-        return _TONES[self.verdict]
+        return self.verdict.tone
 
-
-_TONES: dict[Verdict, Tone] = {
-    "fits": "fits", "runs short": "tight", "may not fit": "broken", "does not fit": "broken",
-}  # fmt: skip
+    @property
+    def line(self) -> str:
+        """The first line of what a command prints: "FITS  52.10 GB of ..."."""
+        return f"{self.verdict.word.upper()}  {self.words}"
 
 
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
+    parts = (verdict.leaning, _held(report), verdict.chance)
+    return Fit(verdict, " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part))
+
+
+def _held(report: Report) -> str:
     if report.out_of_memory is not None:
-        return Fit(verdict, f"{missing_memory(report.out_of_memory)} The times below assume it did.")
+        return f"{missing_memory(report.out_of_memory)} The times below assume it did"
     held = f"{_in_use(report)} on the fullest GPU"
     if report.allocator is None:
-        return Fit(verdict, f"{held}.")
+        return held
     held += f"; {torch_words(report)}"
-    if verdict == "may not fit":
+    if report.allocator.failures:
         held += "; its allocator finds no room for some requests: see the notes"
-    elif verdict == "runs short":
+    elif report.allocator.retries:
         lost = format_seconds(report.breakdown.seconds["allocator"])
         held += f"; its allocator runs short and holds the step up for {lost}: see the notes"
-    return Fit(verdict, f"{held}.")
+    return held
 
 
 def _in_use(report: Report) -> str:

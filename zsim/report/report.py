@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
-from typing import Any, Literal
+from math import inf
+from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
 from zsim.report.gpu_types import GpuTypeRow
 from zsim.report.irregular import JobRow, RankRow, StepSpread
@@ -30,8 +32,7 @@ from zsim.report.views.text.allocator import AllocatorRow
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 from zsim.validated.validation import Validation
-
-Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
+from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +176,26 @@ class Report:
 
     @property
     def fits(self) -> bool:
+        """Whether all tensors have room on every tier, by zsim's best estimate; its odds: `verdict`."""
         return self.out_of_memory is None
 
     @property
+    def load(self) -> float:
+        """Bytes at the peak over usable bytes, of the tier where that is most."""
+        limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
+        loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
+        loads += [self.startup_bytes / limits["gpu"]] if "gpu" in limits else []
+        if (over := self.out_of_memory) is not None:
+            loads.append(1 + over.peak_missing_bytes / over.capacity_bytes if over.capacity_bytes else inf)
+        return max(loads, default=0.0)
+
+    @property
     def verdict(self) -> Verdict:
-        """Does not fit: a tensor has no room on a tier. May not fit: all tensors do, but torch's allocator
-        cannot serve a request even after giving its cache back. Runs short: after that it can."""
-        if self.out_of_memory is not None:
-            return "does not fit"
-        if self.allocator is not None and self.allocator.may_run_out:
-            return "may not fit"
-        return "runs short" if self.allocator is not None and self.allocator.retries else "fits"
+        """Whether the job fits, by its fullest tier and torch's allocator."""
+        framework = "" if self.validation is None else self.validation.features.framework
+        row = self.allocator
+        is_short = row is not None and bool(row.retries or row.failures)
+        return verdict_of(self.load, framework, is_short=is_short)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -234,7 +244,7 @@ class Report:
                 device: {"total": peak.total, **peak.by_category} for device, peak in self.peaks.items()
             },
             "breakdown_seconds": dict(self.breakdown.seconds),
-            "collectives": [_collective(row) for row in self.collectives],
+            "collectives": [collective_content(row) for row in self.collectives],
             "evidence": dict(self.evidence),
             "simulation": asdict(self.simulation),
             "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
@@ -267,7 +277,7 @@ class Report:
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
-            "verdict": self.verdict,
+            **verdict_content(self.verdict),
             "model": dict(self.model),
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
@@ -278,7 +288,6 @@ class Report:
 
 
 _UNUSED = MachineUse()
-_PLAIN = (str, int, bool)  # a tuple: a union would be made anew for each value
 
 
 def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
@@ -367,34 +376,5 @@ def make_report(
     )
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON data: mappings, lists, text, finite numbers; None for numbers that are not finite."""
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    item = getattr(value, "item", None)  # a numpy scalar
-    return plain(item()) if callable(item) else str(value)
-
-
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
-
-
-def _collective(row: CollectiveRow) -> dict[str, Any]:
-    return {
-        "kind": row.kind,
-        "group": row.group,
-        "count": row.count,
-        "bytes": row.bytes,
-        "dtype": row.dtype,
-        "busy_seconds": row.busy_seconds,
-        "group_size": row.group_size,
-        "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
-        "bus_bytes_per_second": row.bus_bytes_per_second,
-        "exposed_seconds": row.exposed_seconds,
-    }

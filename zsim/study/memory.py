@@ -11,12 +11,14 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
+from zsim.report.job_features import framework_of
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.validated.verdict import Verdict, verdict_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,13 @@ class Profiled:
 
     @property
     def fits(self) -> bool:
+        """Whether all tensors have room, by zsim's best estimate."""
         return self.profile.peak.total <= self.capacity_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
+        return verdict_of(self.profile.peak.total / self.capacity_bytes, framework_of(self.job))
 
 
 def profile_memory(experiment: Experiment) -> Profiled:
@@ -53,6 +61,14 @@ class Variant:
     profiled: Profiled | None = None
     report: Report | None = None
     error: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the simulated step, else by its tensors; of a combination that was planned."""
+        if self.report is not None:
+            return self.report.verdict
+        assert self.profiled is not None, "a combination with an error has no verdict"
+        return self.profiled.verdict
 
 
 def compare_memory(

@@ -53,11 +53,13 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are the report's, by name."""
+    """One simulated experiment in words and figures; `figures` are the report's, by name. `has_room`: all
+    tensors have room, so no changes are looked for."""
 
     title: str
     tokens_per_second: float
     fit: Fit
+    has_room: bool
     limit: str
     trust: str
     outcome: Prediction
@@ -87,6 +89,7 @@ def answer(experiment: Experiment) -> Answer:
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
         fit=fit_of(report),
+        has_room=report.fits,
         limit=report.limit,
         trust=trust_words(report),
         outcome=Prediction.of(report),

@@ -108,7 +108,7 @@ def _answer(app: Any, answers: Answers, outcomes: Predictions) -> None:
         outcomes.keep(token_of(shown, more or ""), found.outcome, found.step)
         asked = {
             "shown": shown, "more": more or "", "counts": list(found.counts),
-            "fits": found.fit.verdict != "does not fit",
+            "fits": found.has_room,
         }  # fmt: skip
         return {
             "error": "",

@@ -102,7 +102,7 @@ def _fit(report: Report) -> Text:
 
     fit = fit_of(report)
     style = {"fits": "bold green", "tight": "bold yellow", "broken": "bold red"}[fit.tone]
-    return Text.assemble((f"{fit.verdict.upper()}  ", style), fit.words)
+    return Text.assemble((f"{fit.verdict.word.upper()}  ", style), fit.words)
 
 
 def _speed(report: Report) -> Table:
