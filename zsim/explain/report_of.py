@@ -27,6 +27,7 @@ from zsim.plan.memory.capacity import (
     startup_bytes,
     usable_bytes,
 )
+from zsim.plan.moments import moments_of
 from zsim.plan.ops import Plan
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path
@@ -156,6 +157,7 @@ def _facts(outcome: Outcome) -> JobFacts:
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
         model=model_size(job),
+        moments=moments_of(job, plan),
         rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
 

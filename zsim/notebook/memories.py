@@ -19,6 +19,7 @@ from zsim.report.views.text.memory import (
     By,
     error_line,
     heading,
+    moment_lines,
     profile_lines,
     simulated_line,
     variant_line,
@@ -60,6 +61,9 @@ class MemoryResult(Shown, Profiled):
             self.profile, self.verdict, capacity_bytes=self.capacity_bytes, limit=limit,
             has_allocator=self.job.cluster.gpu.has_caching_allocator,
         )  # fmt: skip
+        if self.moments:
+            yield ""
+            yield from moment_lines(self.moments)
         if self.remedy is not None:
             yield "\n" + textwrap.fill(remedy_words(self.remedy), 80, break_on_hyphens=False)
 
@@ -70,6 +74,7 @@ class MemoryResult(Shown, Profiled):
             "fits": self.fits,
             **verdict_content(self.verdict),
             **self.profile.to_dict(),
+            "moments": [asdict(row) for row in self.moments],
         }
         if not self.fits:
             found["remedy"] = None if self.remedy is None else asdict(self.remedy)

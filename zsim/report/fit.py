@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zsim.dataclass import dataclass
+from zsim.report.moments import breaking_sentence
 from zsim.report.report import Report
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
@@ -33,7 +34,7 @@ class Fit:
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
-    parts = (verdict.leaning, _held(report), verdict.chance)
+    parts = (verdict.leaning, _held(report), breaking_sentence(report), verdict.chance)
     return Fit(verdict, " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part))
 
 

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from zsim.dataclass import dataclass
+from zsim.plan.moments import JobMoment
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
@@ -71,7 +72,8 @@ class JobFacts:
     each GPU held before the first step, where that is more than in the step. `own_capacities`: by device, of
     each traced rank's GPU and host, where they differ. `over_limits`: exceeded limits that memory over time
     does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
-    for data parallelism alone; `model`: the numbers of its parameters.
+    for data parallelism alone; `model`: the numbers of its parameters; `moments`: what it needs beside its
+    step.
     """
 
     zsim_version: str
@@ -88,6 +90,7 @@ class JobFacts:
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     rank_map: RankMap | None = None
     model: Mapping[str, int] = field(default_factory=dict)
+    moments: Sequence[JobMoment] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,7 @@ class Report:
     pipeline: PipelineSection | None = None
     rank_map: RankMap | None = None
     model: Mapping[str, int] = field(default_factory=dict)
+    moments: tuple[JobMoment, ...] = ()
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -181,9 +185,12 @@ class Report:
 
     @property
     def load(self) -> float:
-        """Bytes at the peak over usable bytes, of the tier where that is most."""
+        """Bytes at the peak over usable bytes, of the tier and the moment where that is most."""
         limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
         loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
+        for moment in (one for one in self.moments if one.is_certain):
+            sizes = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
+            loads += [size / limits[name] for name, size in sizes.items() if size and name in limits]
         loads += [self.startup_bytes / limits["gpu"]] if "gpu" in limits else []
         if (over := self.out_of_memory) is not None:
             loads.append(1 + over.peak_missing_bytes / over.capacity_bytes if over.capacity_bytes else inf)
@@ -279,6 +286,7 @@ class Report:
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
             **verdict_content(self.verdict),
             "model": dict(self.model),
+            "moments": [asdict(row) for row in self.moments],
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
@@ -372,6 +380,7 @@ def make_report(
         parallelism=job.parallelism,
         rank_map=job.rank_map,
         model=job.model,
+        moments=tuple(job.moments),
         pipeline=pipeline,
     )
 

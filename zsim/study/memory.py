@@ -11,6 +11,7 @@ from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
+from zsim.plan.moments import JobMoment, moments_of
 from zsim.report.job_features import framework_of
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
@@ -23,11 +24,19 @@ from zsim.validated.verdict import Verdict, verdict_of
 
 @dataclass(frozen=True)
 class Profiled:
-    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors."""
+    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors;
+    `moments`: what it needs beside its step."""
 
     job: Job
     profile: MemoryProfile
     capacity_bytes: int
+    moments: tuple[JobMoment, ...] = ()
+
+    @property
+    def load(self) -> float:
+        """GPU bytes over usable ones, of the step or of a moment that the job passes through, the larger."""
+        certain = (moment.gpu_bytes or 0 for moment in self.moments if moment.is_certain)
+        return max(self.profile.peak.total, *certain, 0) / self.capacity_bytes
 
     @property
     def fits(self) -> bool:
@@ -37,7 +46,7 @@ class Profiled:
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
-        return verdict_of(self.profile.peak.total / self.capacity_bytes, framework_of(self.job))
+        return verdict_of(self.load, framework_of(self.job))
 
 
 def profile_memory(experiment: Experiment) -> Profiled:
@@ -48,7 +57,10 @@ def profile_memory(experiment: Experiment) -> Profiled:
     job = resolve(experiment)
     plan = make_plan(job)
     return Profiled(
-        job, memory_profile(plan, [framework_memory(job, plan)]), usable_bytes_of_fullest(job, plan)
+        job,
+        memory_profile(plan, [framework_memory(job, plan)]),
+        usable_bytes_of_fullest(job, plan),
+        moments_of(job, plan),
     )
 
 

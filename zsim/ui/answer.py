@@ -13,6 +13,7 @@ from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.report.fit import Fit, fit_of, torch_words
 from zsim.report.memory import Ledger
+from zsim.report.moments import moment_notes
 from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure
@@ -97,7 +98,7 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
         views=tuple(views(outcome.trace.on_clock_of(report.rank), report.rank)),
-        notes=report.notes,
+        notes=(*report.notes, *moment_notes(report)),
         evidence=report.evidence,
         resolved=resolved(job),
         exported=export_files(job),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.files import write_whole
 from zsim.report.fit import fit_of, torch_words
 from zsim.report.memory import Ledger, Peak
+from zsim.report.moments import moment_notes
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
@@ -48,6 +49,7 @@ def html_report(report: Report, trace: Trace) -> str:
         title=headline(report),
         report=report,
         fit=fit_of(report),
+        notes=[*report.notes, *moment_notes(report)],
         gigabytes=GIGABYTES,
         trust=trust_words(report),
         tiles=list(tiles(report)),

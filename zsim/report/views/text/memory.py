@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from zsim.plan.memory.peaks import Owned
+from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.views.meanings import MEMORY
 from zsim.report.views.text.plain import Column, named_columns, table
@@ -51,6 +52,21 @@ def profile_lines(
         yield from _unit_lines(units, profile.at_peak, limit)
     yield ""
     yield f"{GIGABYTES}."
+
+
+def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
+    """What the job needs when it is not in its steady step, in the order of a run."""
+    columns = [Column("Beside the step, GB", is_left=True), Column("GPU"), Column("host")]
+    rows = [
+        (
+            f"{moment.name}{'' if moment.is_certain else ' (*)'}",
+            "" if moment.gpu_bytes is None else f"{moment.gpu_bytes / 1e9:.2f}",
+            "" if moment.host_bytes is None else f"{moment.host_bytes / 1e9:.2f}",
+        )
+        for moment in moments
+    ]
+    some = [] if all(one.is_certain for one in moments) else ["(*) where the script does so; --json says how"]
+    return [*table(columns, rows), *some]
 
 
 def _phase_lines(phases: Sequence[Moment]) -> list[str]:
