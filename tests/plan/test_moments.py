@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.plan.make import make_plan
+from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.peaks import device_peaks
 from zsim.plan.moments import (
@@ -25,7 +25,6 @@ from zsim.plan.moments import (
     UNOFFLOADED_SAVE,
     BetweenSteps,
     JobMoment,
-    moments_of,
 )
 from zsim.specs.experiment.resolve import resolve
 

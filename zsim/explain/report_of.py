@@ -18,6 +18,7 @@ from zsim.explain.resolved import model_size, resolved_experiment, resolved_para
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
 from zsim.plan.by_type import gpu_of
+from zsim.plan.make import moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
     node_capacity_bytes,
@@ -27,7 +28,6 @@ from zsim.plan.memory.capacity import (
     startup_bytes,
     usable_bytes,
 )
-from zsim.plan.moments import moments_of
 from zsim.plan.ops import Plan
 from zsim.report.critical.causes import CriticalSeconds, OpCauses, critical_seconds
 from zsim.report.critical.path import critical_path

@@ -29,9 +29,9 @@ _FP32 = DTYPE_BYTES["fp32"]
 
 @dataclass(frozen=True, slots=True)
 class JobMoment:
-    """What a moment needs at most: `gpu_bytes` of the fullest GPU and `host_bytes` of the fullest node, each
-    None where it is no more than between steps. `is_certain`: the job passes through it by its settings, else
-    only if its script does what `cause` says."""
+    """A moment and the most it needs: `gpu_bytes` of the fullest GPU and `host_bytes` of the fullest node,
+    each None where it is no more than between steps. `is_certain`: the job passes through it by its settings,
+    else only if its script does what `cause` says."""
 
     name: str
     gpu_bytes: int | None
@@ -43,7 +43,7 @@ class JobMoment:
 
 @dataclass(frozen=True)
 class BetweenSteps:
-    """What the fullest rank and node of a job hold between steps."""
+    """The bytes that the fullest rank and node of a job hold between steps."""
 
     job: Job
     plan: Plan
@@ -77,7 +77,7 @@ class BetweenSteps:
 
     @cached_property
     def lazy_bytes(self) -> int:
-        """Of what the GPU holds, states that the first update makes."""
+        """States on the GPU that the first update makes."""
         return sum(sum(memory.lazy_tensors) for memory in self.program.resident if memory.device == "gpu")
 
     @property
@@ -89,21 +89,6 @@ class BetweenSteps:
     def stored_bytes(self) -> int:
         """Bytes of one parameter as the rank's model has it before a framework shards it."""
         return DTYPE_BYTES[self.job.training.stored_dtype]
-
-
-def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:
-    """The moments in the order of a run; none of a recorded plan, with several ranks to a
-    replica only those of the first step."""
-    from zsim.plan.frameworks.table import FRAMEWORKS
-
-    framework = FRAMEWORKS.get(type(job.strategy))
-    if framework is None or plan.programs[0].is_recorded:
-        return ()
-    held = BetweenSteps(job, plan)
-    found = [*first_step(held)]
-    if job.parallelism.is_trivial:
-        found += framework.moments(held)
-    return tuple(sorted(found, key=lambda moment: ORDER.index(moment.name)))
 
 
 LOADING, BUILDING = "loading weights", "building the optimizer"

@@ -9,9 +9,9 @@ from typing import Any
 from zsim.api import simulate
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
-from zsim.plan.make import make_plan
+from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
-from zsim.plan.moments import JobMoment, moments_of
+from zsim.plan.moments import JobMoment
 from zsim.report.job_features import framework_of
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report

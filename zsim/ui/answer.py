@@ -11,9 +11,8 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
-from zsim.report.fit import Fit, fit_of, torch_words
+from zsim.report.fit import Fit, fit_of, moment_notes, torch_words
 from zsim.report.memory import Ledger
-from zsim.report.moments import moment_notes
 from zsim.report.report import Report
 from zsim.report.views.html import figures
 from zsim.report.views.html.figure import Figure

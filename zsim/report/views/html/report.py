@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.files import write_whole
-from zsim.report.fit import fit_of, torch_words
+from zsim.report.fit import fit_of, moment_notes, torch_words
 from zsim.report.memory import Ledger, Peak
-from zsim.report.moments import moment_notes
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow

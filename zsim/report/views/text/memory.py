@@ -55,7 +55,7 @@ def profile_lines(
 
 
 def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
-    """What the job needs when it is not in its steady step, in the order of a run."""
+    """A table of the moments beside the steady step, in the order of a run."""
     columns = [Column("Beside the step, GB", is_left=True), Column("GPU"), Column("host")]
     rows = [
         (

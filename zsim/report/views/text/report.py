@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import allocated_bytes, fit_of
-from zsim.report.moments import moment_notes
+from zsim.report.fit import allocated_bytes, fit_of, moment_notes
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence

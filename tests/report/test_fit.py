@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, GATHERED_SAVE, SAVING, JobMoment
+from zsim.report.fit import breaking_sentence, moment_notes
 from zsim.report.memory import OutOfMemory
-from zsim.report.moments import breaking_sentence, moment_notes
 from zsim.report.report import Report
 
 GB = 10**9
