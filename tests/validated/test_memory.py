@@ -24,8 +24,8 @@ from zsim.validated.memory import (
 
 def run(source: str, error: float | None = None, **changes: object) -> MemoryRun:
     facts = {
-        "row_id": f"{source}-1", "source": source, "role": "report", "framework": "FSDP", "load": 0.9,
-        "retries": 0.0, "failures": 0.0, "outcome": RAN, "kind": "allocated", "error": error,
+        "row_id": f"{source}-1", "source": source, "role": "report", "framework": "FSDP", "is_mixture": False,
+        "load": 0.9, "retries": 0.0, "failures": 0.0, "outcome": RAN, "kind": "allocated", "error": error,
     }  # fmt: skip
     return MemoryRun(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -57,12 +57,17 @@ def test_sources_count_alike_and_one_more_has_the_opposite_errors() -> None:
 
 
 def test_another_frameworks_errors_count_less_than_its_own() -> None:
-    """FSDP has one source, so half the weight is its own (1 of 1 + 1); of the rest each source has half."""
+    """FSDP's dense models have one source, so half the weight is its own (1 of 1 + 1), and half of the rest
+    that of FSDP; of what is left each source has half: 1/2 + 1/4 + 1/8. A mixture's closest cell is empty:
+    1/2 + 1/4."""
     runs = [run("a", 0.2), run("b", 0.4, framework="Megatron")]
     errors = errors_of("FSDP", runs)
     of_fsdp = errors.weights[np.isclose(np.abs(errors.values), 0.2)].sum()
-    assert of_fsdp == pytest.approx(3 / 4)
+    assert of_fsdp == pytest.approx(7 / 8)
     assert errors.weights.sum() == pytest.approx(1.0)
+    mixture = errors_of("FSDP", runs, is_mixture=True)
+    of_fsdp = mixture.weights[np.isclose(np.abs(mixture.values), 0.2)].sum()
+    assert of_fsdp == pytest.approx(3 / 4)
 
 
 def test_rows_that_numbers_are_fitted_to_have_no_part_in_the_errors() -> None:

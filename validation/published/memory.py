@@ -95,6 +95,7 @@ def _of_result(run: PublishedRun, result: RowResult) -> MemoryRun | None:
         source=run.source,
         role=run.role,
         framework=result.validation.features.framework,
+        is_mixture=result.validation.features.is_mixture,
         load=result.predicted_load,
         retries=result.predicted_retries or 0.0,
         failures=result.predicted_failures or 0.0,
@@ -136,6 +137,7 @@ def _of_report(row: dict[str, Any], measured: dict[str, int], report: Report) ->
         source=row["source"],
         role="report",
         framework=report.validation.features.framework,
+        is_mixture=report.validation.features.is_mixture,
         load=report.load,
         retries=0 if allocator is None else allocator.retries,
         failures=0 if allocator is None else allocator.failures,
@@ -161,7 +163,7 @@ def judged(runs: Sequence[MemoryRun]) -> list[tuple[MemoryRun, Verdict]]:
 
 
 def _errors(run: MemoryRun, others: dict[str, list[MemoryRun]]) -> Any:
-    return errors_of(run.framework, others[run.source])
+    return errors_of(run.framework, others[run.source], is_mixture=run.is_mixture)
 
 
 def calibration_lines(runs: Sequence[MemoryRun]) -> list[str]:

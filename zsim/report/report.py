@@ -199,10 +199,11 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, by its fullest tier and torch's allocator."""
-        framework = "" if self.validation is None else self.validation.features.framework
+        found = None if self.validation is None else self.validation.features
+        framework, is_mixture = ("", False) if found is None else (found.framework, found.is_mixture)
         row = self.allocator
         is_short = row is not None and bool(row.retries or row.failures)
-        return verdict_of(self.load, framework, is_short=is_short)
+        return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:

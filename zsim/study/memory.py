@@ -19,6 +19,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.expert_run import has_experts
 from zsim.validated.verdict import Verdict, verdict_of
 
 
@@ -46,7 +47,7 @@ class Profiled:
     @property
     def verdict(self) -> Verdict:
         """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
-        return verdict_of(self.load, framework_of(self.job))
+        return verdict_of(self.load, framework_of(self.job), is_mixture=has_experts(self.job.model))
 
 
 def profile_memory(experiment: Experiment) -> Profiled:

@@ -6,8 +6,8 @@ A job needs exp(error) times what zsim says, and fits where that is no more than
 Errors are those of rows that no number of zsim is fitted to (role report), and that use at least a quarter of
 their GPU: what a small job is off by in proportion is the context's and the cache's doing. As for the step's
 interval (`zsim.validated.errors`), every source counts once, however many rows it has; a source more has the
-errors of the others with the opposite sign; and the errors of a framework with few sources are mixed with
-those of all.
+errors of the others with the opposite sign; and a cell of alike runs with few sources borrows from broader
+ones.
 `python validation/published/memory.py` rewrites the table and shows the calibration, each source judged by
 the others.
 """
@@ -43,14 +43,15 @@ SUREST = 0.99
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """A published run. `load`: zsim's peak over the usable bytes; `retries` and `failures`: of torch's
-    allocator in zsim's step; `kind`: which figure was published (allocated, active, reserved, device; "" for
-    none); `error`: ln(measured / predicted) of that figure, None without one."""
+    """A published run. `is_mixture`: of experts; `load`: zsim's peak over the usable bytes; `retries` and
+    `failures`: of torch's allocator in zsim's step; `kind`: which figure was published (allocated, active,
+    reserved, device; "" for none); `error`: ln(measured / predicted) of that figure, None without one."""
 
     row_id: str
     source: str
     role: str
     framework: str
+    is_mixture: bool
     load: float
     retries: float
     failures: float
@@ -99,18 +100,23 @@ def memory_runs() -> tuple[MemoryRun, ...]:
 
 
 @cache
-def shipped_errors(framework: str) -> MemoryErrors:
+def shipped_errors(framework: str, is_mixture: bool = False) -> MemoryErrors:
     """The errors on a framework's jobs by the shipped table."""
-    return errors_of(framework, memory_runs())
+    return errors_of(framework, memory_runs(), is_mixture=is_mixture)
 
 
-def errors_of(framework: str, runs: Sequence[MemoryRun]) -> MemoryErrors:
-    """The distribution of the error on a job of `framework`."""
+def errors_of(framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = False) -> MemoryErrors:
+    """The distribution of the error on a job of `framework`, dense or a mixture of experts, from the cells of
+    runs like it: those of the framework that are dense as it is or not, all of the framework, all."""
     known = [run for run in runs if run.role == UNFITTED and run.error is not None and run.load >= LEAST_LOAD]
     values = np.array([run.error for run in known], dtype=np.float64)
     weights, opposite, rest = np.zeros(len(known)), np.zeros(len(known)), 1.0
-    for is_last in (False, True):
-        inside = [place for place, run in enumerate(known) if is_last or run.framework == framework]
+    alike = framework, is_mixture
+    for cell in (2, 1, 0):
+        is_last = cell == 0
+        inside = [
+            place for place, run in enumerate(known) if (run.framework, run.is_mixture)[:cell] == alike[:cell]
+        ]
         if not inside:
             continue
         own, num_sources = weights_by_source([known[place].source for place in inside])
@@ -155,7 +161,8 @@ def read_memory(text: str) -> tuple[MemoryRun, ...]:
 
 def _run(row: dict[str, str]) -> MemoryRun:
     numbers = {name: float(row[name]) if row[name] else None for name in _DIGITS}
-    return MemoryRun(**{**row, **numbers})  # type: ignore[arg-type]  # of text but for the numbers
+    is_mixture = row["is_mixture"] == "True"
+    return MemoryRun(**{**row, **numbers, "is_mixture": is_mixture})  # type: ignore[arg-type]  # the rest is text
 
 
 def memory_text(runs: Iterable[MemoryRun]) -> str:
@@ -168,7 +175,7 @@ def memory_text(runs: Iterable[MemoryRun]) -> str:
     return text.getvalue()
 
 
-def _cell(name: str, value: str | float | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
+def _cell(name: str, value: str | float | bool | None) -> str:
+    if value is None or isinstance(value, str | bool):
+        return "" if value is None else str(value)
     return f"{value:.{_DIGITS[name]}f}".rstrip("0").rstrip(".")

@@ -102,12 +102,17 @@ def unless_fits(verdict: Verdict | None) -> str:
 
 
 def verdict_of(
-    load: float, framework: str, *, is_short: bool = False, errors: MemoryErrors | None = None
+    load: float,
+    framework: str,
+    *,
+    is_mixture: bool = False,
+    is_short: bool = False,
+    errors: MemoryErrors | None = None,
 ) -> Verdict:
-    """The verdict on a job of `framework` whose fullest memory has this `load`: bytes at its peak over usable
-    bytes, of GPU, host and drives the largest. `is_short`: torch's allocator retries or fails in its step;
-    `errors`: by default those of the shipped table."""
-    errors = shipped_errors(framework) if errors is None else errors
+    """The verdict on a job of `framework`, dense or a mixture of experts, whose fullest memory has this
+    `load`: bytes at its peak over usable bytes, of GPU, host and drives the largest. `is_short`: torch's allocator
+    retries or fails in its step; `errors`: by default those of the shipped table."""
+    errors = shipped_errors(framework, is_mixture) if errors is None else errors
     probability = errors.probability(load)
     if probability <= 1 - LEVEL + 1e-9:
         return Verdict("does not fit", probability)

@@ -27,6 +27,7 @@ from zsim.study.published.parallelism import kind_of_parallelism, model_ranks_of
 from zsim.study.published.sources import known_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
+from zsim.validated.features import Features
 from zsim.validated.memory import MemoryErrors, errors_of, memory_runs
 from zsim.validated.validation import Validation, validation_of
 from zsim.validated.verdict import Verdict, verdict_of
@@ -200,7 +201,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_retries=step.retries if has_room else None,
         predicted_failures=step.failures if has_room else None,
         predicted_load=load,
-        verdict=_verdict(run, judged.features.framework, load, step),
+        verdict=_verdict(run, judged.features, load, step),
         assumptions=row.assumptions,
         predicted_memory=memory,
         predicted_range_seconds=judged.range_of(step.seconds),
@@ -216,15 +217,21 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
     return validation_of(features, without=run.source)
 
 
-def _verdict(run: PublishedRun, framework: str, load: float, step: StepPrediction) -> Verdict:
+def _verdict(run: PublishedRun, features: Features, load: float, step: StepPrediction) -> Verdict:
     """Whether the run fits, judged by published memory of other sources."""
     is_short = load <= 1 and bool(step.retries or step.failures)
-    return verdict_of(load, framework, is_short=is_short, errors=_errors_without(run.source, framework))
+    return verdict_of(
+        load,
+        features.framework,
+        is_short=is_short,
+        errors=_errors_without(run.source, features.framework, features.is_mixture),
+    )
 
 
 @cache
-def _errors_without(source: str, framework: str) -> MemoryErrors:
-    return errors_of(framework, [run for run in memory_runs() if run.source != source])
+def _errors_without(source: str, framework: str, is_mixture: bool) -> MemoryErrors:
+    others = [run for run in memory_runs() if run.source != source]
+    return errors_of(framework, others, is_mixture=is_mixture)
 
 
 @dataclass(frozen=True)
