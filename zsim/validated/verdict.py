@@ -110,8 +110,8 @@ def verdict_of(
     errors: MemoryErrors | None = None,
 ) -> Verdict:
     """The verdict on a job of `framework`, dense or a mixture of experts, whose fullest memory has this
-    `load`: bytes at its peak over usable bytes, of GPU, host and drives the largest. `is_short`: torch's allocator
-    retries or fails in its step; `errors`: by default those of the shipped table."""
+    `load`: bytes at its peak over usable bytes, of GPU, host and drives the largest. `is_short`: torch's
+    allocator retries or fails in its step; `errors`: by default those of the shipped table."""
     errors = shipped_errors(framework, is_mixture) if errors is None else errors
     probability = errors.probability(load)
     if probability <= 1 - LEVEL + 1e-9:
