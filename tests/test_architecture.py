@@ -214,6 +214,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 NOUNS = {
     "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
     "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
+    "zsim.plan.frameworks.fsdp1.moments", "zsim.plan.frameworks.fsdp2.moments",
     "zsim.plan.frameworks.megatron.realtime_tests",
     "zsim.extras", "zsim.plan.parts.host_reads", "zsim.reference.frameworks", "zsim.resources",
     "zsim.specs.experiment.setting", "zsim.specs.topology.make_wiring",

@@ -22,6 +22,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
+from zsim.validated.verdict import verdict_content
 
 if TYPE_CHECKING:
     from zsim.report.trust.trust import Trust
@@ -64,7 +65,7 @@ class Result(Shown):
                 "mfu_fraction": found.mfu_fraction,
                 "gpu_peak_bytes": found.peaks["gpu"].total,
                 "gpu_capacity_bytes": found.capacity_bytes.get("gpu"),
-                "verdict": found.verdict,
+                **verdict_content(found.verdict),
                 "limit": found.limit,
             }
         ]

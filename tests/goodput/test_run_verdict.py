@@ -17,7 +17,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import goodput_lines
 from zsim.notebook.runs import RunResult
 from zsim.report.fit import fit_of
-from zsim.ui.whole_run import run_words
+from zsim.ui.whole_run import run_sentences
 
 SAVES = {"every": 100, "blocking": "1 s", "load": "5 s", "bytes": "10 GB"}
 LONG, SHORT = 65_536, 512
@@ -78,7 +78,7 @@ def test_the_phase_that_does_not_fit_is_named_first(short: RunResult) -> None:
     assert short.to_dict()["fits"] is False
     assert short.to_dict()["out_of_memory"]["pool"] == "gpu"
     assert "DOES NOT FIT (phase 2)" in goodput_page(short)
-    assert "DOES NOT FIT (phase 2)" in str(run_words(short))
+    assert "DOES NOT FIT (phase 2)" in " ".join(run_sentences(short))
     assert short.headline().endswith(" Does not fit.")
 
 

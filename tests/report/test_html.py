@@ -39,7 +39,7 @@ def test_every_figure_is_on_the_page_as_json(page: Page) -> None:
 
 def test_the_headline_the_verdict_and_the_limit_come_first(page: Page) -> None:
     text = text_of(page)
-    verdict = "Fits 17.75 GB of 80.00 GB (22.2 %) in use on the fullest GPU."
+    verdict = "Fits 17.75 GB of 80.00 GB (22.2 %) in use on the fullest GPU. Probability that it fits 99 %."
     assert f"llama-3-70b | FSDP2 | 2 x dgx-h100 | 16 GPUs {verdict} Compute-bound: 80 % compute;" in text
 
 

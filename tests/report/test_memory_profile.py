@@ -8,6 +8,9 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Memory, Plan
 from zsim.report.memory_profile import Holder, holders, memory_profile
 from zsim.report.views.text.memory import profile_lines
+from zsim.validated.verdict import Verdict
+
+TOO_LARGE, BARELY = Verdict("does not fit", 0.05), Verdict("fits barely", 0.45)
 
 
 def made() -> Plan:
@@ -105,21 +108,21 @@ def test_a_plan_that_changes_nothing_has_its_residents_as_peak() -> None:
 
 
 def test_the_text_fits_80_columns_and_counts_what_it_leaves_out() -> None:
-    lines = list(profile_lines(memory_profile(made()), capacity_bytes=150, limit=1))
+    lines = list(profile_lines(memory_profile(made()), TOO_LARGE, capacity_bytes=150, limit=1))
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "peak  190 B of 150 B (DOES NOT FIT), backward"
-    assert lines[1] == "      at 'one backward', op 3 of 5"
+    assert lines[0] == "DOES NOT FIT  probability that it fits 5 %"
+    assert lines[1] == "peak  190 B of 150 B, backward"
+    assert lines[2] == "      at 'one backward', op 3 of 5"
     assert any(re.fullmatch(r"2 more +90 B +47\.4%", line) for line in lines)
 
 
 def test_the_text_judges_tensors_and_leaves_the_allocator_to_a_run() -> None:
     """On a CPU there is no allocator that could run short."""
     profile = memory_profile(made())
-    lines = list(profile_lines(profile, capacity_bytes=190))
-    assert lines[0] == "peak  190 B of 190 B (tensors fit), backward"
-    assert lines[2] == "      Whether torch's allocator runs short, `zsim run` says."
-    on_cpu = list(profile_lines(profile, capacity_bytes=190, has_allocator=False))
-    assert on_cpu[0] == "peak  190 B of 190 B (fits), backward"
+    lines = list(profile_lines(profile, BARELY, capacity_bytes=190))
+    assert lines[0] == "FITS BARELY  likelier to run out of memory: probability that it fits 45 %"
+    assert lines[3] == "      Whether torch's allocator runs short, `zsim run` says."
+    on_cpu = list(profile_lines(profile, BARELY, capacity_bytes=190, has_allocator=False))
     assert not any("allocator" in line for line in on_cpu)
 
 

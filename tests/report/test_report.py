@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from zsim.report.content import plain
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.report import Report, plain
+from zsim.report.report import Report
 from zsim.report.step_work import StepWork
 from zsim.report.traffic import TrafficRow
 from zsim.report.views.text.report import report_lines

@@ -73,13 +73,13 @@ def test_what_does_not_fit_is_mended_by_its_own_switches() -> None:
     offered is made on the page, and the job fits."""
     experiment = made(model="llama-2-7b", nodes=None, gpus=1, strategy={"kind": "fsdp2"})
     form, found = form_of(experiment), answer(experiment)
-    assert found.fit.verdict == "does not fit"
+    assert found.fit.verdict.word == "does not fit"
     offered = mends(experiment)
     assert offered
     for overrides in offered.values():
         changed = form.experiment(*mended(form, form.initial, "", overrides))
         assert resolve(changed)
-        assert answer(changed).fit.verdict == "fits"
+        assert answer(changed).fit.verdict.word == "fits"
 
 
 def test_a_change_without_a_field_is_a_line_and_replaces_the_line_before() -> None:

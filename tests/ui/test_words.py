@@ -68,8 +68,8 @@ def test_every_tier_says_what_is_left_or_missing() -> None:
     assert re.search(r"; torch allocates .* GB and reserves .* of .* GB$", gpu.words)
     assert host.name == "Host memory of a node"
     assert host.words.endswith(" too much")
-    assert found.fit.verdict == "does not fit"
-    assert found.fit.words.startswith("host memory of a node: ")
+    assert found.fit.verdict.word == "does not fit"
+    assert found.fit.words.startswith("Host memory of a node: ")
 
 
 @pytest.mark.parametrize(

@@ -36,5 +36,5 @@ def goodput(
     if out is not None:
         for path in run.save(out):
             print_file(path.suffix[1:], path)
-    if not run.fits:
-        raise typer.Exit(1)
+    if code := run.tightest.verdict.exit_code:
+        raise typer.Exit(code)

@@ -44,12 +44,12 @@ def memory(
 
     found = find_memory(experiment, vary=axes, by=by, on_variant=show)
     if isinstance(found, MemoryVariants):
-        lines, fits = found.legend(), True
+        lines, code = found.legend(), 0
     else:
-        lines, fits = found.lines(limit), found.fits
+        lines, code = found.lines(limit), found.verdict.exit_code
     answer([*lines, *([""] if json_ is not None else [])], found.to_dict, json_)
-    if not fits:
-        raise typer.Exit(1)
+    if code:
+        raise typer.Exit(code)
 
 
 def _axes(words: list[str]) -> dict[str, list[Any]]:

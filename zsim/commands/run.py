@@ -38,9 +38,9 @@ def run(
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
     with garbage_collection.paused():
-        fits = _run(asked, unfold, json_, out)
-    if not fits:
-        raise typer.Exit(1)
+        code = _run(asked, unfold, json_, out)
+    if code:
+        raise typer.Exit(code)
 
 
 @takes_experiment()
@@ -92,8 +92,8 @@ def _seconds(text: str) -> float:
         raise InputError(f"--measured: {error}") from None
 
 
-def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> bool:
-    """Simulate, write and print; returns whether the job fits."""
+def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> int:
+    """Simulate, write and print; returns the exit code."""
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
@@ -107,7 +107,7 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
         print_report(result.report, files=files)
-    return result.report.fits
+    return result.report.verdict.exit_code
 
 
 def _warn_of_size(job: Job) -> None:

@@ -18,6 +18,7 @@ from zsim.explain.resolved import model_size, resolved_experiment, resolved_para
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
 from zsim.plan.by_type import gpu_of
+from zsim.plan.make import moments_of
 from zsim.plan.memory.capacity import (
     excess_bytes,
     node_capacity_bytes,
@@ -172,6 +173,7 @@ def _facts(outcome: Outcome) -> JobFacts:
         over_limits=_over_limits(job, plan),
         parallelism=resolved_parallelism(job),
         model=model_size(job),
+        moments=moments_of(job, plan),
         rank_map=None if job.parallelism.is_trivial else _rank_map(job),
     )
 

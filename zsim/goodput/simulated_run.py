@@ -19,6 +19,7 @@ from zsim.report.report import Report
 from zsim.specs.cluster.table import UNSAID, Table
 from zsim.specs.experiment.run.failures import resolve_failures
 from zsim.specs.experiment.run.storage import resolve_storage
+from zsim.validated.verdict import verdict_content
 from zsim.version import __version__
 
 _HOUR = 3600.0
@@ -75,9 +76,9 @@ class SimulatedRun:
 
     @property
     def tightest(self) -> Report:
-        """The step of the first phase that does not fit; where all do, of the first phase."""
+        """The step of the phase that is least likely to fit, the first of several."""
         reports = [phase.result.report for phase in self.prepared.phases]
-        return next((report for report in reports if not report.fits), reports[0])
+        return min(reports, key=lambda report: (report.fits, report.verdict.probability))
 
     @property
     def fits(self) -> bool:
@@ -224,6 +225,7 @@ class SimulatedRun:
             "run": prepared.table.model_dump(mode="json"),
             "fits": self.fits,
             "out_of_memory": None if short is None else asdict(short),
+            **verdict_content(self.tightest.verdict),
             "step_seconds": prepared.first.step_seconds,
             "step_seconds_range": None if validation is None else [*validation.range_of(report.step_seconds)],
             "outer_step": None if prepared.first.outer is None else asdict(prepared.first.outer),

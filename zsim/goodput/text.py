@@ -66,10 +66,11 @@ def headline(run: SimulatedRun) -> str:
 
 
 def verdict_sentence(run: SimulatedRun) -> str:
-    """Whether the steps fit, as `zsim run` has it; of several phases, of the first that does not."""
+    """Whether the steps fit, as `zsim run` has it; of several phases, of the one least likely to."""
     fit = fit_of(run.tightest)
-    number = next((n for n, phase in enumerate(run.prepared.phases, 1) if not phase.result.report.fits), 1)
-    place = f" (phase {number})" if len(run.prepared.phases) > 1 and not run.fits else ""
+    reports = [phase.result.report for phase in run.prepared.phases]
+    number = next(n for n, report in enumerate(reports, 1) if report is run.tightest)
+    place = f" (phase {number})" if len(reports) > 1 and fit.verdict.word != "fits" else ""
     return f"{fit.label.upper()}{place}  {fit.words}"
 
 

@@ -19,6 +19,7 @@ from zsim.report.views.text.memory import (
     By,
     error_line,
     heading,
+    moment_lines,
     profile_lines,
     simulated_line,
     variant_line,
@@ -29,6 +30,7 @@ from zsim.study.given import Given, experiment_of, plain_table
 from zsim.study.memory import Profiled, Variant, compare_memory, profile_memory
 from zsim.study.tune.remedy import remedy_of
 from zsim.units import format_bytes
+from zsim.validated.verdict import mark_meanings, verdict_content
 
 BY = ("category", "phase", "time")
 _LIMIT = 12
@@ -50,21 +52,30 @@ class MemoryResult(Shown, Profiled):
 
     def headline(self) -> str:
         peak, capacity = format_bytes(self.profile.peak.total), format_bytes(self.capacity_bytes)
-        return f"{self._job()} | peak {peak} of {capacity}: {'fits' if self.fits else 'does not fit'}"
+        return f"{self._job()} | peak {peak} of {capacity}: {self.verdict.word}"
 
     def lines(self, limit: int = _LIMIT) -> Iterator[str]:
         """The tables, with `limit` rows each (0: all)."""
         yield f"{self._job()}\n"
         yield from profile_lines(
-            self.profile, capacity_bytes=self.capacity_bytes, limit=limit,
+            self.profile, self.verdict, capacity_bytes=self.capacity_bytes, limit=limit,
             has_allocator=self.job.cluster.gpu.has_caching_allocator,
         )  # fmt: skip
+        if self.moments:
+            yield ""
+            yield from moment_lines(self.moments)
         if self.remedy is not None:
             yield "\n" + textwrap.fill(remedy_words(self.remedy), 80, break_on_hyphens=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `zsim memory --json` writes."""
-        found = {"capacity_bytes": self.capacity_bytes, "fits": self.fits, **self.profile.to_dict()}
+        found = {
+            "capacity_bytes": self.capacity_bytes,
+            "fits": self.fits,
+            **verdict_content(self.verdict),
+            **self.profile.to_dict(),
+            "moments": [asdict(row) for row in self.moments],
+        }
         if not self.fits:
             found["remedy"] = None if self.remedy is None else asdict(self.remedy)
         return found
@@ -95,18 +106,18 @@ class MemoryVariants(ShownList[Variant]):
             row: dict[str, Any] = {key: one.overrides[key] for key in self.keys}
             if one.profiled is not None:
                 peak = one.profiled.profile.peak
-                row |= {"fits": one.profiled.fits, "peak_bytes": peak.total}
+                row |= {"fits": one.profiled.fits, **verdict_content(one.verdict), "peak_bytes": peak.total}
                 row |= {f"peak_bytes.{name}": size for name, size in peak.by_category.items()}
             if one.report is not None:
-                row |= {"verdict": one.report.verdict, "step_seconds": one.report.step_seconds}
+                row["step_seconds"] = one.report.step_seconds
                 row["tokens_per_second_per_gpu"] = one.report.tokens_per_second_per_gpu
             rows.append(row | ({"error": one.error} if one.error else {}))
         return rows
 
     def columns(self) -> Sequence[str]:
-        timed = ["verdict", "step_seconds", "tokens_per_second_per_gpu"] if self.by == "time" else []
+        timed = ["step_seconds", "tokens_per_second_per_gpu"] if self.by == "time" else []
         failed = ["error"] if any(one.error for one in self.items) else []
-        return [*self.keys, "fits", "peak_bytes", *timed, *failed]
+        return [*self.keys, "fits", "verdict", "fits_probability", "peak_bytes", *timed, *failed]
 
     def lines(self) -> Iterator[str]:
         yield variants_heading(self.keys, self.by)
@@ -116,16 +127,12 @@ class MemoryVariants(ShownList[Variant]):
 
     def legend(self) -> Iterator[str]:
         """The meaning of the marks in the lines."""
-        found = {one.report.verdict for one in self.items if one.report is not None}
-        fits = [one.profiled.fits for one in self.items if one.profiled is not None]
-        if not all(fits):
-            yield "!  more than a GPU has" + ("; the step is as if it did fit" if self.by == "time" else "")
-        if self.by != "time" and any(fits):
+        words = {one.verdict.word for one in self.items if one.profiled is not None}
+        yield from mark_meanings(words)
+        if self.by == "time" and "does not fit" in words:
+            yield "Where it does not fit, the step is as if it did."
+        if self.by != "time" and words - {"does not fit"}:
             yield "Judged by tensors; whether torch's allocator runs short, --by time marks (~)"
-        if "runs short" in found:
-            yield "~  torch's allocator runs short, which takes time (zsim run says more)"
-        if "may not fit" in found:
-            yield "?  torch's allocator may not find room for it (zsim run says more)"
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The array that `zsim memory --vary ... --json` writes."""
@@ -189,12 +196,12 @@ def variant_words(variant: Variant, by: str) -> str:
     label = variant_label(variant)
     if variant.profiled is None:
         return error_line(label, variant.error)
-    profile, fits, report = variant.profiled.profile, variant.profiled.fits, variant.report
+    profile, report = variant.profiled.profile, variant.report
     if report is None:
-        return variant_line(label, profile, cast("By", by), fits=fits)
+        return variant_line(label, profile, cast("By", by), verdict=variant.verdict)
     tokens = report.tokens_per_second_per_gpu
     return simulated_line(
-        label, profile.peak, verdict=report.verdict, seconds=report.step_seconds, tokens=tokens
+        label, profile.peak, verdict=variant.verdict, seconds=report.step_seconds, tokens=tokens
     )
 
 
@@ -213,10 +220,11 @@ def _variant_dict(variant: Variant) -> dict[str, Any]:
     row: dict[str, Any] = {"overrides": variant.overrides}
     if variant.profiled is None:
         return row | {"error": variant.error}
-    row |= {"fits": variant.profiled.fits, "peak": variant.profiled.profile.to_dict()["peak"]}
+    row |= {"fits": variant.profiled.fits, **verdict_content(variant.verdict)}
+    row["peak"] = variant.profiled.profile.to_dict()["peak"]
     if variant.report is not None:
-        row["may_run_out"] = variant.report.verdict == "may not fit"
-        row["verdict"] = variant.report.verdict
+        allocator = variant.report.allocator
+        row["may_run_out"] = allocator is not None and allocator.may_run_out
         row["step_seconds"] = variant.report.step_seconds
         row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
     return row

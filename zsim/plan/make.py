@@ -13,6 +13,7 @@ from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.megatron.placeholders import placeholders
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.memory.paging import with_paging
+from zsim.plan.moments import ORDER, BetweenSteps, JobMoment, first_step
 from zsim.plan.ops import CollectiveKind, Group, Memory, Plan, Program
 from zsim.plan.parallel.context import context_parallel
 from zsim.plan.parallel.experts import with_experts
@@ -315,3 +316,16 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
         passes=parallelism.passes,
         megatron=megatron,
     )
+
+
+def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:
+    """The moments of a job in the order of a run; none of a recorded plan, and with several ranks to a
+    replica only those of the first step."""
+    framework = FRAMEWORKS.get(type(job.strategy))
+    if framework is None or plan.programs[0].is_recorded:
+        return ()
+    held = BetweenSteps(job, plan)
+    found = [*first_step(held)]
+    if job.parallelism.is_trivial:
+        found += framework.moments(held)
+    return tuple(sorted(found, key=lambda moment: ORDER.index(moment.name)))

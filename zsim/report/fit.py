@@ -1,15 +1,16 @@
-"""Whether a step fits in memory: one verdict with its words, for the terminal, the file and the page."""
+"""Whether a job fits in memory: one verdict with its words, for the terminal, the file and the page, and the
+moments beside its step: notes on them, and the one that breaks it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
 
 from zsim.dataclass import dataclass
-from zsim.report.report import Report, Verdict
+from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, JobMoment
+from zsim.report.report import Report
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
-
-Tone = Literal["fits", "tight", "broken"]  # how the verdict is shown
+from zsim.validated.verdict import Tone, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +22,38 @@ class Fit:
 
     @property
     def label(self) -> str:
-        return self.verdict.capitalize()
+        return self.verdict.label
 
     @property
     def tone(self) -> Tone:
-        return _TONES[self.verdict]
+        return self.verdict.tone
 
-
-_TONES: dict[Verdict, Tone] = {
-    "fits": "fits", "runs short": "tight", "may not fit": "broken", "does not fit": "broken",
-}  # fmt: skip
+    @property
+    def line(self) -> str:
+        """The first line of what a command prints: "FITS  52.10 GB of ..."."""
+        return f"{self.verdict.word.upper()}  {self.words}"
 
 
 def fit_of(report: Report) -> Fit:
     """The verdict on a report, with the bytes in use, and those that torch allocates and reserves."""
     verdict = report.verdict
+    parts = (verdict.leaning, _held(report), breaking_sentence(report), verdict.chance)
+    return Fit(verdict, " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part))
+
+
+def _held(report: Report) -> str:
     if report.out_of_memory is not None:
-        return Fit(verdict, f"{missing_memory(report.out_of_memory)} The times below assume it did.")
+        return f"{missing_memory(report.out_of_memory)} The times below assume it did"
     held = f"{_in_use(report)} on the fullest GPU"
     if report.allocator is None:
-        return Fit(verdict, f"{held}.")
+        return held
     held += f"; {torch_words(report)}"
-    if verdict == "may not fit":
+    if report.allocator.failures:
         held += "; its allocator finds no room for some requests: see the notes"
-    elif verdict == "runs short":
+    elif report.allocator.retries:
         lost = format_seconds(report.breakdown.seconds["allocator"])
         held += f"; its allocator runs short and holds the step up for {lost}: see the notes"
-    return Fit(verdict, f"{held}.")
+    return held
 
 
 def _in_use(report: Report) -> str:
@@ -72,3 +78,70 @@ def torch_words(report: Report) -> str:
         return ""
     reserved = f"{format_bytes(row.reserved_bytes)} of {format_bytes(row.limit_bytes)}"
     return f"torch allocates {format_bytes(allocated_bytes(report))} and reserves {reserved}"
+
+
+_BREAKS = {
+    BUILDING: "It breaks before the first step, while the optimizer's states are made",
+    FIRST_FORWARD: "It breaks in the first step, before the optimizer's states are made",
+    FIRST_UPDATE: "It breaks in the first update, while the optimizer's states are made",
+}
+_PLACES = {"gpu": "a GPU", "host": "a node's host"}
+_SHOWN = 0.5  # of a tier's capacity: a moment that needs less troubles nobody
+
+
+def needs(moment: JobMoment) -> dict[str, int]:
+    """The moment's bytes by device, where it needs more than is held between steps."""
+    found = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
+    return {device: size for device, size in found.items() if size is not None}
+
+
+def exceeds(moment: JobMoment, report: Report) -> str:
+    """The device whose capacity the moment exceeds; "" where it has room."""
+    limits = report.capacity_bytes
+    return next((name for name, size in needs(moment).items() if size > (limits.get(name) or size)), "")
+
+
+def moment_notes(report: Report) -> Iterator[str]:
+    """Notes on the moments that the job passes through and that need more than its step and at least half of
+    a tier, with their cause; and one on those without room that only some scripts have."""
+    for moment in report.moments:
+        if moment.is_certain and _is_worth_a_note(moment, report):
+            over = ", more than it has" if exceeds(moment, report) else ""
+            yield f"{moment_words(moment)}{over}: {moment.cause}"
+    some = [one for one in report.moments if not one.is_certain and exceeds(one, report)]
+    if some:
+        yield (
+            f"no room, where the script does it: {'; '.join(map(moment_words, some))} (`moments` of --json "
+            "has the cause of each)"
+        )
+
+
+def _is_worth_a_note(moment: JobMoment, report: Report) -> bool:
+    for device, size in needs(moment).items():
+        limit = report.capacity_bytes.get(device)
+        if limit and size > max(_SHOWN * limit, report.peaks[device].total):
+            return True
+    return False
+
+
+def breaking_sentence(report: Report) -> str:
+    """When a job breaks that does not fit: in which of its moments first; "" for one that fits."""
+    broken = next((one for one in report.moments if one.is_certain and exceeds(one, report)), None)
+    if broken is not None:
+        device = exceeds(broken, report)
+        size, place = format_bytes(needs(broken)[device]), _PLACES[device]
+        return f"{_BREAKS.get(broken.name, f'It breaks when {broken.name}')}: {size} on {place}"
+    finding, first = report.out_of_memory, {one.name: one for one in report.moments}
+    if finding is None or finding.pool != "gpu" or FIRST_UPDATE not in first:
+        return ""
+    sizes = [format_bytes(first[name].gpu_bytes or 0) for name in (FIRST_FORWARD, FIRST_UPDATE)]
+    return (
+        f"It breaks in the second step: the first one's forward and backward need {sizes[0]}, since the "
+        f"optimizer's states are not made yet, and its update {sizes[1]}"
+    )
+
+
+def moment_words(moment: JobMoment) -> str:
+    """E.g. "saving whole weights, 141.10 GB on a node's host"."""
+    sizes = " and ".join(f"{format_bytes(size)} on {_PLACES[name]}" for name, size in needs(moment).items())
+    return f"{moment.name}, {sizes}"

@@ -39,7 +39,7 @@ def job_features(
     step; `network`: the network between nodes, where the cluster file does not name it."""
     shares = {name: part / step_seconds for name, part in seconds.items()}
     return Features(
-        framework=_framework(job),
+        framework=framework_of(job),
         strategy=strategy_name(job),
         gpu=job.cluster.gpu_label,
         nodes=job.num_nodes,
@@ -64,7 +64,7 @@ def _validation_of_plan(_plan: Plan, features: Features) -> Validation:
     return validation_of(features)
 
 
-def _framework(job: Job) -> str:
+def framework_of(job: Job) -> str:
     """The framework's name. On one GPU nothing is sharded, so without offloading every framework is DDP."""
     if job.world_size == 1 and not is_offloaded(job):
         return _FRAMEWORKS["ddp"]

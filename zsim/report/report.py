@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field, replace
-from typing import Any, Literal
+from math import inf
+from typing import Any
 
 from zsim.dataclass import dataclass
+from zsim.plan.moments import JobMoment
 from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.content import collective_content, plain
 from zsim.report.energy import Energy, RunCost
 from zsim.report.gpu_types import GpuTypeRow
 from zsim.report.irregular import JobRow, RankRow, StepSpread
@@ -30,8 +33,7 @@ from zsim.report.views.text.allocator import AllocatorRow
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 from zsim.validated.validation import Validation
-
-Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
+from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class JobFacts:
     each GPU held before the first step, where that is more than in the step. `own_capacities`: by device, of
     each traced rank's GPU and host, where they differ. `over_limits`: exceeded limits that memory over time
     does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
-    for data parallelism alone; `model`: the numbers of its parameters.
+    for data parallelism alone; `model`: the numbers of its parameters; `moments`: what it needs beside its
+    step.
     """
 
     zsim_version: str
@@ -62,6 +65,7 @@ class JobFacts:
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     rank_map: RankMap | None = None
     model: Mapping[str, int] = field(default_factory=dict)
+    moments: Sequence[JobMoment] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ class Report:
     pipeline: PipelineSection | None = None
     rank_map: RankMap | None = None
     model: Mapping[str, int] = field(default_factory=dict)
+    moments: tuple[JobMoment, ...] = ()
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
@@ -150,17 +155,30 @@ class Report:
 
     @property
     def fits(self) -> bool:
+        """Whether all tensors have room on every tier, by zsim's best estimate; its odds: `verdict`."""
         return self.out_of_memory is None
 
     @property
+    def load(self) -> float:
+        """Bytes at the peak over usable bytes, of the tier and the moment where that is most."""
+        limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
+        loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
+        for moment in (one for one in self.moments if one.is_certain):
+            sizes = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
+            loads += [size / limits[name] for name, size in sizes.items() if size and name in limits]
+        loads += [self.startup_bytes / limits["gpu"]] if "gpu" in limits else []
+        if (over := self.out_of_memory) is not None:
+            loads.append(1 + over.peak_missing_bytes / over.capacity_bytes if over.capacity_bytes else inf)
+        return max(loads, default=0.0)
+
+    @property
     def verdict(self) -> Verdict:
-        """Does not fit: a tensor has no room on a tier. May not fit: all tensors do, but torch's allocator
-        cannot serve a request even after giving its cache back. Runs short: after that it can."""
-        if self.out_of_memory is not None:
-            return "does not fit"
-        if self.allocator is not None and self.allocator.may_run_out:
-            return "may not fit"
-        return "runs short" if self.allocator is not None and self.allocator.retries else "fits"
+        """Whether the job fits, by its fullest tier and torch's allocator."""
+        found = None if self.validation is None else self.validation.features
+        framework, is_mixture = ("", False) if found is None else (found.framework, found.is_mixture)
+        row = self.allocator
+        is_short = row is not None and bool(row.retries or row.failures)
+        return verdict_of(self.load, framework, is_mixture=is_mixture, is_short=is_short)
 
     @property
     def tokens_per_second_per_gpu(self) -> float | None:
@@ -219,7 +237,7 @@ class Report:
                 device: {"total": peak.total, **peak.by_category} for device, peak in self.peaks.items()
             },
             "breakdown_seconds": dict(self.breakdown.seconds),
-            "collectives": [_collective(row) for row in self.collectives],
+            "collectives": [collective_content(row) for row in self.collectives],
             "evidence": dict(self.evidence),
             "simulation": asdict(self.simulation),
             "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
@@ -254,8 +272,9 @@ class Report:
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
-            "verdict": self.verdict,
+            **verdict_content(self.verdict),
             "model": dict(self.model),
+            "moments": [asdict(row) for row in self.moments],
             "parallelism": plain(self.parallelism),
             "bubble_fraction": None if self.pipeline is None else self.pipeline.bubble_fraction,
             "stages": [] if self.pipeline is None else [row.to_dict() for row in self.pipeline.rows],
@@ -265,7 +284,6 @@ class Report:
 
 
 _UNUSED = MachineUse()
-_PLAIN = (str, int, bool)  # a tuple: a union would be made anew for each value
 
 
 def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
@@ -349,38 +367,10 @@ def make_report(
         parallelism=job.parallelism,
         rank_map=job.rank_map,
         model=job.model,
+        moments=tuple(job.moments),
         pipeline=pipeline,
     )
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON data: mappings, lists, text, finite numbers; None for numbers that are not finite."""
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in (sorted(value) if isinstance(value, set | frozenset) else value)]
-    item = getattr(value, "item", None)  # a numpy scalar
-    return plain(item()) if callable(item) else str(value)
-
-
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator is not None and denominator else None
-
-
-def _collective(row: CollectiveRow) -> dict[str, Any]:
-    return {
-        "kind": row.kind,
-        "group": row.group,
-        "count": row.count,
-        "bytes": row.bytes,
-        "dtype": row.dtype,
-        "busy_seconds": row.busy_seconds,
-        "group_size": row.group_size,
-        "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
-        "bus_bytes_per_second": row.bus_bytes_per_second,
-        "exposed_seconds": row.exposed_seconds,
-    }

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any
 
 from zsim.dataclass import dataclass
-from zsim.report.report import plain
+from zsim.report.content import plain
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
 
 _LONG = 40  # letters; tables with longer values get a line for each

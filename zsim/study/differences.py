@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.validated.ratios import NO_DIFFERENCE, SHORT, can_tell
 from zsim.validated.validation import range_words
+from zsim.validated.verdict import Verdict
 
 # Setting (`zsim.validated.ratios.SETTINGS`) -> the columns of a sweep's row that hold it.
 _COLUMNS = {
@@ -29,6 +30,12 @@ def range_of_row(row: Mapping[str, Any]) -> tuple[float, float] | None:
     """(low, high) of the row's step interval in seconds; None where the row has no interval."""
     low, high = row.get("step_seconds_low"), row.get("step_seconds_high")
     return None if low is None or high is None else (low, high)
+
+
+def verdict_of_row(row: Mapping[str, Any]) -> Verdict | None:
+    """The row's verdict; None for a row without one, as one kept by an earlier release."""
+    word, probability = row.get("verdict"), row.get("fits_probability")
+    return None if word is None or probability is None else Verdict(word, probability)
 
 
 # Keys of DeepSpeed's file that are settings of their own: the batch, which follows from the number of GPUs

@@ -9,27 +9,45 @@ from typing import Any
 from zsim.api import simulate
 from zsim.dataclass import dataclass
 from zsim.errors import InputError, ZsimError
-from zsim.plan.make import make_plan
+from zsim.plan.make import make_plan, moments_of
 from zsim.plan.memory.capacity import framework_memory, usable_bytes_of_fullest
+from zsim.plan.moments import JobMoment
+from zsim.report.job_features import framework_of
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.expert_run import has_experts
+from zsim.validated.verdict import Verdict, verdict_of
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors."""
+    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors;
+    `moments`: what it needs beside its step."""
 
     job: Job
     profile: MemoryProfile
     capacity_bytes: int
+    moments: tuple[JobMoment, ...] = ()
+
+    @property
+    def load(self) -> float:
+        """GPU bytes over usable ones, of the step or of a moment that the job passes through, the larger."""
+        certain = (moment.gpu_bytes or 0 for moment in self.moments if moment.is_certain)
+        return max(self.profile.peak.total, *certain, 0) / self.capacity_bytes
 
     @property
     def fits(self) -> bool:
+        """Whether all tensors have room, by zsim's best estimate."""
         return self.profile.peak.total <= self.capacity_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the job fits, judged by its tensors: torch's allocator is not simulated."""
+        return verdict_of(self.load, framework_of(self.job), is_mixture=has_experts(self.job.model))
 
 
 def profile_memory(experiment: Experiment) -> Profiled:
@@ -40,7 +58,10 @@ def profile_memory(experiment: Experiment) -> Profiled:
     job = resolve(experiment)
     plan = make_plan(job)
     return Profiled(
-        job, memory_profile(plan, [framework_memory(job, plan)]), usable_bytes_of_fullest(job, plan)
+        job,
+        memory_profile(plan, [framework_memory(job, plan)]),
+        usable_bytes_of_fullest(job, plan),
+        moments_of(job, plan),
     )
 
 
@@ -53,6 +74,14 @@ class Variant:
     profiled: Profiled | None = None
     report: Report | None = None
     error: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the simulated step, else by its tensors; of a combination that was planned."""
+        if self.report is not None:
+            return self.report.verdict
+        assert self.profiled is not None, "a combination with an error has no verdict"
+        return self.profiled.verdict
 
 
 def compare_memory(

@@ -11,7 +11,7 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
-from zsim.report.fit import Fit, fit_of, torch_words
+from zsim.report.fit import Fit, fit_of, moment_notes, torch_words
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
@@ -54,11 +54,13 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are the report's, by name."""
+    """One simulated experiment in words and figures; `figures` are the report's, by name. `has_room`: all
+    tensors have room, so no changes are looked for."""
 
     title: str
     tokens_per_second: float
     fit: Fit
+    has_room: bool
     limit: str
     trust: str
     outcome: Prediction
@@ -89,6 +91,7 @@ def answer(experiment: Experiment) -> Answer:
         title=headline(report),
         tokens_per_second=report.step_tokens / report.step_seconds,
         fit=fit_of(report),
+        has_room=report.fits,
         limit=report.limit,
         trust=trust_words(report),
         outcome=Prediction.of(report),
@@ -96,7 +99,7 @@ def answer(experiment: Experiment) -> Answer:
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),
         views=tuple(views(outcome.trace.on_clock_of(report.rank), report.rank)),
-        notes=report.notes,
+        notes=(*report.notes, *moment_notes(report)),
         evidence=report.evidence,
         resolved=resolved(job),
         exported=export_files(job),

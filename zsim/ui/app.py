@@ -106,7 +106,7 @@ def _answer(app: Any, form: Form, answers: Answers, outcomes: Predictions) -> No
         outcomes.keep(token_of(shown, more or ""), found.outcome)
         asked = {
             "shown": shown, "more": more or "", "counts": list(found.counts),
-            "fits": found.fit.verdict != "does not fit",
+            "fits": found.has_room,
         }  # fmt: skip
         return {
             "error": "",

@@ -12,7 +12,7 @@ from zsim.dataclass import dataclass
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
-from zsim.report.fit import Tone, fit_of
+from zsim.report.fit import fit_of
 from zsim.report.report import Report
 from zsim.report.views.text.sentences import headline
 from zsim.specs.experiment.job import Job
@@ -20,6 +20,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
 from zsim.ui.size import check_size
+from zsim.validated.verdict import Tone
 
 _MAX_KEPT = 64
 _MAX_STEPS = 3  # each with its trace
@@ -46,7 +47,7 @@ class Prediction:
         fit = fit_of(report)
         return cls(
             title=headline(report),
-            verdict=fit.label,
+            verdict=f"{fit.label} ({fit.verdict.odds})",
             tone=fit.tone,
             step_seconds=report.step_seconds,
             step_seconds_range=report.step_seconds_range,

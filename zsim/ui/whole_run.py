@@ -83,7 +83,7 @@ def run_page(run: SimulatedRun) -> str:
 
 
 def run_sentences(run: SimulatedRun) -> Iterator[str]:
-    yield from [] if run.fits else [verdict_sentence(run)]
+    yield from [] if run.tightest.verdict.word == "fits" else [verdict_sentence(run)]
     yield from [diverging_sentence(run)] if run.is_diverging else []
     yield from sentences(run)
 

@@ -35,7 +35,7 @@ def answer_words(found: Answer, last: Mapping[str, Any] | None = None) -> list[A
     return [
         html.H1(_unbroken(found.title)),
         verdict,
-        html.Div([] if fit.verdict != "does not fit" else LOOKING, className="views mends", id="mends"),
+        html.Div([] if found.has_room else LOOKING, className="views mends", id="mends"),
         html.P(found.limit, className="limit"),
         html.P(found.trust, className="limit", id="trust"),
         html.P(change, id="change"),

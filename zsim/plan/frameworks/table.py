@@ -3,8 +3,8 @@ called: a run needs one framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from zsim.dataclass import dataclass
 from zsim.plan.hooks import Hooks
@@ -13,6 +13,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
 
+if TYPE_CHECKING:
+    from zsim.plan.moments import BetweenSteps, JobMoment
+
 Strategy = Any  # an instance of the key of `FRAMEWORKS`
 
 
@@ -20,12 +23,13 @@ Strategy = Any  # an instance of the key of `FRAMEWORKS`
 class Framework:
     """A framework. `make`: returns the hooks of a stage under a strategy; `is_offloaded`: whether the
     strategy offloads parameters, gradients, optimizer states or activation checkpoints from the GPU;
-    `is_for_any_ranks`: ops and memory of a rank are the same among any number of data-parallel ranks but
-    one."""
+    `moments`: what the job needs when it is not in its steady step; `is_for_any_ranks`: ops and memory of a
+    rank are the same among any number of data-parallel ranks but one."""
 
     name: str
     make: Callable[[Stage, Strategy], Hooks]
     is_offloaded: Callable[[Strategy], bool]
+    moments: Callable[[BetweenSteps], Iterable[JobMoment]] = lambda held: ()
     is_for_any_ranks: bool = False
 
 
@@ -89,6 +93,30 @@ def _deepspeed(stage: Stage, config: DeepSpeedConfig) -> Hooks:
     return Zero0Schedule(stage, config)
 
 
+def _ddp_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+    from zsim.plan.parts.full_state import replicated_moments
+
+    return replicated_moments(held)
+
+
+def _fsdp1_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+    from zsim.plan.frameworks.fsdp1.moments import fsdp1_moments
+
+    return fsdp1_moments(held)
+
+
+def _fsdp2_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+    from zsim.plan.frameworks.fsdp2.moments import fsdp2_moments
+
+    return fsdp2_moments(held)
+
+
+def _deepspeed_moments(held: BetweenSteps) -> Iterable[JobMoment]:
+    from zsim.plan.frameworks.deepspeed.moments import deepspeed_moments
+
+    return deepspeed_moments(held)
+
+
 def _deepspeed_offloads(config: DeepSpeedConfig) -> bool:
     zero = config.zero
     is_kept = zero.offload_param is None and zero.offload_optimizer is None
@@ -100,10 +128,10 @@ def _reference_offloads(strategy: Reference) -> bool:
 
 
 FRAMEWORKS: Mapping[type, Framework] = {
-    Ddp: Framework("ddp", _ddp, lambda _: False, is_for_any_ranks=True),
-    Fsdp1: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload),
-    Fsdp2: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload),
+    Ddp: Framework("ddp", _ddp, lambda _: False, _ddp_moments, is_for_any_ranks=True),
+    Fsdp1: Framework("fsdp1", _fsdp1, lambda strategy: strategy.cpu_offload, _fsdp1_moments),
+    Fsdp2: Framework("fsdp2", _fsdp2, lambda strategy: strategy.cpu_offload, _fsdp2_moments),
     Megatron: Framework("megatron", _megatron, lambda _: False),
     Reference: Framework("reference", _reference, _reference_offloads),
-    DeepSpeedConfig: Framework("deepspeed", _deepspeed, _deepspeed_offloads),
+    DeepSpeedConfig: Framework("deepspeed", _deepspeed, _deepspeed_offloads, _deepspeed_moments),
 }

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ from zsim.study.published.parallelism import kind_of_parallelism, model_ranks_of
 from zsim.study.published.sources import known_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
+from zsim.validated.features import Features
+from zsim.validated.memory import MemoryErrors, errors_of, memory_runs
 from zsim.validated.validation import Validation, validation_of
+from zsim.validated.verdict import Verdict, verdict_of
 
 _MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word
 
@@ -41,7 +44,9 @@ class RowResult:
     `predicted_memory` have the bytes of every kind (allocated, active, reserved, device). The range contains
     the step with probability 80 %, according to runs of other sources (`validation`). Errors are predicted
     over measured, less one. `predicted_retries`: how often the allocator is predicted to run short, per
-    micro-batch; None if the tensors alone exceed the GPU's memory. `framework`: "Megatron", "nanotron" ...;
+    micro-batch, and `predicted_failures` that it finds no room even then; None if the tensors alone exceed
+    the GPU's memory. `predicted_load`: the peak over the usable bytes; `verdict`: on it, by the errors of
+    other sources. `framework`: "Megatron", "nanotron" ...;
     `parallelism`: "TP", "PP", "CP", "mixed" or "data parallel"."""
 
     row_id: str
@@ -58,6 +63,9 @@ class RowResult:
     measured_fits: bool | None = None
     predicted_fits: bool | None = None
     predicted_retries: float | None = None
+    predicted_failures: float | None = None
+    predicted_load: float | None = None
+    verdict: Verdict | None = None
     role: str = ""
     tier: str = ""
     assumptions: tuple[str, ...] = ()
@@ -98,8 +106,14 @@ class CheckResult:
 
 def _row_dict(row: RowResult) -> dict[str, Any]:
     validation = None if row.validation is None else row.validation.to_dict()
-    bare = asdict(replace(row, validation=None))
-    return bare | {"assumptions": list(row.assumptions), "validation": validation}
+    bare = asdict(replace(row, validation=None, verdict=None))
+    word, probability = (None, None) if row.verdict is None else (row.verdict.word, row.verdict.probability)
+    return bare | {
+        "assumptions": list(row.assumptions),
+        "validation": validation,
+        "verdict": word,
+        "fits_probability": probability,
+    }
 
 
 def shipped_tables() -> list[Path]:
@@ -174,6 +188,8 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         return replace(base, reason=str(error))
     cluster, memory = row.job.cluster, step.memory
     judged = _validation(run, row, step)
+    has_room = step.peak_bytes <= cluster.gpu.memory.capacity
+    load = step.peak_bytes / usable_bytes(cluster)
     return replace(
         base,
         status="ok",
@@ -182,7 +198,10 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_memory_bytes=memory[kind],
         memory_relative_error=_relative_error(memory[kind], measured_bytes),
         predicted_fits=step.peak_bytes <= usable_bytes(cluster),
-        predicted_retries=step.retries if step.peak_bytes <= cluster.gpu.memory.capacity else None,
+        predicted_retries=step.retries if has_room else None,
+        predicted_failures=step.failures if has_room else None,
+        predicted_load=load,
+        verdict=_verdict(run, judged.features, load, step),
         assumptions=row.assumptions,
         predicted_memory=memory,
         predicted_range_seconds=judged.range_of(step.seconds),
@@ -196,6 +215,23 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
     seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
     features = job_features(row.job, seconds, shown, step.retries, network_of(run))
     return validation_of(features, without=run.source)
+
+
+def _verdict(run: PublishedRun, features: Features, load: float, step: StepPrediction) -> Verdict:
+    """Whether the run fits, judged by published memory of other sources."""
+    is_short = load <= 1 and bool(step.retries or step.failures)
+    return verdict_of(
+        load,
+        features.framework,
+        is_short=is_short,
+        errors=_errors_without(run.source, features.framework, features.is_mixture),
+    )
+
+
+@cache
+def _errors_without(source: str, framework: str, is_mixture: bool) -> MemoryErrors:
+    others = [run for run in memory_runs() if run.source != source]
+    return errors_of(framework, others, is_mixture=is_mixture)
 
 
 @dataclass(frozen=True)
@@ -216,6 +252,11 @@ class StepPrediction:
     def retries(self) -> float:
         """How often the allocator runs short, per micro-batch."""
         return self.allocation.counts.retries / self.micro_batches
+
+    @property
+    def failures(self) -> float:
+        """How often the allocator finds no room, per micro-batch."""
+        return self.allocation.counts.failures / self.micro_batches
 
     @property
     def memory(self) -> dict[str, int]:

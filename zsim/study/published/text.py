@@ -46,11 +46,14 @@ def _row_lines(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _fits(row: RowResult) -> str:
-    """Whether the row is predicted to fit; with the measured outcome if that differs."""
-    words = {True: "yes", False: "no", None: ""}
-    if row.measured_fits in (None, row.predicted_fits):
-        return words[row.predicted_fits]
-    return f"{words[row.predicted_fits]} (was {words[row.measured_fits]})"
+    """The verdict with its probability; with what happened where the other was likelier."""
+    verdict = row.verdict
+    if verdict is None:
+        return ""
+    said = f"{verdict.word} {verdict.probability:.0%}"
+    if row.measured_fits in (None, verdict.is_likely):
+        return said
+    return f"{said} ({'ran' if row.measured_fits else 'out of memory'})"
 
 
 def _summary_lines(result: CheckResult) -> list[str]:

@@ -15,6 +15,7 @@ from zsim.study.scaling.text import MODES, WORTH_SAYING, because, range_of_effic
 from zsim.study.scaling.whole_runs import run_dict, run_section
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.validation import range_words
+from zsim.validated.verdict import unless_fits, verdict_content
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -51,7 +52,7 @@ def _cells(scaling: Scaling, scale: Scale) -> list[str]:
         f"{scale.tokens_per_second:,.0f}",
         f"{scaling.efficiency(scale) * 100:.1f} %",
         "" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f} %",
-        format_bytes(scale.gpu_peak_bytes) + ("" if scale.fits else " (does not fit)"),
+        format_bytes(scale.gpu_peak_bytes) + unless_fits(scale.verdict),
         ", ".join(f"{cause_meaning(name).label} {cost / whole * 100:.0f} %" for name, cost in top),
     ]
 
@@ -231,6 +232,7 @@ def scaling_dict(scaling: Scaling) -> dict[str, Any]:
                 "efficiency_fraction": scaling.efficiency(scale),
                 "mfu_fraction": scale.mfu_fraction,
                 "fits": scale.fits,
+                **verdict_content(scale.verdict),
                 "gpu_peak_bytes": scale.gpu_peak_bytes,
                 "allocator_retries": scale.allocator_retries,
                 "largest_micro_batch_size": scale.largest_micro_batch,

@@ -35,12 +35,13 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.tables import DeepSpeedTable
-from zsim.study.differences import is_shared, range_of_row
+from zsim.study.differences import is_shared, range_of_row, verdict_of_row
 from zsim.study.search import most_that_fits
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.run_columns import RUN_COLUMNS
 from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points
+from zsim.validated.verdict import Verdict
 
 Mode = Literal["weak", "strong", "fill"]
 GROWN = ("tensor", "pipeline", "context")
@@ -71,6 +72,7 @@ class Scale:
     step_seconds_range: tuple[float, float] | None = None
     is_shared: bool = False
     whole_run: Mapping[str, Any] | None = None
+    verdict: Verdict | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -380,6 +382,7 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
         range_of_row(row),
         is_shared(row),
         {name: row.get(name) for name in RUN_COLUMNS} if "run_error" in row else None,
+        verdict_of_row(row),
     )
 
 

@@ -49,9 +49,9 @@ def _cells(scaling: Scaling, scale: Scale) -> list[str]:
 
 
 def _around(scale: Scale) -> str:
-    """The step's interval relative to the step, in percent; or that the job does not fit."""
-    if not scale.fits:
-        return "no fit"
+    """The step's interval relative to the step, in percent; or the verdict, unless the job fits."""
+    if scale.verdict is not None and scale.verdict.word != "fits":
+        return scale.verdict.word
     if scale.step_seconds_range is None:
         return ""
     low, high = (end / scale.step_seconds - 1 for end in scale.step_seconds_range)

@@ -77,7 +77,8 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
         key: content[key]
         for key in (
             "step_seconds", "tokens_per_second_per_gpu", "model_flops_per_second_per_gpu", "mfu_fraction",
-            "hfu_fraction", "overlap_fraction", "fits",
+            "hfu_fraction", "overlap_fraction", "fits", "verdict",
+            "fits_probability",
         )
     }  # fmt: skip
     row |= _trust(report)

@@ -19,6 +19,7 @@ from zsim.study.topologies.film import (
 )
 from zsim.study.topologies.picture import MAX_NODES
 from zsim.units import format_rate, format_seconds
+from zsim.validated.verdict import unless_fits
 
 if TYPE_CHECKING:
     from zsim.study.topologies.bench import CurvePoint
@@ -133,7 +134,7 @@ def _cells(row: TopologyComparison) -> list[str]:
     found, cut = row.report, row.facts["bisection_bytes_per_second"]
     tokens, mfu = found.tokens_per_second_per_gpu, found.mfu_fraction
     return [
-        row.cluster + ("" if found.fits else " (does not fit)"),
+        row.cluster + unless_fits(found.verdict),
         format_seconds(found.step_seconds),
         format_seconds(row.exposed_seconds),
         f"{tokens:,.0f}" if tokens is not None else "",

@@ -13,6 +13,7 @@ from zsim.study.topologies.topologies import TopologyComparison
 from zsim.units import format_rate, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE, can_tell
 from zsim.validated.validation import validation_words
+from zsim.validated.verdict import unless_fits
 
 
 def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
@@ -159,7 +160,7 @@ def _rate(bytes_per_second: float | None) -> str:
 def _fullest(row: TopologyComparison) -> str:
     tier = max(row.tiers, key=lambda own: own.utilisation_fraction, default=None)
     shown = f"{tier.tier} {tier.utilisation_fraction * 100:.0f}%" if tier else "none"
-    return shown + ("" if row.report.fits else " (does not fit)")
+    return shown + unless_fits(row.report.verdict)
 
 
 _BENCH = [

@@ -23,6 +23,7 @@ from zsim.study.given import Given, experiment_of
 from zsim.study.topologies.orders import MeshOrder, compare_orders
 from zsim.study.topologies.picture import Picture, line_loads, picture
 from zsim.study.topologies.routings import Routing, compare_routings
+from zsim.validated.verdict import verdict_content
 
 _MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -73,6 +74,7 @@ class TopologyComparison:
             "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
             "mfu_fraction": report.mfu_fraction,
             "fits": report.fits,
+            **verdict_content(report.verdict),
             "breakdown_seconds": dict(report.breakdown.seconds),
             "tiers": [
                 {

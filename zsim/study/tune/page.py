@@ -10,9 +10,9 @@ from zsim.study.differences import row_words
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.text import (
-    MAY_RUN_OUT,
     NEEDS_SCRIPT,
     change_words,
+    doubts,
     label_of,
     limits_of,
     percent,
@@ -60,7 +60,7 @@ def _cells(place: str, measured: Measured, best: Measured) -> list[str]:
     row = measured.row
     mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
     asked = [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
-    limits = [limits_of(measured), *([MAY_RUN_OUT] if measured.may_run_out else []), *asked]
+    limits = [limits_of(measured), *doubts(measured), *asked]
     return [
         place, label_of(measured), format_seconds(measured.seconds), row_words(row, best.row),
         f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),

@@ -12,7 +12,7 @@ from zsim.report.views.text.plain import Column, paragraph, table
 from zsim.specs.experiment.labels import gpus_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
-from zsim.study.differences import is_told_apart, range_of_row, row_words
+from zsim.study.differences import is_told_apart, range_of_row, row_words, verdict_of_row
 from zsim.study.tune.days import RunDays
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, TuningStep
@@ -20,6 +20,7 @@ from zsim.study.tune.tellings import script_changes, told_in_file
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_duration, format_gpus, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
+from zsim.validated.verdict import verdict_content
 
 
 def tuned_lines(tuned: Tuned) -> Iterator[str]:
@@ -96,7 +97,14 @@ def percent(fraction: float) -> str:
 
 
 NEEDS_SCRIPT = "needs a change of the script"
-MAY_RUN_OUT = "may not fit: torch's allocator finds no room for some requests (zsim run says more)"
+
+
+def doubts(measured: Measured) -> list[str]:
+    """The verdict on a configuration and its odds, unless it fits."""
+    verdict = verdict_of_row(measured.row)
+    return [] if verdict is None or verdict.word == "fits" else [f"{verdict.word}, {verdict.odds}"]
+
+
 _SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items()}
 
 
@@ -123,7 +131,7 @@ def _table(tuned: Tuned) -> Iterator[str]:
         said = [label, row_words(measured.row, best.row), limits_of(measured)]
         said += [days_words(measured.days)] if measured.days is not None else []
         if place != "-":
-            said += [MAY_RUN_OUT] if measured.may_run_out else []
+            said += doubts(measured)
             said += [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
         for words in said:
             yield from paragraph(words, first=4)
@@ -263,6 +271,7 @@ def _measured_to_dict(measured: Measured) -> dict[str, Any]:
             f"{device}_peak_bytes": measured.row[f"{device}_peak_bytes"] for device in ("gpu", "host", "nvme")
         },
         "fits": measured.row["fits"],
+        **verdict_content(verdict_of_row(measured.row)),
         "may_run_out": measured.may_run_out,
         **(
             {}

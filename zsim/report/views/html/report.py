@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.files import write_whole
-from zsim.report.fit import fit_of, torch_words
+from zsim.report.fit import fit_of, moment_notes, torch_words
 from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
@@ -48,6 +48,7 @@ def html_report(report: Report, trace: Trace) -> str:
         title=headline(report),
         report=report,
         fit=fit_of(report),
+        notes=[*report.notes, *moment_notes(report)],
         gigabytes=GIGABYTES,
         trust=trust_words(report),
         tiles=list(tiles(report)),

@@ -6,32 +6,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from zsim.plan.memory.peaks import Owned
+from zsim.plan.moments import JobMoment
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
-from zsim.report.report import Verdict
 from zsim.report.views.meanings import MEMORY
 from zsim.report.views.text.plain import Column, named_columns, table
 from zsim.units import GIGABYTES, format_bytes, format_seconds
+from zsim.validated.verdict import Verdict
 
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
           "activations": "activ.", "buffers": "buffers", "framework": "other"}  # fmt: skip
-MARKS: dict[Verdict, str] = {"fits": "", "runs short": "~", "may not fit": "?", "does not fit": "!"}
 By = Literal["category", "phase", "time"]
 PHASES = ("forward", "recompute", "backward", "optimizer")
 _VARIANT_COLUMNS = 23
 
 
 def profile_lines(
-    profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12, has_allocator: bool = True
+    profile: MemoryProfile,
+    verdict: Verdict,
+    *,
+    capacity_bytes: int,
+    limit: int = 12,
+    has_allocator: bool = True,
 ) -> Iterator[str]:
     """Lines on the peak, the peak of each phase, the holders at the peak, and the bytes kept for backward;
-    `limit` rows each (0: all). `has_allocator`: the verdict is about tensors only, because torch's allocator
-    can only be judged by a simulation."""
+    `limit` rows each (0: all). `has_allocator`: the `verdict` is about tensors only, because torch's
+    allocator can only be judged by a simulation."""
     peak = profile.peak
-    fits = "tensors fit" if has_allocator else "fits"
-    verdict = fits if peak.total <= capacity_bytes else "DOES NOT FIT"
-    yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)} ({verdict}), {peak.phase}"
+    yield f"{verdict.word.upper()}  {verdict.odds}"
+    yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
     yield f"      at '{_short(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
-    if verdict == "tensors fit":
+    if has_allocator and verdict.word != "does not fit":
         yield "      Whether torch's allocator runs short, `zsim run` says."
     yield ""
     yield from _phase_lines(profile.phases)
@@ -48,6 +52,21 @@ def profile_lines(
         yield from _unit_lines(units, profile.at_peak, limit)
     yield ""
     yield f"{GIGABYTES}."
+
+
+def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
+    """A table of the moments beside the steady step, in the order of a run."""
+    columns = [Column("Beside the step, GB", is_left=True), Column("GPU"), Column("host")]
+    rows = [
+        (
+            f"{moment.name}{'' if moment.is_certain else ' (*)'}",
+            "" if moment.gpu_bytes is None else f"{moment.gpu_bytes / 1e9:.2f}",
+            "" if moment.host_bytes is None else f"{moment.host_bytes / 1e9:.2f}",
+        )
+        for moment in moments
+    ]
+    some = [] if all(one.is_certain for one in moments) else ["(*) where the script does so; --json says how"]
+    return [*table(columns, rows), *some]
 
 
 def _phase_lines(phases: Sequence[Moment]) -> list[str]:
@@ -114,22 +133,21 @@ def heading(what: str, by: By) -> str:
     return f"{_short(what, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}" + _cells(names, by) + f"{'peak GB':>9}"
 
 
-def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> str:
+def variant_line(label: str, profile: MemoryProfile, by: By, *, verdict: Verdict) -> str:
     """GB of each category at the peak, or the maximum of each phase."""
     peak, highest = profile.peak, {moment.phase: moment.total for moment in profile.phases}
     sizes = [highest.get(name, 0) for name in PHASES] if by == "phase" else peak.by_category.values()
     cells = _cells((f"{size / 1e9:.2f}" for size in sizes), by)
-    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, fits):>9}"
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, verdict):>9}"
 
 
 def simulated_line(
     label: str, peak: Moment, *, verdict: Verdict, seconds: float, tokens: float | None
 ) -> str:
-    """The peak and the step's time, with a mark of `MARKS`."""
+    """The peak and the step's time, with the verdict's mark."""
     rate = "-" if tokens is None else f"{tokens:,.0f}"
     step = format_seconds(seconds)
-    total = f"{peak.total / 1e9:.2f}{MARKS[verdict]}"
-    return f"{_short(label, 32):<32}{total:>9}{peak.phase:>11}{step:>13}{rate:>15}"
+    return f"{_short(label, 32):<32}{_total(peak, verdict):>9}{peak.phase:>11}{step:>13}{rate:>15}"
 
 
 def error_line(label: str, error: str) -> str:
@@ -141,8 +159,8 @@ def _cells(texts: Iterable[str], by: By) -> str:
     return "".join(f"{text:>{12 if by == 'phase' else 8}}" for text in texts)
 
 
-def _total(peak: Moment, fits: bool) -> str:
-    return f"{peak.total / 1e9:.2f}" + ("" if fits else "!")
+def _total(peak: Moment, verdict: Verdict) -> str:
+    return f"{peak.total / 1e9:.2f}{verdict.mark}"
 
 
 def _short(text: str, columns: int) -> str:

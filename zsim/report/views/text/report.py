@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsim.report.fit import allocated_bytes, fit_of
+from zsim.report.fit import allocated_bytes, fit_of, moment_notes
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.views.html.offload import range_sentence
@@ -41,9 +41,10 @@ def print_report(
     for part in _parts(report, is_plain):
         console.print(part)
         console.print()
-    for note in report.notes:
+    said = [*report.notes, *moment_notes(report)]
+    for note in said:
         console.print(Text.assemble(("note: ", "yellow"), note))
-    if report.notes:
+    if said:
         console.print()
     for what, path in (files or {}).items():
         console.print(Text.assemble((f"{what:<8}", "bold"), str(path)), soft_wrap=True)
@@ -102,7 +103,7 @@ def _fit(report: Report) -> Text:
 
     fit = fit_of(report)
     style = {"fits": "bold green", "tight": "bold yellow", "broken": "bold red"}[fit.tone]
-    return Text.assemble((f"{fit.verdict.upper()}  ", style), fit.words)
+    return Text.assemble((f"{fit.verdict.word.upper()}  ", style), fit.words)
 
 
 def _speed(report: Report) -> Table:

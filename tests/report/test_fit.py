@@ -1,0 +1,81 @@
+"""Moments in the report: which one breaks a job, what is noted, and the verdict that counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from zsim.plan.moments import BUILDING, FIRST_FORWARD, FIRST_UPDATE, GATHERED_SAVE, SAVING, JobMoment
+from zsim.report.fit import breaking_sentence, moment_notes
+from zsim.report.memory import OutOfMemory
+from zsim.report.report import Report
+
+GB = 10**9
+LIMITS = {"gpu": 80 * GB, "host": 1000 * GB, "nvme": None}
+
+
+def moment(name: str, gpu: int | None = None, host: int | None = None, *, certain: bool = True) -> JobMoment:
+    return JobMoment(name, gpu, host, "because", "a source", certain)
+
+
+def with_moments(make: Callable[..., Report], *moments: JobMoment) -> Report:
+    return replace(make(), moments=moments, capacity_bytes=LIMITS)
+
+
+def test_the_first_moment_without_room_is_the_one_that_breaks(
+    make_step_report: Callable[..., Report],
+) -> None:
+    roomy, building = moment(FIRST_FORWARD, 70 * GB), moment(BUILDING, 90 * GB)
+    said = breaking_sentence(with_moments(make_step_report, building, roomy))
+    assert said.endswith("before the first step, while the optimizer's states are made: 90.00 GB on a GPU")
+    said = breaking_sentence(with_moments(make_step_report, roomy, moment(FIRST_UPDATE, 95 * GB)))
+    assert said.startswith("It breaks in the first update, while the optimizer's states are made: 95.00 GB")
+    said = breaking_sentence(with_moments(make_step_report, moment(SAVING, None, 1200 * GB)))
+    assert said == "It breaks when saving: 1.20 TB on a node's host"
+
+
+def test_what_only_some_scripts_do_breaks_nothing(make_step_report: Callable[..., Report]) -> None:
+    some = moment(SAVING, None, 1200 * GB, certain=False)
+    found = with_moments(make_step_report, some)
+    assert breaking_sentence(found) == ""
+    assert found.verdict.word == "fits"
+    (note,) = moment_notes(found)
+    assert note.startswith("no room, where the script does it: saving, 1.20 TB on a node's host (`moments`")
+
+
+def test_the_verdict_is_that_of_the_moment_that_needs_most(make_step_report: Callable[..., Report]) -> None:
+    found = with_moments(make_step_report, moment(GATHERED_SAVE, 20 * GB, 3000 * GB))
+    assert found.load == 3.0
+    assert found.verdict.word == "does not fit"
+    assert found.fits, "all tensors of the step have room"
+
+
+def test_a_job_that_breaks_in_a_later_step_says_what_the_first_one_needed(
+    make_step_report: Callable[..., Report],
+) -> None:
+    first = moment(FIRST_FORWARD, 60 * GB), moment(FIRST_UPDATE, 50 * GB)
+    over = OutOfMemory("blocks.2 forward", "gpu", 0, 0.1, GB, 2 * GB, 80 * GB)
+    found = replace(with_moments(make_step_report, *first), out_of_memory=over)
+    said = breaking_sentence(found)
+    assert said.startswith("It breaks in the second step: the first one's forward and backward need 60.00 GB")
+    assert said.endswith("its update 50.00 GB")
+    assert breaking_sentence(with_moments(make_step_report, *first)) == ""
+
+
+def test_a_moment_that_needs_half_of_a_tier_and_more_than_the_step_is_noted(
+    make_step_report: Callable[..., Report],
+) -> None:
+    """The step needs 17.75 GB of the GPU's 80."""
+    notes = list(moment_notes(with_moments(make_step_report, moment(SAVING, 41 * GB))))
+    assert notes == ["saving, 41.00 GB on a GPU: because"]
+    assert not list(moment_notes(with_moments(make_step_report, moment(SAVING, 39 * GB))))
+    (note,) = moment_notes(with_moments(make_step_report, moment(SAVING, 81 * GB)))
+    assert "more than it has" in note
+
+
+def test_every_moment_is_in_the_json(make_step_report: Callable[..., Report]) -> None:
+    (row,) = with_moments(make_step_report, moment(SAVING, None, 5)).to_dict()["moments"]
+    assert row == {
+        "name": "saving", "gpu_bytes": None, "host_bytes": 5, "cause": "because", "source": "a source",
+        "is_certain": True,
+    }  # fmt: skip

@@ -1,0 +1,62 @@
+"""One word of four and its probability."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+
+from zsim.validated.memory import MemoryErrors
+from zsim.validated.verdict import Verdict, mark_meanings, unless_fits, verdict_content, verdict_of
+
+# Even from -0.1 to +0.1: the probability at load exp(-x) is 1/2 + 5 x (2.5 % at the ends' middles).
+ERRORS = MemoryErrors(np.linspace(-0.1, 0.1, 21), np.full(21, 1 / 21), 21, 5, 0.3, 7)
+
+
+@pytest.mark.parametrize(
+    ("load", "word", "exit_code"),
+    [
+        (exp(-0.09), "fits", 0),
+        (exp(-0.02), "fits barely", 0),
+        (exp(0.02), "fits barely", 1),
+        (exp(0.09), "does not fit", 1),
+    ],
+)
+def test_the_word_is_that_of_the_probability(load: float, word: str, exit_code: int) -> None:
+    """At exp(-0.09) 20/21 of the errors less half of one leave room, at exp(-0.02) 12.5/21 of them."""
+    found = verdict_of(load, "FSDP", errors=ERRORS)
+    assert (found.word, found.exit_code) == (word, exit_code)
+
+
+def test_a_job_that_runs_short_is_judged_by_published_jobs_that_did() -> None:
+    """Of jobs that run short 30 % ran, so it is likelier to run out of memory, however much room its tensors
+    have; one that has none does not fit."""
+    found = verdict_of(0.8, "FSDP", is_short=True, errors=ERRORS)
+    assert (found.word, found.probability, found.exit_code, found.rows_short) == ("runs short", 0.3, 1, 7)
+    assert verdict_of(1.2, "FSDP", is_short=True, errors=ERRORS).word == "does not fit"
+
+
+def test_a_verdict_in_doubt_says_which_way_is_likelier() -> None:
+    assert Verdict("fits barely", 0.64).odds == "likelier to fit: probability that it fits 64 %"
+    short = Verdict("runs short", 0.38)
+    assert short.odds == "likelier to run out of memory: probability that it fits 38 %"
+    assert Verdict("fits", 0.99).odds == "probability that it fits 99 %"
+
+
+def test_a_verdict_is_broken_where_it_is_likelier_not_to_fit() -> None:
+    assert [Verdict("fits", 0.95).tone, Verdict("fits barely", 0.6).tone] == ["fits", "tight"]
+    assert [Verdict("fits barely", 0.4).tone, Verdict("does not fit", 0.05).tone] == ["broken", "broken"]
+
+
+def test_marks_and_words_in_tables() -> None:
+    barely = Verdict("fits barely", 0.6)
+    assert barely.mark == "?"
+    assert unless_fits(barely) == " (fits barely)"
+    assert unless_fits(Verdict("fits", 0.99)) == unless_fits(None) == ""
+    assert [line[:3] for line in mark_meanings({"fits", "runs short", "does not fit"})] == ["~  ", "!  "]
+
+
+def test_the_content_is_the_word_and_the_probability() -> None:
+    assert verdict_content(Verdict("fits", 0.97)) == {"verdict": "fits", "fits_probability": 0.97}
+    assert verdict_content(None) == {"verdict": None, "fits_probability": None}

@@ -1,0 +1,17 @@
+"""FSDP1's moments beside the steady step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.plan.moments import BetweenSteps, JobMoment
+from zsim.plan.parts.full_state import sharded_moments
+
+
+def fsdp1_moments(held: BetweenSteps) -> Iterator[JobMoment]:
+    """A whole state dict unshards one FSDP unit at a time, a block or what is outside of them."""
+    model = held.job.model
+    largest = max(model.rest_numel, *(block.numel for block in model.distinct_blocks))
+    yield from sharded_moments(
+        held, largest, "a FULL_STATE_DICT", "torch 2.13 distributed/fsdp/_state_dict_utils.py"
+    )

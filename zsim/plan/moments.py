@@ -1,0 +1,186 @@
+"""Moments of a job that are not its steady step, and what they need: the first step, evaluation, saving,
+resuming, loading weights.
+
+What a framework does then stands in its own folder; here stand the moments that all have. Moments that no
+source says enough about are left out (docs/report.md names them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zsim.arrays import Ints
+from zsim.dataclass import dataclass
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.columns import memory_columns, op_columns
+from zsim.plan.memory.capacity import framework_memory, resident_bytes
+from zsim.plan.memory.peaks import fullest_program
+from zsim.plan.ops import Plan, Program
+from zsim.specs.experiment.job import Job
+
+UPDATE_PHASE = "optimizer"
+_EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
+_FP32 = DTYPE_BYTES["fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobMoment:
+    """A moment and the most it needs: `gpu_bytes` of the fullest GPU and `host_bytes` of the fullest node,
+    each None where it is no more than between steps. `is_certain`: the job passes through it by its settings,
+    else only if its script does what `cause` says."""
+
+    name: str
+    gpu_bytes: int | None
+    host_bytes: int | None
+    cause: str
+    source: str
+    is_certain: bool
+
+
+@dataclass(frozen=True)
+class BetweenSteps:
+    """The bytes that the fullest rank and node of a job hold between steps."""
+
+    job: Job
+    plan: Plan
+
+    @cached_property
+    def program(self) -> Program:
+        return fullest_program(self.plan)
+
+    @cached_property
+    def context_bytes(self) -> int:
+        """The CUDA context and the buffers of communicators."""
+        return framework_memory(self.job, self.plan, self.plan.programs.index(self.program)).bytes
+
+    def gpu_bytes_of(self, *categories: str) -> int:
+        """Resident bytes of these categories (default: all) on the GPU."""
+        return sum(
+            memory.bytes
+            for memory in self.program.resident
+            if memory.device == "gpu" and (not categories or memory.category in categories)
+        )
+
+    @cached_property
+    def gpu_bytes(self) -> int:
+        """All that the GPU holds, the context too."""
+        return self.context_bytes + self.gpu_bytes_of()
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """All that ranks hold of a node's memory."""
+        return resident_bytes(self.job, self.plan, "host")
+
+    @cached_property
+    def lazy_bytes(self) -> int:
+        """States on the GPU that the first update makes."""
+        return sum(sum(memory.lazy_tensors) for memory in self.program.resident if memory.device == "gpu")
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of a node."""
+        return self.job.gpus_per_node
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of one parameter as the rank's model has it before a framework shards it."""
+        return DTYPE_BYTES[self.job.training.stored_dtype]
+
+
+LOADING, BUILDING = "loading weights", "building the optimizer"
+FIRST_FORWARD, FIRST_UPDATE = "first forward and backward", "first update"
+EVALUATION, SAVING, GATHERED_SAVE = "evaluation", "saving", "saving whole weights"
+UNOFFLOADED_SAVE, RESUMING = "saving whole weights on the GPU", "resuming"
+ORDER = (
+    LOADING, RESUMING, BUILDING, FIRST_FORWARD, FIRST_UPDATE, EVALUATION, SAVING, GATHERED_SAVE,
+    UNOFFLOADED_SAVE,
+)  # fmt: skip
+
+
+def first_step(held: BetweenSteps) -> Iterator[JobMoment]:
+    """The first step of an optimizer that makes its states in its first update (torch.optim's `_init_group`):
+    until then the GPU holds less, in it as much as in every later update."""
+    if not held.lazy_bytes:
+        return
+    before, update = held.program.once(phase_peaks)
+    source = "torch 2.13 optim/adamw.py `_init_group`"
+    yield JobMoment(
+        FIRST_FORWARD, held.context_bytes + before - held.lazy_bytes, None,
+        "the optimizer's states are made in the first update", source, True,
+    )  # fmt: skip
+    yield JobMoment(
+        FIRST_UPDATE, held.context_bytes + update, None,
+        "makes the optimizer's states tensor by tensor while the gradients are held", source, True,
+    )  # fmt: skip
+
+
+def phase_peaks(program: Program) -> tuple[int, int]:
+    """(maximum GPU bytes of a rank in forward and backward, in the update), the states held all the time."""
+    levels, phases = _levels(program)
+    is_update = phases == UPDATE_PHASE
+    start = _resident(program)
+    return max(start, int(levels[~is_update].max(initial=0))), max(
+        start, int(levels[is_update].max(initial=0))
+    )
+
+
+def forward_peak(program: Program) -> int:
+    """Maximum GPU bytes of a rank in forward without activations, as in a forward without gradients."""
+    levels, phases = _levels(program, without="activations")
+    return max(_resident(program), int(levels[phases == "forward"].max(initial=0)))
+
+
+def _resident(program: Program) -> int:
+    return sum(memory.bytes for memory in program.resident if memory.device == "gpu")
+
+
+def _levels(program: Program, without: str = "") -> tuple[Ints, NDArray[np.str_]]:
+    """GPU bytes of a rank after each change of them, and the phase of each; `without` a category."""
+    columns, phases = program.once(memory_columns), program.once(op_columns).phase
+    counts = np.array([
+        device == "gpu" and category != without
+        for device, category in zip(columns.device, columns.category, strict=True)
+    ], dtype=bool)  # fmt: skip
+    ops = np.minimum(np.array(columns.op, dtype=np.int64), len(phases) - 1)[counts]
+    changes = np.array(columns.bytes, dtype=np.int64)[counts]
+    return _resident(program) + np.cumsum(changes), np.array(phases)[ops]
+
+
+def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
+    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch: what the
+    step's own forward holds less its activations, and the logits.
+
+        logits = n l v (16 bits + fp32 + fp32)
+
+    n: sequences, l: their length, v: words; the model's logits, their cast and the log-probabilities
+    (transformers `ForCausalLMLoss`, torch's cross_entropy).
+    """
+    training = held.job.training
+    if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
+        return
+    each = DTYPE_BYTES["bf16"] + 2 * _FP32
+    logits = _EVALUATED * training.sequence_length * held.job.model.vocab_size * each
+    yield JobMoment(
+        EVALUATION, held.context_bytes + held.program.once(forward_peak) + logits, None,
+        f"at least, with the Hugging Face Trainer's batch of {_EVALUATED} (per_device_eval_batch_size): "
+        "logits in 16 bits and twice in fp32, beside all that training holds; with compute_metrics every "
+        "batch's logits stay on the GPU besides",
+        "transformers loss/loss_utils.py `ForCausalLMLoss`, training_args.py", False,
+    )  # fmt: skip
+
+
+def loading(held: BetweenSteps, cause: str, source: str, copies: int) -> JobMoment:
+    """Weights that `copies` ranks of a node read into host memory whole, each in its model's type."""
+    whole = held.job.model.numel * held.stored_bytes
+    return JobMoment(LOADING, None, copies * whole, cause, source, False)
+
+
+PRETRAINED = "transformers 4.46 modeling_utils.py `load_state_dict`"
+EVERY_RANK = (
+    "every rank of a node reads the whole pretrained model into host memory (from_pretrained); without "
+    "low_cpu_mem_usage a randomly filled copy stands beside it"
+)

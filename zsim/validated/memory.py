@@ -1,0 +1,181 @@
+"""The shipped table of published memory: how full zsim says that a memory is, how far its figure was off, and
+whether the job ran; and the distribution of such errors, from which a job's probability to fit is made.
+
+# [Note: what the probability assumes]
+A job needs exp(error) times what zsim says, and fits where that is no more than the memory's usable bytes.
+Errors are those of rows that no number of zsim is fitted to (role report), and that use at least a quarter of
+their GPU: what a small job is off by in proportion is the context's and the cache's doing. As for the step's
+interval (`zsim.validated.errors`), every source counts once, however many rows it has; a source more has the
+errors of the others with the opposite sign; and a cell of alike runs with few sources borrows from broader
+ones.
+`python validation/published/memory.py` rewrites the table and shows the calibration, each source judged by
+the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from functools import cache
+from math import log
+from typing import Literal
+
+import numpy as np
+
+from zsim.arrays import Floats
+from zsim.dataclass import dataclass
+from zsim.validated.errors import BROADER, weights_by_source
+from zsim.validated.runs import PRESETS
+
+TABLE = PRESETS / "validated_memory.csv"
+UNFITTED = "report"  # the role of rows that no number is fitted to
+LEAST_LOAD = 0.25  # of rows whose errors tell of jobs near the limit
+Outcome = Literal["", "ran", "out of memory"]
+RAN: Outcome = "ran"
+RAN_OUT: Outcome = "out of memory"
+
+# No probability is nearer to 0 or 1: of the published verdicts far from the limit about one in a hundred is
+# wrong, for reasons that no figure of memory shows (another length, another program on the GPU).
+SUREST = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRun:
+    """A published run. `is_mixture`: of experts; `load`: zsim's peak over the usable bytes; `retries` and
+    `failures`: of torch's allocator in zsim's step; `kind`: which figure was published (allocated, active,
+    reserved, device; "" for none); `error`: ln(measured / predicted) of that figure, None without one."""
+
+    row_id: str
+    source: str
+    role: str
+    framework: str
+    is_mixture: bool
+    load: float
+    retries: float
+    failures: float
+    outcome: Outcome
+    kind: str
+    error: float | None
+
+    @property
+    def runs_short(self) -> bool:
+        """Whether torch's allocator is predicted to run short, though all tensors have room."""
+        return self.load <= 1 and bool(self.retries or self.failures)
+
+
+@dataclass(frozen=True)
+class MemoryErrors:
+    """Errors with weights that add up to 1; `rows`, `sources`: how many are behind them; `ran_short`: the
+    fraction of published jobs that ran of those predicted to run short, and their number."""
+
+    values: Floats
+    weights: Floats
+    rows: int
+    sources: int
+    ran_short: float
+    rows_short: int
+
+    def probability(self, load: float) -> float:
+        """The probability that a memory with this load suffices: of an error of at most -ln(load). Between
+        the middles of two errors' weights it is interpolated."""
+        if load <= 0 or not len(self.values):
+            return SUREST if load <= 1 else 1 - SUREST
+        values, places = np.unique(self.values, return_inverse=True)
+        weights = np.bincount(places, self.weights)
+        middles = np.cumsum(weights) - weights / 2
+        found = float(np.interp(-log(load), values, middles, left=0.0, right=1.0))
+        return min(max(found, 1 - SUREST), SUREST)
+
+    def probability_short(self, load: float) -> float:
+        """The same where torch's allocator runs short: no more than the published fraction that ran."""
+        return min(self.probability(load), self.ran_short)
+
+
+@cache
+def memory_runs() -> tuple[MemoryRun, ...]:
+    """The runs of the shipped table."""
+    return read_memory(TABLE.read_text(encoding="utf-8"))
+
+
+@cache
+def shipped_errors(framework: str, is_mixture: bool = False) -> MemoryErrors:
+    """The errors on a framework's jobs by the shipped table."""
+    return errors_of(framework, memory_runs(), is_mixture=is_mixture)
+
+
+def errors_of(framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = False) -> MemoryErrors:
+    """The distribution of the error on a job of `framework`, dense or a mixture of experts, from the cells of
+    runs like it: those of the framework that are dense as it is or not, all of the framework, all."""
+    known = [run for run in runs if run.role == UNFITTED and run.error is not None and run.load >= LEAST_LOAD]
+    values = np.array([run.error for run in known], dtype=np.float64)
+    weights, opposite, rest = np.zeros(len(known)), np.zeros(len(known)), 1.0
+    alike = framework, is_mixture
+    for cell in (2, 1, 0):
+        is_last = cell == 0
+        inside = [
+            place for place, run in enumerate(known) if (run.framework, run.is_mixture)[:cell] == alike[:cell]
+        ]
+        if not inside:
+            continue
+        own, num_sources = weights_by_source([known[place].source for place in inside])
+        share = 1.0 if is_last else num_sources / (num_sources + BROADER)
+        mirrored = 1 / (num_sources + 1)
+        weights[inside] += rest * share * (1 - mirrored) * own
+        opposite[inside] += rest * share * mirrored * own
+        rest *= 1 - share
+    ran_short, rows_short = fraction_that_ran(run for run in runs if run.runs_short)
+    return MemoryErrors(
+        np.r_[values, -values],
+        np.r_[weights, opposite],
+        len(known),
+        len({run.source for run in known}),
+        ran_short,
+        rows_short,
+    )
+
+
+def fraction_that_ran(runs: Iterable[MemoryRun]) -> tuple[float, int]:
+    """The fraction that ran, as the mean of sources and of one more source of which half did; and the number
+    of runs whose outcome was published."""
+    known = [run for run in runs if run.outcome]
+    if not known:
+        return 0.5, 0
+    weights, num_sources = weights_by_source([run.source for run in known])
+    ran = np.array([run.outcome == RAN for run in known], dtype=np.float64)
+    return (num_sources * float(weights @ ran) + 0.5) / (num_sources + 1), len(known)
+
+
+COLUMNS = tuple(field.name for field in fields(MemoryRun))
+_DIGITS = {"load": 4, "retries": 2, "failures": 2, "error": 5}
+
+
+def read_memory(text: str) -> tuple[MemoryRun, ...]:
+    """The runs of a table as `memory_text` writes it."""
+    rows = csv.DictReader(io.StringIO(text))
+    if tuple(rows.fieldnames or ()) != COLUMNS:
+        raise ValueError("a table of published memory has other columns than this release writes")
+    return tuple(_run(row) for row in rows)
+
+
+def _run(row: dict[str, str]) -> MemoryRun:
+    numbers = {name: float(row[name]) if row[name] else None for name in _DIGITS}
+    is_mixture = row["is_mixture"] == "True"
+    return MemoryRun(**{**row, **numbers, "is_mixture": is_mixture})  # type: ignore[arg-type]  # the rest is text
+
+
+def memory_text(runs: Iterable[MemoryRun]) -> str:
+    """The table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        writer.writerow(_cell(name, getattr(run, name)) for name in COLUMNS)
+    return text.getvalue()
+
+
+def _cell(name: str, value: str | float | bool | None) -> str:
+    if value is None or isinstance(value, str | bool):
+        return "" if value is None else str(value)
+    return f"{value:.{_DIGITS[name]}f}".rstrip("0").rstrip(".")

@@ -1,0 +1,121 @@
+"""Whether a job fits: one word of four, and the probability that it does by zsim's errors on published runs.
+
+Every command and page takes its word, its exit code and its probability from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from zsim.dataclass import dataclass
+from zsim.validated.memory import MemoryErrors, shipped_errors
+
+Word = Literal["fits", "fits barely", "runs short", "does not fit"]
+Tone = Literal["fits", "tight", "broken"]  # how a verdict is shown
+
+LEVEL = 0.9  # from this probability on a job fits, and below its opposite it does not
+LIKELIER = 0.5  # below it the exit code is that of a job that does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The word and the probability that the job fits.
+
+    Fits, does not fit: with a probability of at least `LEVEL`. Fits barely: the limit lies inside the band of
+    zsim's errors, and the probability says which way is likelier. Runs short: all tensors have room, but
+    torch's allocator must give its cache back and ask again, or finds no room even then; `rows_short` is the
+    number of published jobs behind its probability.
+    """
+
+    word: Word
+    probability: float
+    rows_short: int = 0
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether the job is likelier to fit than not."""
+        return self.probability >= LIKELIER
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a job that is likelier to fit than not, else 1."""
+        return 0 if self.is_likely else 1
+
+    @property
+    def label(self) -> str:
+        return self.word.capitalize()
+
+    @property
+    def tone(self) -> Tone:
+        if self.word == "fits":
+            return "fits"
+        return "tight" if self.is_likely else "broken"
+
+    @property
+    def mark(self) -> str:
+        """One letter beside a figure in a table: nothing for a job that fits."""
+        return _MARKS[self.word]
+
+    @property
+    def leaning(self) -> str:
+        """Which way is likelier, where that is in doubt; else ""."""
+        if self.word in ("fits", "does not fit"):
+            return ""
+        return f"likelier to {'fit' if self.is_likely else 'run out of memory'}"
+
+    @property
+    def chance(self) -> str:
+        """E.g. "probability that it fits 99 %"."""
+        return f"probability that it fits {100 * self.probability:.0f} %"
+
+    @property
+    def odds(self) -> str:
+        """The probability, after which way is likelier where that is in doubt."""
+        return ": ".join(part for part in (self.leaning, self.chance) if part)
+
+
+_MARKS: dict[Word, str] = {"fits": "", "fits barely": "?", "runs short": "~", "does not fit": "!"}
+
+
+def mark_meanings(words: set[Word]) -> list[str]:
+    """The meaning of the marks of these words, a line each."""
+    return [f"{_MARKS[word]}  {_MEANINGS[word]}" for word in _MARKS if word in words and _MARKS[word]]
+
+
+_MEANINGS: dict[Word, str] = {
+    "fits": "",
+    "fits barely": "fits barely: the limit lies inside the band of zsim's errors",
+    "runs short": "runs short: torch's allocator must give its cache back, or finds no room",
+    "does not fit": "does not fit",
+}
+
+
+def verdict_content(verdict: Verdict | None) -> dict[str, Any]:
+    """The verdict as JSON data: `verdict`, a word, and `fits_probability`; None where there is none."""
+    word, probability = (None, None) if verdict is None else (verdict.word, verdict.probability)
+    return {"verdict": word, "fits_probability": probability}
+
+
+def unless_fits(verdict: Verdict | None) -> str:
+    """The word behind a figure in a table, as in " (does not fit)"; "" for a job that fits."""
+    return "" if verdict is None or verdict.word == "fits" else f" ({verdict.word})"
+
+
+def verdict_of(
+    load: float,
+    framework: str,
+    *,
+    is_mixture: bool = False,
+    is_short: bool = False,
+    errors: MemoryErrors | None = None,
+) -> Verdict:
+    """The verdict on a job of `framework`, dense or a mixture of experts, whose fullest memory has this
+    `load`: bytes at its peak over usable bytes, of GPU, host and drives the largest. `is_short`: torch's
+    allocator retries or fails in its step; `errors`: by default those of the shipped table."""
+    errors = shipped_errors(framework, is_mixture) if errors is None else errors
+    probability = errors.probability(load)
+    if probability <= 1 - LEVEL + 1e-9:
+        return Verdict("does not fit", probability)
+    if is_short:
+        return Verdict("runs short", errors.probability_short(load), errors.rows_short)
+    return Verdict("fits" if probability >= LEVEL - 1e-9 else "fits barely", probability)
