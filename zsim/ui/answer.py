@@ -27,7 +27,7 @@ from zsim.study.advice import advice
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
 from zsim.ui.prediction import Prediction
-from zsim.ui.size import check_size
+from zsim.ui.process.size import check_size
 from zsim.units import format_bytes, format_seconds
 
 _MAX_GPUS = 16_384

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answers import Answers
-from zsim.ui.desk import Desk
-from zsim.ui.desks import Desks
 from zsim.ui.fields import STAGE, TOKENS
 from zsim.ui.film import show_film
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.given import take_given
 from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.process.desk import Desk
+from zsim.ui.process.desks import Desks
 from zsim.ui.recorded import show_recorded
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
@@ -42,8 +43,8 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
-    outcomes, desks = Predictions(), Desks(form, folder)
-    answers = Answers(lambda shown, more: desks.answers.result(Desk.answer, shown, more), desks.end)
+    outcomes, desks = Predictions(), Desks(form, partial(Desk, form, folder))
+    answers = Answers(lambda shown, more: desks.answers.result("answer", shown, more), desks.end)
     answers.begin(form.initial)
     _answer(app, form, answers, outcomes)
     keep_state(app, form)
@@ -187,7 +188,7 @@ def _curve(app: Any, desks: Desks) -> None:
     def extend(wanted: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Any, str]:
         counts = asked["counts"][: wanted["number"]]
         found, error = said(
-            lambda: desks.curve.result(Desk.curve, asked["shown"], asked["more"], counts, wanted["mode"])
+            lambda: desks.curve.result("curve", asked["shown"], asked["more"], counts, wanted["mode"])
         )
         figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
         return {**figures, "done": wanted}, error if found is None else found.words

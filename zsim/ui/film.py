@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.study.topologies.film import NUM_FRAMES, cluster_figure, film_of_step, loads_figure
-from zsim.ui.desks import Desks
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.process.desks import Desks
 from zsim.ui.words import said
 
 
@@ -26,7 +26,7 @@ def show_film(app: Any, desks: Desks) -> None:
     def make(asked: Mapping[str, Any] | None) -> Any:
         if not asked:
             return None, "", NUM_FRAMES - 1
-        film, error = said(lambda: desks.answers.result(desks.desk.film, asked["shown"], asked["more"]))
+        film, error = said(lambda: desks.answers.result("film", asked["shown"], asked["more"]))
         return film, error, NUM_FRAMES - 1
 
     app.clientside_callback(

@@ -20,9 +20,9 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.formats.toml import inline_text, toml_text
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
-from zsim.ui.desks import Desks
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
+from zsim.ui.process.desks import Desks
 from zsim.ui.recorded import is_recorded
 from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import said
@@ -75,7 +75,7 @@ def take_given(app: Any, desks: Desks) -> None:
                 own = name or "trace"
                 return {
                     "recording": {
-                        "key": desks.answers.result(desks.desk.take_recording, content, own),
+                        "key": desks.answers.result("take_recording", content, own),
                         "name": own,
                     },
                     "said": "The recorded step stands beside the simulated one, below. The page's address "
@@ -86,7 +86,7 @@ def take_given(app: Any, desks: Desks) -> None:
             else:
                 given, called = text or "", "the pasted text"
             setting = shown, more or "", given, called
-            turned, lines, words = desks.answers.result(desks.desk.take, *setting)
+            turned, lines, words = desks.answers.result("take", *setting)
             return {"fields": [turned[key] for key in keys], "more": lines, "said": words, "applied": lines}
 
         found, error = said(work)

@@ -19,7 +19,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
-from zsim.ui.size import check_size
+from zsim.ui.process.size import check_size
 from zsim.validated.verdict import Tone
 
 _MAX_KEPT = 64

@@ -10,11 +10,11 @@ from zsim.specs.formats.toml import toml_text
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO
 from zsim.ui.comparison import MAX_PINS, comparison
-from zsim.ui.desks import Desks
 from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
 from zsim.ui.prediction import Prediction, Predictions, token_of
+from zsim.ui.process.desks import Desks
 from zsim.ui.words import mend_buttons, said
 
 Asked = Mapping[str, Any]
@@ -113,7 +113,7 @@ def _outcome(desks: Desks, outcomes: Predictions, shown: Mapping[str, Any], more
     token = token_of(shown, more)
     known = outcomes.kept.get(token)
     if known is None:
-        known = desks.answers.result(desks.desk.outcome, shown, more)
+        known = desks.answers.result("outcome", shown, more)
         outcomes.keep(token, known)
     return known
 
@@ -144,7 +144,7 @@ def mend(app: Any, desks: Desks) -> None:
     def offer(asked: Asked) -> tuple[list[Any], list[Mapping[str, Any]]]:
         if asked["fits"]:
             return [], []
-        found, error = said(lambda: desks.remedies.result(desks.desk.mends, asked["shown"], asked["more"]))
+        found, error = said(lambda: desks.remedies.result("mends", asked["shown"], asked["more"]))
         return ([error], []) if found is None else (mend_buttons(found), list(found.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]

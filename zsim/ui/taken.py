@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.desks import Desks
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
+from zsim.ui.process.desks import Desks
 from zsim.ui.words import CSV_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
 
 
@@ -33,7 +33,7 @@ def offer_files(app: Any, desks: Desks) -> None:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
         name, shown, more = str(ctx.triggered_id["name"]), asked["shown"], asked["more"]
-        content, _ = said(lambda: desks.answers.result(desks.desk.file, name, shown, more))
+        content, _ = said(lambda: desks.answers.result("file", name, shown, more))
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}

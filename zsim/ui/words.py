@@ -10,7 +10,7 @@ from typing import Any
 from zsim.errors import ZsimError
 from zsim.report.views.text.sentences import NO_REMEDY
 from zsim.ui.answer import Answer, Tier
-from zsim.ui.worker import Mistake, Superseded
+from zsim.ui.process.worker import Mistake, Superseded
 from zsim.units import GIGABYTES
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 

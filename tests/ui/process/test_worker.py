@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.ui.process.worker import Superseded, Worker
 from zsim.ui.words import said
-from zsim.ui.worker import Superseded, Worker
 
 posix = pytest.mark.skipif(os.name != "posix", reason="kills a process")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory where Linux can")
@@ -22,8 +22,8 @@ ENOUGH = 60.0  # seconds that a busy machine may take to start a process
 
 PAGE = """
 import os, time
-from tests.ui.test_worker import Table, pid
-from zsim.ui.worker import Worker
+from tests.ui.process.test_worker import Table, pid
+from zsim.ui.process.worker import Worker
 print(Worker("nothing", Table).result(pid), flush=True)
 time.sleep(600)
 """
@@ -34,6 +34,10 @@ class Table:
 
     def __init__(self) -> None:
         self.counted = 0
+
+    def seen(self) -> int:
+        """How often it was counted."""
+        return self.counted
 
 
 def count(table: Table) -> int:
@@ -65,7 +69,7 @@ def fail(table: Table) -> None:
     raise KeyError("missing")
 
 
-def worker(**options: Any) -> Worker[Table]:
+def worker(**options: Any) -> Worker:
     return Worker("the answer", Table, **options)
 
 
@@ -78,6 +82,7 @@ def test_it_keeps_what_it_made_and_says_the_same_mistakes(capsys: pytest.Capture
     assert (found, text) == (None, "zsim made a mistake here (KeyError); the terminal has the details")
     assert "KeyError: 'missing'" in capsys.readouterr().err
     assert one.result(count) == 3
+    assert one.result("seen") == 3
 
 
 def test_what_takes_too_long_is_ended_and_the_next_is_done() -> None:

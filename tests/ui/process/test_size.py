@@ -9,8 +9,8 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.ui import size
-from zsim.ui.size import check_size
+from zsim.ui.process import size
+from zsim.ui.process.size import check_size
 
 STEPS = "training.gradient_accumulation_steps"
 

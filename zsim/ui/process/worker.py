@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any
 
 from zsim.dataclass import dataclass
 from zsim.errors import NotSimulatedError, ZsimError
@@ -26,12 +26,8 @@ MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what 
 MAX_BYTES = 4 * 2**30
 MAX_WORKS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
 _TRIES = 2
-_PRELOADED = ["zsim.ui.desk"]
+_PRELOADED = ["zsim.ui.process.desk"]
 WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound"
-
-P = ParamSpec("P")
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 class Superseded(ZsimError):
@@ -57,12 +53,12 @@ class _Running:
 
 
 @dataclass(frozen=True)
-class Worker(Generic[S]):
+class Worker:
     """A process, started when it is first needed, that does one piece of work after the other on what `make`
     made there. `what`: its work, for its errors; `niceness`: how much processor time it leaves to others."""
 
     what: str
-    make: Callable[[], S]
+    make: Callable[[], Any]
     niceness: int = 0
     max_seconds: float = MAX_SECONDS
     max_bytes: int = MAX_BYTES
@@ -71,8 +67,8 @@ class Worker(Generic[S]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     running: _Running = field(default_factory=_Running)
 
-    def result(self, work: Callable[Concatenate[S, P], T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return or raise what `work` does there.
+    def result(self, work: Callable[..., Any] | str, *arguments: Any) -> Any:
+        """Return or raise what `work` does there, a function of what `make` made or the name of its method.
 
         Raises NotSimulatedError where it takes longer or more memory than it may, or the process dies again,
         and Superseded where `end` was called meanwhile.
@@ -81,8 +77,7 @@ class Worker(Generic[S]):
         with self.turn:
             for _ in range(_TRIES):
                 try:
-                    found: T = self._done(ends, work, arguments, named)
-                    return found
+                    return self._done(ends, work, arguments)
                 except _Died:
                     continue
         raise NotSimulatedError(
@@ -96,13 +91,13 @@ class Worker(Generic[S]):
             if self.running.is_busy:
                 self._kill()
 
-    def _done(self, ends: int, work: Any, arguments: Any, named: Any) -> Any:
+    def _done(self, ends: int, work: Callable[..., Any] | str, arguments: Any) -> Any:
         with self.lock:
             self._check(ends)
             pipe = self._started()
             self.running.is_busy = True
         try:
-            pipe.send((work, arguments, named))
+            pipe.send((work, arguments))
             if not pipe.poll(self.max_seconds):
                 with self.lock:
                     self._check(ends)
@@ -172,12 +167,13 @@ def _serve(
     desk: Any = None
     for _ in range(max_works):
         try:
-            work, arguments, named = pipe.recv()
+            work, arguments = pipe.recv()
         except (EOFError, OSError):
             return
         try:
             desk = desk or make()
-            answer = True, work(desk, *arguments, **named)
+            method = getattr(type(desk), work) if isinstance(work, str) else work
+            answer = True, method(desk, *arguments)
         except ZsimError as error:
             answer = False, error
         except MemoryError:

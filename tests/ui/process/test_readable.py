@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ui.test_form import made
-from zsim.ui.readable import named_files
+from zsim.ui.process.readable import named_files
 
 # Asks the desk of an experiment for settings, and prints what is said of each. In a process of its own, which
 # opens nothing else afterwards.
@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 given = json.loads(sys.argv[1])
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.desk import Desk
+from zsim.ui.process.desk import Desk
 from zsim.ui.form import form_of
 from zsim.ui.words import said
 form = form_of(Experiment.of_data(given["experiment"]))

@@ -17,7 +17,7 @@ from zsim.ui.film import film_data
 from zsim.ui.form import Form, Shown
 from zsim.ui.given import taken
 from zsim.ui.prediction import Prediction, Predictions, token_of
-from zsim.ui.readable import ReadableFiles, named_files
+from zsim.ui.process.readable import ReadableFiles, named_files
 from zsim.ui.recorded import Recordings
 from zsim.ui.taken import file_content, film_content
 from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences, run_tiles

@@ -1,0 +1,1 @@
+"""The processes that work for the page, within bounds."""
