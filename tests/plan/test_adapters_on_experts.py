@@ -154,7 +154,7 @@ def test_an_adapter_config_names_parameters(tmp_path: Path) -> None:
 # -- Megatron-Bridge ---------------------------------------------------------------------------------------
 
 BRIDGE = {"kind": "megatron", "moe_grouped_gemm": True}
-SPREAD = {"expert": 4, "dispatcher": "all-to-all"}
+SPREAD = {"expert_imbalance": 1.0, "expert": 4, "dispatcher": "all-to-all"}
 
 
 def bridge(lora: dict[str, Any] | None = None, strategy: dict[str, Any] | None = None) -> Job:

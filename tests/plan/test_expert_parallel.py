@@ -42,6 +42,7 @@ def job_of(
     **training: Any,
 ) -> Job:
     training = {"sequence_length": TOKENS, **training}
+    parallelism = {"expert_imbalance": 1.0, **parallelism}
     data: dict[str, Any] = {"model": model, "cluster": "dgx-h100", "gpus": gpus, "training": training}
     return resolve(Experiment(**data, strategy=strategy, parallelism=parallelism))
 

@@ -83,7 +83,7 @@ def plan_of(asked: dict[str, Any]) -> Plan:
                 "activation_checkpointing": asked["checkpointing"],
             },
             strategy={"kind": "fsdp2", "wrapping": "torchtitan"},
-            parallelism=degrees,
+            parallelism={"expert_imbalance": 1.0, **degrees},
         )
     )
 

@@ -45,7 +45,7 @@ def plan_of(*modules: str, graphs: tuple[str, ...] = (), **model: Any) -> Plan:
                     "moe_permute_fusion": True,
                     **({"cuda_graph_modules": graphs} if graphs else {}),
                 },
-                parallelism={"expert": 8, "dispatcher": "all-to-all"},
+                parallelism={"expert": 8, "dispatcher": "all-to-all", "expert_imbalance": 1.0},
             )
         )
     )
@@ -190,7 +190,7 @@ def spread_experts(strategy: dict[str, Any]) -> Job:
             gpus=8,
             training={"sequence_length": TOKENS},
             strategy=strategy,
-            parallelism={"expert": 8, "dispatcher": "all-to-all"},
+            parallelism={"expert": 8, "dispatcher": "all-to-all", "expert_imbalance": 1.0},
         )
     )
 

@@ -12,7 +12,7 @@ from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.tables import Fsdp1Table, Fsdp2Table
+from zsim.specs.strategy.tables import DeepSpeedTable, Fsdp1Table, Fsdp2Table
 
 FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -133,6 +133,14 @@ def test_a_named_deepspeed_json_is_read_beside_the_yaml(tmp_path: Path) -> None:
     assert (job.training.micro_batch_size, job.training.precision) == (2, "bf16")
     with pytest.raises(InputError, match="zero_stage: Accelerate refuses them together with deepspeed_"):
         deepspeed(tmp_path, "deepspeed_config_file: ds.json", "zero_stage: 3")
+
+
+def test_its_classes_of_experts_are_leaf_modules(tmp_path: Path) -> None:
+    """`deepspeed_moe_layer_cls_names`, beside the JSON too."""
+    named = "deepspeed_config_file: ds.json"
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    found = deepspeed(tmp_path, named, "deepspeed_moe_layer_cls_names: MixtralSparseMoeBlock, Qwen3MoeBlock")
+    assert of_kind(found.strategy, DeepSpeedTable).leaf_modules == ("MixtralSparseMoeBlock", "Qwen3MoeBlock")
 
 
 def test_plain_multi_gpu_is_ddp_and_inductor_compiles(tmp_path: Path) -> None:

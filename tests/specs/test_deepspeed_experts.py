@@ -204,3 +204,17 @@ def test_releases_without_it_refuse_autoep() -> None:
         job_of({"version": "0.19.2", "expert_layer": "autoep", "stage": 3}, {"expert": 4})
     with pytest.raises(NotSimulatedError, match="product with a mask"):
         job_of({"version": "0.19.3", "stage": 2}, {"expert": 4})
+
+
+def test_a_sequence_of_fewer_tokens_than_its_ranks_is_refused_before_experts_share_them() -> None:
+    """One token on four context-parallel ranks: three would have none, and an expert's mean of rows is 0."""
+    data: dict[str, Any] = {"model": "deepseek-v2-lite", "cluster": "dgx-h100", "nodes": 2}
+    with pytest.raises(InputError, match=r"found 1, which is cut into 4 equal parts .* that divides is 4"):
+        resolve(
+            Experiment(
+                **data,
+                training={"sequence_length": 1, "micro_batch_size": 2},
+                parallelism={"context": 4, "expert": 4},
+                strategy={"kind": "deepspeed", "stage": 0},
+            )
+        )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.flops import active_numel, forward_flops, model_flops_per_token
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -100,6 +100,15 @@ def test_without_a_release_the_age_of_deepspeed_decides_and_the_report_says_so()
     assert said(job_of({"kind": "ddp"}, transformers="4.57")) == []
 
 
+def test_a_release_of_deepspeed_that_nobody_named_is_said_beside_old_experts() -> None:
+    """Leaf modules by default since 0.18.0."""
+    asked = {"kind": "deepspeed", "stage": 3}
+    found = job_of(asked, transformers="4.57").notes
+    assert [note for note in found if "before 0.18 ZeRO-3 fetches every product" in note]
+    named = job_of({**asked, "version": "0.19.8"}, transformers="4.57").notes
+    assert not [note for note in named if "before 0.18" in note]
+
+
 def test_a_release_beside_other_code_is_refused_and_without_experts_is_said() -> None:
     with pytest.raises(InputError, match=r"training.transformers: found '4.57'.*'torchtitan'"):
         job_of({"kind": "fsdp2"}, transformers="4.57")
@@ -125,8 +134,33 @@ def test_zero_3_hooks_every_product_of_every_expert_unless_its_block_is_a_leaf()
     assert whole == {"fetch model.layers.1.mlp"}
 
 
+def test_a_script_can_make_the_block_a_leaf_before_it_was_the_default() -> None:
+    """`deepspeed.utils.set_z3_leaf_modules`, since 0.13.1; by the class's name or full name."""
+    old = {"kind": "deepspeed", "stage": 3, "version": "0.16.5"}
+    name = "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock"
+    for given in ("Qwen2MoeSparseMoeBlock", name):
+        plan = make_plan(job_of({**old, "leaf_modules": [given]}))
+        whole = {op.name for op in plan.ops if op.name.startswith("fetch model.layers.1.mlp")}
+        assert whole == {"fetch model.layers.1.mlp"}
+    with pytest.raises(InputError, match=r"found 'Mixtral.* expected 'Qwen2MoeSparseMoeBlock'"):
+        job_of({**old, "leaf_modules": ["MixtralSparseMoeBlock"]})
+    with pytest.raises(InputError, match=r"DeepSpeed 0\.12\.6 has no leaf modules"):
+        job_of({**old, "version": "0.12.6", "leaf_modules": ["Qwen2MoeSparseMoeBlock"]})
+    idle = job_of({**old, "stage": 2, "leaf_modules": ["Qwen2MoeSparseMoeBlock"]}).notes
+    assert [note for note in idle if "leaf_modules is without effect at stage 2" in note]
+
+
 def test_the_host_waits_for_the_rows_of_every_expert() -> None:
     """Two layers of three experts in forward, none of stacked ones."""
     for release, count in (("4.57", 6), ("5.0", 0)):
         plan = make_plan(job_of({"kind": "ddp"}, transformers=release))
         assert sum(bool(op.host_waits) and op.phase == "forward" for op in plan.ops) == count
+
+
+def test_tensor_parallelism_around_such_experts_is_refused_as_around_stacked_ones() -> None:
+    for release in ("4.57", "5.0"):
+        data = {"model": TINY, "cluster": "dgx-h100", "gpus": 8, "parallelism": {"tensor": 2}}
+        training = {"sequence_length": 96, "transformers": release}
+        strategy = {"kind": "fsdp2", "wrapping": "huggingface"}
+        with pytest.raises(NotSimulatedError, match="tensor"):
+            resolve(Experiment(**data, training=training, strategy=strategy))

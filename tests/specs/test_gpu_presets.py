@@ -23,7 +23,7 @@ def test_the_gpus_and_hosts_people_rent_are_there() -> None:
     }  # fmt: skip
     hosts = {
         "l40s-x8", "aws-g5", "aws-g6", "aws-g6e", "hgx-h20", "hgx-b300", "gb300-nvl72", "mi355x-x8",
-        "rtx-5090-x8", "trn2-48xlarge", "gaudi3-x8",
+        "rtx-5090-x8", "trn2-48xlarge", "gaudi3-x8", "hgx-h800", "hgx-a800",
     }  # fmt: skip
     assert gpus <= set(GPUS)
     assert hosts <= set(topology_preset_names())

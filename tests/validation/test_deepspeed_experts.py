@@ -41,6 +41,7 @@ def plan_of(name: str) -> zsim.Plan:
         config["expert_parallel"] = {"enabled": True, "autoep_size": ranks, "use_grouped_mm": False}
     training: dict[str, Any] = {"sequence_length": LENGTH, "micro_batch_size": 1, "attention": "math"}
     parallelism: dict[str, Any] = {} if layer == "autoep" else {"expert": ranks}
+    parallelism["expert_imbalance"] = 1.0
     if layer == "moe-dropless":  # every token goes to the first two experts
         parallelism["expert_imbalance"] = (1, 1, *(0,) * (EXPERTS - 2))
         training["frozen"] = ["model.layers.*.mlp.gate.weight"]

@@ -15,6 +15,7 @@ from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.pipeline import bubbles_of, pipeline_of, slowest_step
 from zsim.explain.resolved import model_size, resolved_experiment, resolved_parallelism
+from zsim.explain.routing_range import with_routing
 from zsim.explain.variants import Variants
 from zsim.explain.work import attention_note, kernel_activity_of, step_work
 from zsim.plan.by_type import gpu_of
@@ -107,7 +108,7 @@ def report_of(
         energy=energy,
         cost=_cost(job, energy, step.seconds),
         critical_path_seconds=CriticalSeconds(lambda: _critical_seconds(outcome)),
-        validation=step_validation(job, plan, step, allocator),
+        validation=with_routing(step_validation(job, plan, step, allocator), variants.routing),
         ranks=_ranks(outcome, has_bubbles=pipeline is not None),
         jitter=spread,
         jobs=_jobs(outcome),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
+from zsim.explain.routing_range import routing_ends
 from zsim.plan.ops import Collective, PointToPoint
 from zsim.plan.passes.queues import queued_behind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -46,22 +47,26 @@ def _is_drawn(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Seconds of the same step under other assumptions, None where these do not apply; `notes` say why a
-    variant is missing."""
+    """Seconds of the same step under other assumptions, None where these do not apply; `routing`: the step
+    with even and with uneven loads of experts, over the step; `notes` say why a variant is missing."""
 
     without_overlap: float | None = None
     own_queues: float | None = None
     offload_range: tuple[float, float] | None = None
+    routing: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
 
 
 def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     """Simulate the step again: without overlap, with CUDA's default number of hardware queues and, with
-    `has_range`, with offloading as fast and as slow as it may be."""
+    `has_range`, with offloading as fast and as slow, and routing as even and as uneven, as it may be."""
     without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
-    if not has_range or not outcome.plan.has_offload:
+    if not has_range:
         return Variants(without, apart)
+    routing = routing_ends(outcome)
+    if not outcome.plan.has_offload:
+        return Variants(without, apart, routing=routing)
     note = no_range_note(outcome)
     if note is not None:
-        return Variants(without, apart, notes=(note,))
-    return Variants(without, apart, offload_range(outcome))
+        return Variants(without, apart, routing=routing, notes=(note,))
+    return Variants(without, apart, offload_range(outcome), routing)

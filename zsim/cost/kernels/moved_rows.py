@@ -13,7 +13,8 @@ part of the mask, torch.where, a gather; backward zeros of all tokens, a sum by 
 their sum with those of the other experts. put: the scores read by indices, a product, index_add_; backward a
 gather, two products and a sum, and the scores' gradient the same way as the rows'. The host is what this loop
 waits for, so operators of many small kernels count as so many launches as they take the host: torch.where
-two (six kernels and a copy to the host, as of masks below), a sum by sorted indices seven (its fifteen).
+two (six kernels and a copy to the host, as of masks below), a sum by sorted indices four (its nine: the few
+rows of an expert are sorted by one kernel of cub's).
 torchtitan (0.2.2 models/moe/moe.py, utils.py): a gather, the scores' product through fp32 and back, a copy
 behind which a row of zeros stands, and a gather that pads every expert's rows to a multiple of 8; afterwards
 the same two the other way round, and a sum.
@@ -88,8 +89,8 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
     ("transformers", "permute"): MoveCost(Moved(0, 2, 20), Moved(1, 0, 8, SORTED)),
     ("transformers", "unpermute"): MoveCost(Moved(5, 9, 5), Moved(3, 16, 14, SORTED), kept_rows=1),
     ("transformers-4", "loop"): MoveCost(Moved(1, 0, 8), Moved(0, 0, 0)),
-    ("transformers-4", "select"): MoveCost(Moved(0, 2, 4), Moved(4, 0, 9, SORTED)),
-    ("transformers-4", "put"): MoveCost(Moved(0, 2, 3, INDEXED), Moved(0, 8, 13), kept_rows=1),
+    ("transformers-4", "select"): MoveCost(Moved(0, 2, 4), Moved(4, 0, 6, SORTED)),
+    ("transformers-4", "put"): MoveCost(Moved(0, 2, 3, INDEXED), Moved(0, 8, 10), kept_rows=1),
     ("torchtitan", "permute"): MoveCost(
         Moved(0, 16, 24), Moved(1, 19, 20, SCATTERED + SORTED), kept_rows=2
     ),

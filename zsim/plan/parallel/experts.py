@@ -169,14 +169,15 @@ class _Layer:
         """[Note: whose dispatch], all-to-all."""
         split, width, shards = self.split, self.work.in_features, self.split.token_ranks
         sent, computed = self.work.top_k * split.sent, self.work.top_k * split.imbalance * split.tensor
+        exchanged = self.work.top_k * split.exchanged
         is_shared_by_all = split.is_megatron and split.tensor > 1
         if not split.is_megatron:
             computed = self.work.top_k * split.imbalance
         counts = self._counts()
         found = [self._move("permute", sent, shards=shards), *self._summed(sent), *counts]
-        found.append(self._all_to_all("rows", sent, width, waits=bool(counts)))
+        found.append(self._all_to_all("rows", exchanged, width, waits=bool(counts)))
         if split.is_megatron:
-            found.append(self._all_to_all("scores", sent, 1, self.score))
+            found.append(self._all_to_all("scores", exchanged, 1, self.score))
         if is_shared_by_all:
             found.append(self._among_tensor("all_gather", "reduce_scatter", computed))
         sorts = not split.is_megatron or self.work.num_experts > split.ranks
@@ -187,7 +188,7 @@ class _Layer:
             found.append(self._move("unsort", 1.0, seen=computed, shards=shards))
         if is_shared_by_all:
             found.append(self._among_tensor("reduce_scatter", "all_gather", computed, self.score))
-        found.append(self._all_to_all("rows back", sent, width, returns=True))
+        found.append(self._all_to_all("rows back", exchanged, width, returns=True))
         return [*found, self._move("unpermute", sent, shared=self.shared)]
 
     def _slots(self, rows: float) -> list[Module]:

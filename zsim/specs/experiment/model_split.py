@@ -16,7 +16,7 @@ _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZ
 
 
 def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
-    """Raises InputError for heads, widths, tokens or micro-batches that do not divide among the ranks, and
+    """Raises InputError for heads, widths or micro-batches that do not divide among the ranks, and
     for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
     checkpoints of which it recomputes a block once per parameter."""
     _check_loss(parallelism)
@@ -36,6 +36,17 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
             _check_block(block, model, parallelism)
     if parallelism.context > 1:
         _check_context(model, training, parallelism)
+    steps, passes = training.gradient_accumulation_steps, parallelism.passes
+    if steps % passes:
+        raise InputError(
+            f"parallelism.passes: found {passes}, which does not divide {steps} micro-batches "
+            "(training.gradient_accumulation_steps)"
+        )
+
+
+def check_tokens(training: Training, parallelism: Parallelism) -> None:
+    """Raises InputError for a sequence that cannot be cut into equal parts for its ranks, of which some would
+    have no token."""
     shards = parallelism.token_shards * (2 if _is_zigzag(parallelism) else 1)
     if training.sequence_length % shards:
         nearest = max(shards, round(training.sequence_length / shards) * shards)
@@ -43,12 +54,6 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
             f"training.sequence_length: found {training.sequence_length:,}, which is cut into {shards} equal "
             f"parts (tensor {parallelism.tensor}, context {parallelism.context}); the nearest that divides "
             f"is {nearest:,}"
-        )
-    steps, passes = training.gradient_accumulation_steps, parallelism.passes
-    if steps % passes:
-        raise InputError(
-            f"parallelism.passes: found {passes}, which does not divide {steps} micro-batches "
-            "(training.gradient_accumulation_steps)"
         )
 
 

@@ -15,7 +15,7 @@ from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import check_stored_types, has_grouped_heads, layer_kernels_of
 from zsim.specs.experiment.layout import Layout, lay_out
-from zsim.specs.experiment.model_split import check_split, flex_note, with_context_masks
+from zsim.specs.experiment.model_split import check_split, check_tokens, flex_note, with_context_masks
 from zsim.specs.experiment.other_jobs import neighbours, place_together
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.strategies import (
@@ -42,7 +42,11 @@ from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.autotp import uneven_shards_note, with_grain
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.experts import check_experts
-from zsim.specs.strategy.expert_degrees import expert_members, resolve_expert_degrees
+from zsim.specs.strategy.expert_degrees import (
+    assumed_loads_note,
+    expert_members,
+    resolve_expert_degrees,
+)
 from zsim.specs.strategy.experts import ExpertSplit
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import check_megatron_layout
@@ -116,6 +120,7 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
     layout = replace(layout, parallelism=parallelism)
     asked = with_interval(asked, deepspeed, parallelism)
     training, model, of_experts = _trained(experiment, asked, layout, deepspeed, notes)
+    check_tokens(training, parallelism)
     parallelism = _with_experts(experiment, layout, of_experts, model, training, deepspeed)
     parallelism = with_context_masks(parallelism, model, training.sequence_length)
     notes += _checked(experiment, layout.cluster, model, training, parallelism, deepspeed)
@@ -213,13 +218,13 @@ def _with_experts(
     training: Training,
     deepspeed: DeepSpeedConfig | None,
 ) -> Parallelism:
-    """The layout's parallelism, with the degrees of the model's experts."""
+    """The layout's parallelism, with the degrees of the model's experts; `model`: as it is trained."""
     table, placement, parallelism = experiment.strategy, layout.placement, layout.parallelism
     split = resolve_expert_degrees(
         layout.asked,
         parallelism,
         of_experts,
-        model,
+        layout.model,
         placement.world_size,
         training.micro_batch_tokens,
         placement.gpus_per_node,
@@ -252,6 +257,7 @@ def _checked(
     notes += (
         uneven_shards_note(model, parallelism, deepspeed),
         flex_note(parallelism, cluster.gpus, model, training),
+        assumed_loads_note(parallelism.experts, model),
     )
     check_fp8_shapes(model, training, parallelism)
     return [note for note in notes if note]

@@ -17,7 +17,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.degrees import check_degrees, in_pipeline, with_degrees
 from zsim.specs.strategy.deepspeed.experts import deepspeed_experts
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
-from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
+from zsim.specs.strategy.deepspeed.resolve import with_delayed_update, with_leaf_modules
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.experts import ExpertSplit
@@ -195,6 +195,7 @@ def resolve_deepspeed(
     resolved = in_pipeline(resolved, parallelism)
     check_even_nodes(resolved, placement.gpus)
     refuse_what_is_not_simulated(resolved)
+    resolved = with_leaf_modules(resolved, table.leaf_modules, model.family)
     if table.delayed_parameter_update:
         resolved = with_delayed_update(resolved)
     if table.fetches_one_by_one and resolved.stage != 3:

@@ -82,9 +82,9 @@ def _looped(block: Block, family: str) -> Block:
     made = keeping_input_once(made, f"{stacked.name}.")
     registration = block.registration
     if registration is not None:
-        names = _registered(stacked, family)
+        experts = _registered(stacked, family)
         registration = tuple(
-            one for name in registration for one in (names if name == stacked.name else (name,))
+            one for name in registration for one in (experts if name == stacked.name else (name,))
         )
     names = {one.name: _old_name(one.name, layer, family) for one in made}
     return replace(

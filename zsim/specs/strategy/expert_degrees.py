@@ -17,7 +17,13 @@ from zsim.specs.model.expert_run import experts_of
 from zsim.specs.model.experts import Experts
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.experts import with_capacity
-from zsim.specs.strategy.expert_loads import fullest_expert, rank_loads
+from zsim.specs.strategy.expert_loads import (
+    End,
+    assumed_load,
+    fullest_expert,
+    load_expert_spreads,
+    rank_loads,
+)
 from zsim.specs.strategy.experts import MERGING, Dispatcher, ExpertSplit
 from zsim.specs.strategy.mesh import EXPERT
 from zsim.specs.strategy.parallelism import FRAMEWORK_NAMES, Parallelism, Style
@@ -64,14 +70,14 @@ def resolve_expert_degrees(
     is_split = found.style == "torch" and split.ranks > 1 and split.tensor == 1
     if split.library == "kempnerforge":
         return replace(split, padding=_padding(table, experts, tokens // found.token_shards))
-    loads = rank_loads(
-        table.expert_imbalance, split.ranks, experts.num_experts, experts.top_k, tokens // found.token_shards
-    )
-    split = replace(split, loads=loads)
+    counts = experts.num_experts, experts.top_k, tokens // found.token_shards
+    asked = table.expert_imbalance
+    if asked is not None:
+        split = replace(split, loads=rank_loads(asked, split.ranks, *counts))
+    else:
+        split = with_assumed_loads(split, experts.num_experts)
     if split.library == "deepspeed-moe":
-        sizes = experts.num_experts, experts.top_k, tokens // found.token_shards
-        fullest = fullest_expert(table.expert_imbalance, split.ranks, *sizes)
-        split = with_capacity(split, experts, tokens // found.token_shards, fullest)
+        split = with_capacity(split, experts, counts[2], _fullest(table, split.ranks, counts))
     return replace(
         split,
         token_ranks=found.tensor if is_split else 1,
@@ -79,10 +85,43 @@ def resolve_expert_degrees(
     )
 
 
+def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
+    """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen; without ranks
+    among which they could differ, or rows that are left out, as it is."""
+    if split.ranks == 1 and split.capacity_factor is None:
+        return split
+    deviation = load_expert_spreads().deviation_of(num_experts, end)
+    room = None if split.pads_to_capacity else split.capacity_factor
+    load = assumed_load(split.ranks, num_experts, deviation, room)
+    return replace(split, loads=(load,), deviation=deviation)
+
+
+def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
+    """What is taken of the router where nothing is said; None where it does not count."""
+    experts = experts_of(model)
+    if experts is None or not split.deviation or split.ranks == 1 or split.pads_to_capacity:
+        return None
+    ends = [max(with_assumed_loads(split, experts.num_experts, end).loads) for end in ("low", "high")]
+    return (
+        f"the router is taken to be as uneven as others with about {experts.num_experts} experts: in every "
+        f"layer the fullest of {split.ranks} expert-parallel ranks has {max(split.loads):.2f} times the mean "
+        f"rows ({ends[0]:.2f} to {ends[1]:.2f} were seen); parallelism.expert_imbalance says another, 1 "
+        "where balance is forced, as benchmarks do"
+    )
+
+
+def _fullest(table: ParallelismTable, ranks: int, counts: tuple[int, int, int]) -> float:
+    """Rows of the fullest expert over the mean."""
+    if table.expert_imbalance is not None:
+        return fullest_expert(table.expert_imbalance, ranks, *counts)
+    deviation = load_expert_spreads().deviation_of(counts[0])
+    return assumed_load(counts[0], counts[0], deviation)
+
+
 def _padding(table: ParallelismTable, experts: Experts, tokens: int) -> float:
     """Rows of the fullest expert over the mean: at most those of every token."""
     most = experts.num_experts / experts.top_k
-    fullest = fullest_expert(table.expert_imbalance, 1, experts.num_experts, experts.top_k, tokens)
+    fullest = _fullest(table, 1, (experts.num_experts, experts.top_k, tokens))
     if fullest > most:
         raise InputError(
             f"parallelism.expert_imbalance: the fullest expert has {fullest:g} times the mean, but one of "

@@ -2,11 +2,24 @@
 
 `parallelism.expert_imbalance`: rows of the fullest rank over the mean; a list of loads, one per rank or one
 per expert; the name of a published spread (`presets/expert_spreads.toml`); or "seed:N", the loads of a router
-that chooses at random, drawn once.
+that chooses at random, drawn once. Left out: as measured of routers with so many experts, [Note: assumed
+loads].
+
+# [Note: assumed loads]
+The loads of E experts have a standard deviation s of their mean, interpolated over log E between those that
+were measured (`[[deviation]]`). A rank of r has E/r of them, so its load deviates by s / sqrt(E/r), and the
+fullest rank has 1 + m(r) s / sqrt(E/r) times the mean, m(r) being the expected largest of r normal numbers
+(Blom 1958: the quantile (r - 3/8) / (r + 1/4)). Where an expert takes c times the mean and no more, it has
+room of D = max(0, c - load) left: E[D] = s (f(z) + z F(z)) and E[D^2] = s^2 ((z^2 + 1) F(z) + z f(z)) with
+z = (c - 1) / s, f and F the normal density and distribution; what it takes, c - D, is c - E[D] in the mean
+and deviates as D does. In every layer another rank is the fullest, and all wait for it, so every rank is
+taken to have, and to exchange, as many rows.
 """
 
 from __future__ import annotations
 
+from math import log2, sqrt
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -20,6 +33,7 @@ from zsim.specs.messages import validated
 _PRESET = PRESETS / "expert_spreads.toml"
 _KEY = "parallelism.expert_imbalance"
 Asked = float | tuple[float, ...] | str
+End = Literal["low", "typical", "high"]
 
 
 class ExpertSpread(BaseModel):
@@ -31,18 +45,68 @@ class ExpertSpread(BaseModel):
     source: str
 
 
+class ExpertDeviation(BaseModel):
+    """Standard deviation of the loads of `experts` experts over their mean, and the ends of what was seen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    experts: int = Field(ge=1)
+    typical: float = Field(ge=0)
+    low: float = Field(ge=0)
+    high: float = Field(ge=0)
+    source: str
+
+
 class ExpertSpreads(BaseModel):
-    """All of them, by name."""
+    """All spreads, by name, and deviations by the number of experts, ascending."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     spread: dict[str, ExpertSpread]
+    deviation: tuple[ExpertDeviation, ...]
+
+    def deviation_of(self, num_experts: int, end: End = "typical") -> float:
+        """The deviation of so many experts' loads; beyond those that were measured that of the nearest."""
+        known = [one.experts for one in self.deviation]
+        values = [float(getattr(one, end)) for one in self.deviation]
+        return float(np.interp(log2(num_experts), [log2(one) for one in known], values))
 
 
 def load_expert_spreads() -> ExpertSpreads:
     """The shipped `presets/expert_spreads.toml`."""
     return validated(read_toml(_PRESET), _PRESET.name, ExpertSpreads)
+
+
+def assumed_load(ranks: int, num_experts: int, deviation: float, capacity: float | None = None) -> float:
+    """Rows of the fullest rank over the mean of those that are routed, where the loads of experts deviate so
+    and each takes up to `capacity` times it; see [Note: assumed loads]."""
+    if ranks == 1:
+        return 1.0
+    mean, spread = (1.0, deviation) if capacity is None else _taken(capacity, deviation)
+    fullest = mean + fullest_of(ranks) * spread / sqrt(num_experts / ranks)
+    return min(fullest, float(ranks), fullest if capacity is None else capacity)
+
+
+def fullest_of(count: int) -> float:
+    """The expected largest of so many normal numbers, in standard deviations; 0 of one."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def kept_fraction(capacity: float, deviation: float) -> float:
+    """Rows that experts with so much room take, over those that are routed; see [Note: assumed loads]."""
+    return min(1.0, capacity) if deviation == 0 else _taken(capacity, deviation)[0]
+
+
+def _taken(capacity: float, deviation: float) -> tuple[float, float]:
+    """Mean and standard deviation of what experts take of normal loads."""
+    if deviation == 0:
+        return min(1.0, capacity), 0.0
+    z, normal = (capacity - 1.0) / deviation, NormalDist()
+    below, density = normal.cdf(z), normal.pdf(z)
+    room = deviation * (density + z * below)
+    squared = deviation**2 * ((z * z + 1.0) * below + z * density)
+    return capacity - room, sqrt(max(0.0, squared - room**2))
 
 
 def rank_loads(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from zsim.dataclass import dataclass
 from zsim.specs.model.experts import ExpertsLibrary, GroupedKernel
+from zsim.specs.strategy.expert_loads import kept_fraction
 
 Dispatcher = Literal["all-gather", "all-to-all", "deepep", "hybridep"]
 MERGING: tuple[Dispatcher, ...] = ("deepep", "hybridep")
@@ -19,15 +20,17 @@ class ExpertSplit:
 
     `dispatcher`: what brings rows to the experts' ranks. `capacity_factor`: rows that an expert takes, over
     the mean; None: all that are routed to it. `pads_to_capacity`: every expert has as many, so that the host
-    reads no counts. `loads`: rows of each rank of a group over the mean, the fullest first; (1.0,) if all
-    have as many. `library`: whose code rearranges rows. `kernel`: how grouped products run. `gate_in_fp32`:
-    None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of a layer's tokens
-    which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that merges sends a token
-    to each of them once. `overlaps_shared`: shared experts run beside the exchanges. `agrees_on_capacity`:
-    the ranks take the rows of their fullest expert for the capacity, which the host reads. `padding`: rows
-    of the fullest expert over the mean, where every expert is padded to them. `quantised_padding`: where rows
-    of quantised products come up to a multiple, "" where they need not. `masks_map`: behind DeepEP's dispatch
-    the map of rows to local experts is made by masks, whose lengths the host reads, not by a fused kernel.
+    reads no counts. `loads`: rows of each rank of a group over the mean, the fullest first; one number if
+    all have as many. `library`: whose code rearranges rows. `kernel`: how grouped products run.
+    `gate_in_fp32`: None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of
+    a layer's tokens which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that
+    merges sends a token to each of them once. `overlaps_shared`: shared experts run beside the exchanges.
+    `agrees_on_capacity`: the ranks take the rows of their fullest expert for the capacity, which the host
+    reads. `padding`: rows of the fullest expert over the mean, where every expert is padded to them.
+    `quantised_padding`: where rows of quantised products come up to a multiple, "" where they need not.
+    `masks_map`: behind DeepEP's dispatch the map of rows to local experts is made by masks, whose lengths
+    the host reads, not by a fused kernel.
+    `deviation`: of the experts' loads over their mean, where `loads` are assumed by it.
     """
 
     ranks: int = 1
@@ -47,6 +50,7 @@ class ExpertSplit:
     padding: float = 1.0
     quantised_padding: Literal["", "map", "copies"] = ""
     masks_map: bool = False
+    deviation: float = 0.0
 
     @property
     def members(self) -> int:
@@ -80,7 +84,17 @@ class ExpertSplit:
         """Rows that a rank sends, over those that its tokens choose."""
         if self.capacity_factor is None:
             return 1.0
-        return self.capacity_factor if self.pads_to_capacity else min(1.0, self.capacity_factor)
+        return (
+            self.capacity_factor
+            if self.pads_to_capacity
+            else kept_fraction(self.capacity_factor, self.deviation)
+        )
+
+    @property
+    def exchanged(self) -> float:
+        """Rows of an exchange, over those that a rank's tokens choose: of assumed loads those of the fullest
+        rank, which all wait for."""
+        return max(self.sent, self.imbalance) if self.deviation else self.sent
 
     @property
     def host_waits(self) -> bool:

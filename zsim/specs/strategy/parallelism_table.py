@@ -90,10 +90,12 @@ class ParallelismTable(BaseModel):
     capacity_factor: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="rows that an expert takes, over the mean; left out: all"
     )
-    expert_imbalance: Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str = Field(
-        default=1.0,
-        description="rows of the fullest rank over the mean; a load per rank; the name of a published "
-        "spread; or 'seed:N'",
+    expert_imbalance: (
+        Annotated[float, Field(ge=1)] | tuple[Annotated[float, Field(ge=0)], ...] | str | None
+    ) = Field(
+        default=None,
+        description="rows of the fullest rank over the mean, 1 where balance is forced; a load per rank; the "
+        "name of a published spread; or 'seed:N'; left out: as measured of routers with so many experts",
     )
     expert_padding: bool = Field(
         default=False,

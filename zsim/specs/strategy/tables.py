@@ -67,6 +67,11 @@ class DeepSpeedTable(TableOfFile):
             raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
         return value
 
+    leaf_modules: tuple[str, ...] = Field(
+        default=(),
+        description="classes that the script has stage 3 fetch whole, `deepspeed.utils.set_z3_leaf_modules` "
+        'or Accelerate\'s `deepspeed_moe_layer_cls_names`: "MixtralSparseMoeBlock"',
+    )
     tile_numel: Count | None = Field(
         default=None,
         description="linear layers with more weights are `deepspeed.zero.TiledLinear`, with tiles of at "

@@ -183,6 +183,8 @@ def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str
         raise NotSimulatedError("what brings tokens to their experts (the dispatcher) is not published")
     if _drops(run, said):
         table["capacity_factor"] = _capacity(said)
+    if said.get("balanced") == "1" or "force-balanced" in run.text("notes"):
+        table["expert_imbalance"] = 1.0
     return table
 
 

@@ -41,23 +41,41 @@ def runs_experts_one_by_one(
     if not has_looped_form(model.family):
         return False
     if number is not None:
+        notes += _newer_deepspeed(strategy) if number < 5 else []
         return number < 5
-    is_old = isinstance(strategy, DeepSpeedTable) and (
-        parse_release(strategy.version, "strategy.version").number < _FIRST_BESIDE_5
-    )
-    if is_old:
+    if isinstance(strategy, DeepSpeedTable) and _is_before_5(strategy):
         notes.append(
             "routed experts are assumed to run one by one, each three linear layers, as in transformers 4: "
             f'DeepSpeed {strategy.version} is older than transformers 5; {_KEY} = "{NEWEST}" has them '
             "stacked"
         )
-    else:
-        notes.append(
-            "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
-            f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes several "
-            f'times as long: {_KEY} = "{LAST_OF_MODULES}"'
-        )
-    return is_old
+        return True
+    notes.append(
+        "routed experts are assumed to be stacked and to run together, as from transformers 5 on; up to "
+        f"{LAST_OF_MODULES} each is three linear layers and they run one by one, which takes up to "
+        f'several times as long: {_KEY} = "{LAST_OF_MODULES}"'
+    )
+    return False
+
+
+def _is_before_5(strategy: DeepSpeedTable) -> bool:
+    """Whether a release of DeepSpeed is older than transformers 5."""
+    return parse_release(strategy.version, "strategy.version").number < _FIRST_BESIDE_5
+
+
+def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
+    """What a release of DeepSpeed that nobody named does with such experts, and those before it did not."""
+    if (
+        not isinstance(strategy, DeepSpeedTable)
+        or strategy.stage != 3
+        or "version" in strategy.model_fields_set
+    ):
+        return []
+    return [
+        f"strategy.version is taken as {strategy.version}, which fetches a block of Mixtral's or Qwen's "
+        "experts whole; before 0.18 ZeRO-3 fetches every product of every expert by itself, which can take "
+        "several times as long"
+    ]
 
 
 def _major(release: str) -> int:

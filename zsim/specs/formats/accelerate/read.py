@@ -37,12 +37,12 @@ _READ = (
 )  # fmt: skip
 _DEEPSPEED_IDLE = (
     "zero3_init_flag", "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter",
-    "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names", "zero3_save_16bit_model",
+    "deepspeed_inclusion_filter", "zero3_save_16bit_model",
 )  # fmt: skip
 _DEEPSPEED = (
     "deepspeed_config_file", "zero_stage", "gradient_accumulation_steps", "gradient_clipping",
     "offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path",
-    "offload_param_nvme_path",
+    "offload_param_nvme_path", "deepspeed_moe_layer_cls_names",
 )  # fmt: skip
 
 
@@ -142,9 +142,12 @@ def _read_deepspeed(file: TrainingFile, config: Mapping[str, Any], folder: Path)
     note_idle(file, "deepspeed_config: ", config, _DEEPSPEED_IDLE)
     note_unknown(file, "deepspeed_config: ", config, (*_DEEPSPEED, *_DEEPSPEED_IDLE))
     file.says["strategy.kind"] = "deepspeed"
+    if classes := config.get("deepspeed_moe_layer_cls_names"):
+        file.says["strategy.leaf_modules"] = [one.strip() for one in str(classes).split(",")]
     named = config.get("deepspeed_config_file")
     if named:
-        others = [key for key in _DEEPSPEED if key in config and key != "deepspeed_config_file"]
+        beside_json = ("deepspeed_config_file", "deepspeed_moe_layer_cls_names")
+        others = [key for key in _DEEPSPEED if key in config and key not in beside_json]
         if others:
             raise InputError(
                 f"{file.name}: deepspeed_config: {', '.join(others)}: Accelerate refuses them together "

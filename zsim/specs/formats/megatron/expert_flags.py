@@ -22,7 +22,7 @@ _REFUSED = {
 }
 # Flags that a step does not feel, or that it feels too little.
 _LEFT_OUT = (
-    "moe-router-force-load-balancing", "moe-router-fusion", "moe-router-bias-update-rate",
+    "moe-router-fusion", "moe-router-bias-update-rate",
     "moe-z-loss-coeff", "moe-input-jitter-eps", "moe-router-topk-scaling-factor", "moe-per-layer-logging",
     "moe-token-drop-policy",
     "moe-use-legacy-grouped-gemm",
@@ -56,6 +56,8 @@ def read_experts(found: Arguments) -> dict[str, Any]:
     capacity = found.number("moe-expert-capacity-factor", 0.0)
     if capacity:
         keys["parallelism.capacity_factor"] = capacity
+    if found.has("moe-router-force-load-balancing"):
+        keys["parallelism.expert_imbalance"] = 1.0
     for flag, key in (
         ("moe-grouped-gemm", "moe_grouped_gemm"),
         ("moe-permute-fusion", "moe_permute_fusion"),

@@ -183,6 +183,8 @@ def _experts(job: Job) -> Iterator[str]:
         yield f"--moe-token-dispatcher-type {types[experts.dispatcher]}"
     else:
         yield f"--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend {experts.dispatcher}"
+    if job.experiment.parallelism.expert_imbalance == 1:
+        yield "--moe-router-force-load-balancing"
     if experts.capacity_factor is not None:
         yield f"--moe-expert-capacity-factor {experts.capacity_factor:g}"
     for key, flag in (

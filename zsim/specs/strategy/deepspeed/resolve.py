@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,19 @@ DEFAULT_LEAF_CLASSES = (
     "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
 )
 
+# Class of the module of router and experts, by family (transformers 5.23; of V2 4.57 writes MoE).
+EXPERT_BLOCKS = {
+    "mixtral": DEFAULT_LEAF_CLASSES[0],
+    "qwen2_moe": DEFAULT_LEAF_CLASSES[1],
+    "qwen3_moe": DEFAULT_LEAF_CLASSES[2],
+    "deepseek_v2": "transformers.models.deepseek_v2.modeling_deepseek_v2.DeepseekV2Moe",
+    "deepseek_v3": "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE",
+    "glm4_moe": "transformers.models.glm4_moe.modeling_glm4_moe.Glm4MoeMoE",
+    "olmoe": "transformers.models.olmoe.modeling_olmoe.OlmoeSparseMoeBlock",
+    "phimoe": "transformers.models.phimoe.modeling_phimoe.PhimoeSparseMoeBlock",
+}
+# deepspeed.utils.set_z3_leaf_modules (pull request 4966).
+_FIRST_WITH_LEAVES = (0, 13, 1)
 
 _NO_RELEASE_HAS_IT = (
     "delayed parameter update: the CPU updates with the gradients of the step before, during forward and "
@@ -100,6 +114,35 @@ def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
     default = DEFAULT_LEAF_CLASSES if release.has_leaf_classes else ()
     values = dict(block)
     return LeafModules.model_construct(**values | ({"classes": default} if block.classes is None else {}))
+
+
+def with_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str) -> DeepSpeedConfig:
+    """The config with classes that the script makes leaf modules, by name or full name.
+
+    Raises InputError for a release without the call, and for classes that are not the block of router and
+    experts of `family`; at other stages they are said to have no effect.
+    """
+    if not names:
+        return config
+    key, block = "strategy.leaf_modules", EXPERT_BLOCKS.get(family, "")
+    if config.stage != 3:
+        idle = f"{key} is without effect at stage {config.stage}, which fetches no modules"
+        return replace(config, notes=(*config.notes, idle))
+    if config.release.number < _FIRST_WITH_LEAVES:
+        raise InputError(
+            f"{key}: DeepSpeed {config.release} has no leaf modules; expected strategy.version from "
+            f"{'.'.join(map(str, _FIRST_WITH_LEAVES))} on"
+        )
+    for name in names:
+        if not block or name.rpartition(".")[2].lower() != block.rpartition(".")[2].lower():
+            wanted = f"'{block.rpartition('.')[2]}'" if block else "it left out"
+            raise InputError(
+                f"{key}: found '{name}', which zsim knows for no module of a model of family '{family}'; "
+                f"expected {wanted}"
+            )
+    leaf = config.zero.leaf_module
+    wider = leaf.model_copy(update={"classes": (*leaf.classes, block)})
+    return replace(config, zero=config.zero.model_copy(update={"leaf_module": wider}))
 
 
 def with_delayed_update(config: DeepSpeedConfig) -> DeepSpeedConfig:

@@ -11,24 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
+from zsim.specs.strategy.deepspeed.resolve import EXPERT_BLOCKS
 
 _MAX_ELEMENTS = 1_000_000_000
-
-
-# Class of the module of router and experts, by family (transformers 5.23).
-_EXPERT_BLOCKS = {
-    "mixtral": "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
-    "qwen2_moe": "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
-    "qwen3_moe": "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
-    "deepseek_v3": "transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3MoE",
-}
 
 
 def expert_units(stacked: Sequence[str], lists: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
     """The units of routed experts: modules of `stacked` weights, or, where the class of the modules around
     them and around `lists` of experts is a leaf, these with their routers; experts of a list that is in no
     leaf are fetched product by product."""
-    if _EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
+    if EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
         return list(stacked)
     return [name.rpartition(".")[0] for name in (*stacked, *lists)]
 

@@ -1,0 +1,99 @@
+"""Loads of routed experts where nothing is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zsim.engine.simulate import simulate_job
+from zsim.explain.report_of import report_of
+from zsim.explain.routing_range import routing_ends, with_routing
+from zsim.explain.variants import step_variants
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.expert_loads import (
+    assumed_load,
+    fullest_of,
+    kept_fraction,
+    load_expert_spreads,
+)
+
+TINY: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 512, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "vocab_size": 1024, "num_experts": 64, "num_experts_per_tok": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+MEGATRON = {"kind": "megatron", "moe_grouped_gemm": True, "moe_permute_fusion": True}
+
+
+def job_of(**parallelism: Any) -> Job:
+    data: dict[str, Any] = {"model": TINY, "cluster": "dgx-h100", "gpus": 8}
+    table = {"expert": 8, "dispatcher": "all-to-all", **parallelism}
+    return resolve(
+        Experiment(**data, training={"sequence_length": 4096}, strategy=MEGATRON, parallelism=table)
+    )
+
+
+def test_the_deviation_is_the_measured_one_and_between_two_of_them_by_the_logarithm() -> None:
+    """0.053 of 8 experts, 0.26 of 64, 0.30 of 128; 16 are a third of the way from 8 to 64."""
+    spreads = load_expert_spreads()
+    assert [spreads.deviation_of(count) for count in (8, 64, 128)] == pytest.approx([0.053, 0.26, 0.30])
+    assert spreads.deviation_of(16) == pytest.approx(0.053 + (0.26 - 0.053) / 3)
+    assert spreads.deviation_of(4) == 0.053
+    assert spreads.deviation_of(64, "low") < spreads.deviation_of(64) < spreads.deviation_of(64, "high")
+
+
+def test_the_largest_of_normal_numbers_is_blooms_score() -> None:
+    """1.424 of 8 and 2.342 of 64, from 20,000 draws each."""
+    draws = np.random.default_rng(1)
+    for count in (8, 64):
+        drawn = draws.standard_normal((20_000, count)).max(axis=1).mean()
+        assert fullest_of(count) == pytest.approx(drawn, rel=0.02)
+    assert fullest_of(1) == 0
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0, 1.25])
+def test_the_fullest_rank_and_what_is_kept_are_those_of_drawn_loads(capacity: float | None) -> None:
+    """64 experts with loads of standard deviation 0.26 on 8 ranks, 20,000 times."""
+    loads = 1 + 0.26 * np.random.default_rng(2).standard_normal((20_000, 8, 8))
+    taken = loads if capacity is None else np.minimum(loads, capacity)
+    fullest = taken.mean(axis=2).max(axis=1).mean()
+    assert assumed_load(8, 64, 0.26, capacity) == pytest.approx(fullest, rel=0.01)
+    if capacity is not None:
+        assert kept_fraction(capacity, 0.26) == pytest.approx(taken.mean(), rel=0.005)
+
+
+def test_without_a_deviation_the_smaller_of_room_and_rows_is_kept() -> None:
+    assert [kept_fraction(capacity, 0.0) for capacity in (0.75, 1.25)] == [0.75, 1.0]
+
+
+def test_ranks_have_the_rows_of_the_fullest_where_nothing_is_said() -> None:
+    """1 + 0.26 x 1.434 / sqrt(8 experts a rank) = 1.132; every rank the same, so that they stay folded."""
+    split = job_of().parallelism.experts
+    assert split.loads == pytest.approx((1.132,), abs=1e-3)
+    assert (split.imbalance, split.exchanged) == pytest.approx((1.132, 1.132), abs=1e-3)
+    assert job_of(expert_imbalance=1).parallelism.experts.exchanged == 1.0
+    assert job_of(expert=1).parallelism.experts.loads == (1.0,)
+
+
+def test_the_report_says_what_is_taken_of_the_router() -> None:
+    found = [note for note in job_of().notes if "the router is taken" in note]
+    assert ["1.13 times the mean rows (1.01 to 1.22 were seen)" in note for note in found] == [True]
+    assert not [note for note in job_of(expert_imbalance=1).notes if "the router is taken" in note]
+
+
+def test_the_range_is_wider_by_the_spread_of_routing() -> None:
+    """The ends add to the interval's like sides of a right angle; where loads are said nothing is added."""
+    outcome = simulate_job(job_of())
+    ends = routing_ends(outcome)
+    assert ends is not None
+    assert ends[0] < 1 < ends[1]
+    plain = report_of(outcome, 0.0).validation
+    wide = report_of(outcome, 0.0, step_variants(outcome)).validation
+    assert wide.high == pytest.approx(np.exp(np.hypot(np.log(plain.high), np.log(ends[1]))), rel=1e-9)
+    assert wide.low < plain.low
+    assert with_routing(plain, None) is plain
+    assert routing_ends(simulate_job(job_of(expert_imbalance=1))) is None

@@ -1,0 +1,54 @@
+"""What the spread of routers adds to a step's range: simulations with loads of experts as even, and as
+uneven, as was seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, hypot, log
+
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.explain.offload_range import MAX_OPS
+from zsim.specs.experiment.job import Job
+from zsim.specs.model.expert_run import experts_of
+from zsim.specs.strategy.expert_degrees import with_assumed_loads
+from zsim.specs.strategy.expert_loads import End
+from zsim.validated.validation import Validation
+
+
+def routing_ends(outcome: Outcome) -> tuple[float, float] | None:
+    """The step with loads as even and as uneven as was seen, over the step itself; None where loads are said
+    or do not count, and where two more simulations are too long or not of this step alone."""
+    job = outcome.job
+    split, experts = job.parallelism.experts, experts_of(job.model)
+    is_assumed = split.deviation > 0 and split.ranks > 1 and not split.pads_to_capacity
+    is_alone = outcome.jittered is None and not outcome.together
+    if experts is None or not is_assumed or not is_alone or outcome.plan.num_ops > MAX_OPS:
+        return None
+    unfold = outcome.stats.rank_classes == job.world_size
+    even, uneven = (
+        simulate_job(_routed(job, experts.num_experts, end), unfold=unfold).trace.step_seconds
+        for end in ("low", "high")
+    )
+    return even / outcome.trace.step_seconds, uneven / outcome.trace.step_seconds
+
+
+def _routed(job: Job, num_experts: int, end: End) -> Job:
+    split = with_assumed_loads(job.parallelism.experts, num_experts, end)
+    return replace(job, parallelism=replace(job.parallelism, experts=split))
+
+
+def with_routing(validation: Validation, ends: tuple[float, float] | None) -> Validation:
+    """The validation with its interval as much wider as the spread of routing makes it: both are independent,
+    so their logarithms add up like sides of a right angle."""
+    if ends is None:
+        return validation
+    low, high = -log(validation.low), log(validation.high)
+    return replace(
+        validation,
+        low=exp(-_widened(low, max(0.0, -log(ends[0])))),
+        high=exp(_widened(high, max(0.0, log(ends[1])))),
+    )
+
+
+def _widened(width: float, more: float) -> float:
+    return width + hypot(width, more) - abs(width)
