@@ -1,4 +1,4 @@
-"""Where the driver has the states of a paged optimizer.
+"""The place where the driver has the states of a paged optimizer.
 
 # [Note: paged states]
 bitsandbytes' paged optimizers (0.50.2 functional.py `get_paged`, csrc/pythonInterface.cpp) keep every state
@@ -39,7 +39,7 @@ def with_paging(job: Job, made: Callable[[Training], Plan]) -> Training:
 
 
 def paging_note(job: Job, plan: Plan) -> str:
-    """What moves in a step, "" where nothing does."""
+    """The sentence on the bytes that move in a step, "" where none do."""
     if not optimizer_of(job.training.optimizer).is_paged or job.training.paged_states is not None:
         return ""
     paged = max(

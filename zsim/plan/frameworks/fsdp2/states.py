@@ -1,4 +1,4 @@
-"""What changes of a group of parameters while a plan is made: whether it is gathered, and its gradients."""
+"""The state of a group of parameters while a plan is made: whether it is gathered, and its gradients."""
 
 from __future__ import annotations
 

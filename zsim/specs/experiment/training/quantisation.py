@@ -94,7 +94,7 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
 
 
 def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared: bool) -> list[str]:
-    """What is made of the weights that are not quantised, and of a mixture's experts; see [Note: what is
+    """Sentences on the weights that are not quantised, and on a mixture's experts; see [Note: what is
     quantised]."""
     if lora.quantized is None:
         return []
