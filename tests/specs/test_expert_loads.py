@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.expect import there
 from zsim.engine.simulate import simulate_job
 from zsim.explain.report_of import report_of
 from zsim.explain.routing_range import routing_ends
@@ -92,8 +93,8 @@ def test_the_range_is_wider_by_the_spread_of_routing() -> None:
     assert seconds is not None
     fast, slow = (end / outcome.trace.step_seconds for end in seconds)
     assert fast < 1 < slow
-    plain = report_of(outcome, 0.0).validation
-    wide = report_of(outcome, 0.0, step_variants(outcome)).validation
+    plain = there(report_of(outcome, 0.0).validation)
+    wide = there(report_of(outcome, 0.0, step_variants(outcome)).validation)
     assert wide.high == pytest.approx(np.exp(np.hypot(np.log(plain.high), np.log(slow))), rel=1e-9)
     assert wide.low < plain.low
     assert routing_ends(simulate_job(job_of(expert_imbalance=1))) is None

@@ -29,7 +29,7 @@ MIXTRAL: dict[str, Any] = {
 
 def job_of(strategy: dict[str, Any], model: dict[str, Any] | str = TINY, **training: Any) -> Job:
     training = {"sequence_length": 96, **training}
-    data = {"model": model, "cluster": "dgx-h100", "gpus": 8, "training": training}
+    data: dict[str, Any] = {"model": model, "cluster": "dgx-h100", "gpus": 8, "training": training}
     return resolve(Experiment(**data, strategy=strategy))
 
 
@@ -159,7 +159,8 @@ def test_the_host_waits_for_the_rows_of_every_expert() -> None:
 
 def test_tensor_parallelism_around_such_experts_is_refused_as_around_stacked_ones() -> None:
     for release in ("4.57", "5.0"):
-        data = {"model": TINY, "cluster": "dgx-h100", "gpus": 8, "parallelism": {"tensor": 2}}
+        data: dict[str, Any] = {"model": TINY, "cluster": "dgx-h100", "gpus": 8}
+        data["parallelism"] = {"tensor": 2}
         training = {"sequence_length": 96, "transformers": release}
         strategy = {"kind": "fsdp2", "wrapping": "huggingface"}
         with pytest.raises(NotSimulatedError, match="tensor"):
