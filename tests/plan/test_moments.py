@@ -149,3 +149,12 @@ def test_moments_come_in_the_order_of_a_run() -> None:
 def test_the_context_is_that_of_the_fullest_rank() -> None:
     held = held_by({"kind": "fsdp2"})
     assert held.context_bytes == framework_memory(held.job, held.plan).bytes > 0
+
+
+def test_what_is_read_to_resume_depends_on_the_optimizer() -> None:
+    """SGD without momentum has no states: 4 P bytes of weights, with Adam's two 12 P; of an optimizer whose
+    saved states are not known nothing is said."""
+    sgd = moments({"kind": "fsdp2"}, training={"optimizer": "sgd"})
+    assert sgd[RESUMING].host_bytes == 4 * P
+    assert moments({"kind": "fsdp2"})[RESUMING].host_bytes == 12 * P
+    assert RESUMING not in moments({"kind": "ddp"}, training={"optimizer": "adamw-8bit"})

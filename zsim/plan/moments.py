@@ -25,6 +25,7 @@ from zsim.specs.experiment.job import Job
 UPDATE_PHASE = "optimizer"
 _EVALUATED = 8  # sequences: per_device_eval_batch_size of transformers' TrainingArguments where left out
 _FP32 = DTYPE_BYTES["fp32"]
+_STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}  # torch 2.13 optim/
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class BetweenSteps:
     @cached_property
     def context_bytes(self) -> int:
         """The CUDA context and the buffers of communicators."""
-        return framework_memory(self.job, self.plan, self.plan.programs.index(self.program)).bytes
+        programs = enumerate(self.plan.programs)
+        number = next(number for number, program in programs if program is self.program)
+        return framework_memory(self.job, self.plan, number).bytes
 
     def gpu_bytes_of(self, *categories: str) -> int:
         """Resident bytes of these categories (default: all) on the GPU."""
@@ -84,6 +87,12 @@ class BetweenSteps:
     def local_ranks(self) -> int:
         """Ranks of a node."""
         return self.job.gpus_per_node
+
+    @property
+    def num_states(self) -> int | None:
+        """Optimizer states of the size of a parameter that are saved; None for an optimizer whose are not
+        known."""
+        return _STATES.get(self.job.training.optimizer)
 
     @property
     def stored_bytes(self) -> int:

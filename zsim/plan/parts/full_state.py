@@ -16,8 +16,6 @@ from zsim.plan.moments import (
     loading,
 )
 
-_STATES = 2  # of Adam, each of the parameters' type
-
 
 def sharded_moments(held: BetweenSteps, gathered: int, how: str, source: str) -> Iterator[JobMoment]:
     """Moments of FSDP, which gathers `gathered` parameters at a time for a whole state dict: `how` it is
@@ -30,16 +28,18 @@ def sharded_moments(held: BetweenSteps, gathered: int, how: str, source: str) ->
     )  # fmt: skip
     yield JobMoment(
         GATHERED_SAVE, held.gpu_bytes + each * gathered, held.host_bytes + each * numel,
-        f"{how}, offloaded to the host of rank 0: all weights there; {1 + _STATES} times as much with the "
-        "optimizer's states",
+        f"{how}, offloaded to the host of rank 0: all weights there, besides them the optimizer's states "
+        "where they are asked for",
         source, False,
     )  # fmt: skip
     yield JobMoment(
         UNOFFLOADED_SAVE, held.gpu_bytes + each * numel, None,
         f"{how} without offloading it to the host: every GPU holds all weights", source, False,
     )  # fmt: skip
+    if held.num_states is None:
+        return
     yield JobMoment(
-        RESUMING, None, held.host_bytes + (1 + _STATES) * each * numel,
+        RESUMING, None, held.host_bytes + (1 + held.num_states) * each * numel,
         "from a whole state dict: rank 0 reads all weights and states into host memory; sharded ones are "
         "read in place",
         source, False,
@@ -51,8 +51,10 @@ def replicated_moments(held: BetweenSteps) -> Iterator[JobMoment]:
     numel, each = held.job.model.numel, held.stored_bytes
     yield from evaluation(held)
     yield loading(held, EVERY_RANK, PRETRAINED, held.local_ranks)
+    if held.num_states is None:
+        return
     yield JobMoment(
-        RESUMING, None, held.host_bytes + held.local_ranks * (1 + _STATES) * each * numel,
+        RESUMING, None, held.host_bytes + held.local_ranks * (1 + held.num_states) * each * numel,
         "every rank reads all weights and states into host memory (torch.load to the CPU)",
         "torch 2.13 serialization.py `load`", False,
     )  # fmt: skip

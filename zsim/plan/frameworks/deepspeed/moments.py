@@ -99,7 +99,10 @@ def _files(held: BetweenSteps, config: DeepSpeedConfig, partitions: list[int]) -
         )  # fmt: skip
     elif offload.device != "cpu":
         return  # swap files are copied as they are
-    states = sum(partitions) * (_FP32 + 2 * DTYPE_BYTES[config.optimizer_states_dtype])
+    if held.num_states is None:
+        return
+    each = _FP32 + held.num_states * DTYPE_BYTES[config.optimizer_states_dtype]
+    states = sum(partitions) * each
     model = 0 if config.stage == 3 else held.job.model.numel * DTYPE_BYTES[config.param_dtype]
     what = "its partition of masters and moments"
     yield JobMoment(

@@ -11,7 +11,7 @@ from zsim.plan.parts.full_state import sharded_moments
 def fsdp1_moments(held: BetweenSteps) -> Iterator[JobMoment]:
     """A whole state dict unshards one FSDP unit at a time, a block or what is outside of them."""
     model = held.job.model
-    largest = max(model.rest_numel, *(block.numel for block in model.distinct_blocks))
+    largest = max([model.rest_numel, *(block.numel for block in model.distinct_blocks)])
     yield from sharded_moments(
         held, largest, "a FULL_STATE_DICT", "torch 2.13 distributed/fsdp/_state_dict_utils.py"
     )
