@@ -75,7 +75,7 @@ def test_the_host_pays_for_segments_and_for_retries() -> None:
     """Two segments taken (2 x 1 s), both given back (2 x 10 s) in one retry (100 s), one taken again."""
     changes = [take(0, 0, 30), take(0, 1, 30), give(1, 0), give(1, 1), take(1, 2, 60)]
     gpu = allocator(100, *changes)
-    gpu.malloc_seconds, gpu.free_seconds, gpu.retry_seconds = 1.0, 10.0, 100.0
+    gpu.malloc_seconds, gpu.free_seconds, gpu.retry_seconds = 1.0, 10.0, lambda op: 100.0
     gpu.advance(0, 0.0, [])
     assert gpu.take_seconds() == 2.0
     gpu.advance(1, 0.0, [])

@@ -244,7 +244,8 @@ def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
 def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:
     found = short[1].report.to_dict()["allocator"]
     assert set(found) == {
-        "reserved_bytes", "limit_bytes", "retries", "extra_seconds", "released_segments", "failures"
+        "reserved_bytes", "limit_bytes", "retries", "extra_seconds", "released_segments", "failures",
+        "step_seconds_without_retries",
     }  # fmt: skip
     assert found["released_segments"] > 0
     assert found["reserved_bytes"] <= found["limit_bytes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, expm1
 from typing import Any
 
@@ -41,6 +42,10 @@ class Validation:
     def range_of(self, step_seconds: float) -> tuple[float, float]:
         """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
+
+    def from_shorter(self, share: float) -> Validation:
+        """The interval that begins with that of a step of `share` of the predicted one, a fraction."""
+        return replace(self, low=self.low * share)
 
     def to_dict(self) -> dict[str, Any]:
         """The `validation` table of `--json`."""

@@ -113,6 +113,10 @@ def _speed(report: Report) -> Table:
     table.add_row(
         "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
     )
+    if report.allocator is not None and report.allocator.retries:
+        table.add_row(
+            "without retries", format_seconds(report.allocator.step_seconds_without_retries), "", ""
+        )
     padding = report.work.padding
     if padding is not None:
         found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)
