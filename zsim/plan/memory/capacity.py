@@ -14,8 +14,10 @@ from zsim.plan.memory.communicators import communicator_bytes, least_communicato
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster, HostDevice
+from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.megatron import Megatron
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
@@ -55,18 +57,26 @@ def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
 
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group of a program's ranks, see
-    zsim.plan.memory.communicators."""
+    """The CUDA context, cuBLAS's workspaces unless they are in the plan, and the buffers of one communicator
+    per process group of a program's ranks, see zsim.plan.memory.communicators."""
     memory = job.cluster.framework_memory
-    return Memory("framework", memory.context + communicator_bytes(job, plan, program, memory))
+    libraries = memory.context + workspaces_bytes(job, gpu_of(job, plan, program))
+    return Memory("framework", libraries + communicator_bytes(job, plan, program, memory))
+
+
+def workspaces_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of cuBLAS's workspaces that the plan does not hold; 0 on GPUs that are not NVIDIA's."""
+    is_in_plan = isinstance(job.strategy, Megatron) and bool(job.strategy.workspaces)
+    if is_in_plan or gpu.compute_capability is None:
+        return 0
+    return NUM_HANDLES * workspace_bytes(gpu.compute_capability)
 
 
 def framework_bytes_range(job: Job, plan: Plan, program: int = 0) -> tuple[int, int]:
     """The least and the most that `framework_memory` may be, where sources disagree."""
-    memory = job.cluster.framework_memory
-    least = memory.context + least_communicator_bytes(job, plan, program, memory)
-    most = framework_memory(job, plan, program).bytes
-    return min(least, most), most
+    memory, most = job.cluster.framework_memory, framework_memory(job, plan, program).bytes
+    taken = communicator_bytes(job, plan, program, memory)
+    return most - taken + least_communicator_bytes(job, plan, program, memory), most
 
 
 def deciding_framework_range(job: Job, plan: Plan) -> tuple[int, int] | None:
