@@ -294,11 +294,9 @@ def test_a_rank_pays_for_the_communicators_that_it_is_in() -> None:
     """Of a pipeline of 4: the ends have one neighbour, the others two; all are in the pipeline's group."""
     job, plan = job_of(4, placement={"gpus_per_node": [4]}), pipeline_plan(gpipe, 4, 1, (SHORT, LONG))
     memory = job.cluster.framework_memory
-    counts = [
-        (framework_memory(job, plan, number).bytes - memory.context) / memory.communicator
-        for number in range(4)
-    ]
-    assert counts == [2, 3, 3, 2]
+    others = memory.context + 2 * 2**25  # cuBLAS's workspaces
+    held = [framework_memory(job, plan, number).bytes - others for number in range(4)]
+    assert held == [memory.communicator + pairs * 544_000_000 for pairs in (1, 2, 2, 1)]
 
 
 def test_a_communicator_with_one_gpu_of_each_node_has_buffers_of_its_own() -> None:
@@ -308,8 +306,10 @@ def test_a_communicator_with_one_gpu_of_each_node_has_buffers_of_its_own() -> No
     table = job.cluster.framework_memory.model_copy(update={"network_communicator": 10**6})
     job = replace(job, cluster=job.cluster.model_copy(update={"framework_memory": table}))
     plan = pipeline_plan(gpipe, 4, 1, (SHORT, LONG))
-    held = [framework_memory(job, plan, number).bytes - table.context for number in range(4)]
-    assert held == [2 * table.communicator] + 2 * [2 * table.communicator + 10**6] + [2 * table.communicator]
+    others = table.context + 2 * 2**25
+    held = [framework_memory(job, plan, number).bytes - others for number in range(4)]
+    ends, middle = table.communicator + 544_000_000, table.communicator + 544_000_000 + 10**6
+    assert held == [ends, middle, middle, ends]
 
 
 def test_what_a_communicator_takes_is_by_its_own_nodes_not_by_those_of_its_kind() -> None:
@@ -319,8 +319,9 @@ def test_what_a_communicator_takes_is_by_its_own_nodes_not_by_those_of_its_kind(
     job = replace(job, cluster=job.cluster.model_copy(update={"framework_memory": table}))
     pairs = {"pair": Group("pair", np.array([[0, 1], [2, 3]]))}
     plan = replace(pipeline_plan(gpipe, 4, 1, (SHORT, LONG)), groups=pairs)
-    held = [framework_memory(job, plan, number).bytes - table.context for number in range(4)]
-    assert held == 2 * [table.communicator] + 2 * [10**6]
+    others = table.context + 2 * 2**25
+    held = [framework_memory(job, plan, number).bytes - others for number in range(4)]
+    assert held == 2 * [544_000_000] + 2 * [10**6]
 
 
 # -- what is read off a step -----------------------------------------------------------------------------

@@ -71,6 +71,25 @@ def test_states_are_those_of_figure_1(stage: int, parts: tuple[float, float, flo
     assert tuple(held[name] / numel for name in names) == parts
 
 
+@pytest.mark.parametrize(
+    ("reduce_dtype", "expected"), [({}, 16), ({"reduce_dtype": "bf16"}, 16), ({"reduce_dtype": "fp32"}, 18)]
+)
+def test_model_states_take_the_papers_16_bytes_unless_gradients_are_asked_for_in_fp32(
+    reduce_dtype: dict[str, str], expected: int
+) -> None:
+    """1910.02054, section 3.1: 2 + 2 + 12; gradients in fp32 take 4."""
+    experiment = zsim.Experiment(
+        model="gpt2",
+        cluster="dgx-h100",
+        gpus=RANKS,
+        training={"sequence_length": 128, "precision": "bf16"},
+        strategy={"kind": "reference", "stage": 0, **reduce_dtype},
+    )
+    held = held_before_update(zsim.make_plan(experiment))
+    names = ("parameters", "gradients", "optimizer_states")
+    assert sum(held[name] for name in names) == pytest.approx(expected * 124_439_808, rel=1e-3)
+
+
 def test_states_in_host_memory_come_and_go_once() -> None:
     """Stage 2: gradient shards down, updated shards up; the update is the CPU's."""
     plan = make_plan(stage=2, optimizer_place="host")

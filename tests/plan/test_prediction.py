@@ -212,3 +212,24 @@ def test_products_of_latent_attention_stay_apart() -> None:
     assert (
         sum(stage.numel for stage in stages_of(job.model, Parallelism(style="megatron"))) == job.model.numel
     )
+
+
+@pytest.mark.parametrize(
+    ("modules", "sums"), [(0, ["model.embed_tokens"]), (1, ["mtp.layers.0", "model.embed_tokens"])]
+)
+def test_a_tied_weight_is_given_a_gradient_by_each_head(modules: int, sums: list[str]) -> None:
+    """Without fused accumulation autograd holds the first head's, adds the second's and frees it, and the
+    embedding's own comes last: as many sums as there are heads, and nothing left after the step."""
+    strategy = {"kind": "megatron", "mtp_layers": modules, "gradient_accumulation_fusion": False}
+    job = resolve(Experiment(model="exaone-4.0-1.2b", cluster="dgx-h100", gpus=8, strategy=strategy))
+    plan = make_plan(job)
+    names = [op.name for op in plan.ops if op.name.startswith("add tied gradient ")]
+    assert len(names) == len(sums)
+    assert all(where in name for where, name in zip(sums, names, strict=True))
+    held, heads = 0, [0]
+    for change in plan.memory:
+        if change.category == "activations" and abs(change.bytes) == 2 * 102_400 * 2_048:
+            held += change.bytes
+            heads.append(held // abs(change.bytes))
+    assert max(heads) == len(sums)
+    assert held == 0

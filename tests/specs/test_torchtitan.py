@@ -282,3 +282,25 @@ def test_set_wins_over_the_file_and_the_experiment_may_not_contradict_it(tmp_pat
     data = {"cluster": "dgx-h100", "nodes": 2, "training": {"micro_batch_size": 1}}
     with pytest.raises(InputError, match=r"training.micro_batch_size: found 1, but .*train.toml says 2"):
         experiment_from(data, {"strategy.config": path}, origin="test")
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        (
+            "local_batch_size = 0\nglobal_batch_size = 8",
+            r"training\.micro_batch_size: found 0, expected a whole number of sequences, at least 1, to "
+            "divide the global batch of 8",
+        ),
+        (
+            "local_batch_size = 2\nglobal_batch_size = 0",
+            r"training\.global_batch_size: found 0, expected at least 1, or -1",
+        ),
+    ],
+)
+def test_a_batch_of_nothing_is_refused(batches: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NEW.replace("local_batch_size = 2", batches))
+    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
+    with pytest.raises(InputError, match=rf"mine\.toml: {said}"):
+        experiment_from(data, {"strategy.config": str(path)}, origin="test")

@@ -69,6 +69,10 @@ class AllocatorCounts:
     segments: int = 0
 
 
+def _no_seconds(_op: int) -> float:
+    return 0.0
+
+
 @dataclass
 class Allocator:
     """One GPU's allocator on its host's clock.
@@ -76,8 +80,9 @@ class Allocator:
     `changes`: tensors that its program allocates and frees; `first_changes`: those of the program's first
     run, where they differ (tensors with numbers below 0 are never freed). `outstanding(op)`: the last op that
     was issued to each stream before `op`. `malloc_seconds` and `free_seconds`: host time to get one segment
-    from the driver, and to give it back; `retry_seconds`: extra host time of a retry, until all ranks have
-    given their caches back. `counts` begin with op `counts_from`.
+    from the driver, and to give it back; `retry_seconds(op)`: extra host time of a retry before `op`, until
+    the ranks that wait next have given their caches back, but at most the time since the last retry, when
+    they were together. `counts` begin with op `counts_from`.
     """
 
     memory: CachingAllocator
@@ -85,12 +90,13 @@ class Allocator:
     outstanding: Callable[[int], Sequence[int]]
     malloc_seconds: float = 0.0
     free_seconds: float = 0.0
-    retry_seconds: float = 0.0
+    retry_seconds: Callable[[int], float] = _no_seconds
     counts_from: int = 0
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
     first_changes: Changes | None = None
     owed_seconds: float = 0.0  # host time at the driver that the host has not yet spent
     has_retried: bool = False  # in any run
+    _together: float = -math.inf  # when the ranks went on after the last retry
     _blocks: dict[int, MemoryBlock] = field(default_factory=dict)
     _protected: list[tuple[int, MemoryBlock]] = field(default_factory=list)
     _next_end: float = math.inf  # no protected block is free before this time; -inf: not known
@@ -141,7 +147,7 @@ class Allocator:
         self._position, self._last_op = 0, -1
         self._is_counting = False
         self.memory.restart_peaks()
-        self.owed_seconds = 0.0
+        self.owed_seconds, self._together = 0.0, -math.inf
 
     def copy(self) -> Allocator:
         """An allocator that begins with the same segments; before the first run or after `restart` only."""
@@ -189,7 +195,7 @@ class Allocator:
                 end = ended[other]
                 if not end <= now:  # also uses that have not ended: nan
                     return other
-            block = self._retry(change)
+            block = self._retry(change, op, now)
             self._is_draining = False
         self._blocks[tensor] = block
         if memory.num_segments > before:
@@ -198,14 +204,16 @@ class Allocator:
             self.owed_seconds += segments * self.malloc_seconds
         return -1
 
-    def _retry(self, change: TensorChange) -> MemoryBlock:
+    def _retry(self, change: TensorChange, op: int, now: float) -> MemoryBlock:
         self.counts.retries += 1
         self.has_retried = True
         self._free_protected()
         released = self.memory.release_cached()
         self.counts.released += released
         if released:
-            self.owed_seconds += self.retry_seconds + released * self.free_seconds
+            apart = min(self.retry_seconds(op), now - self._together)
+            self.owed_seconds += apart + released * self.free_seconds
+            self._together = now + self.owed_seconds
         block = self.memory.malloc(change.bytes, change.stream, is_new=True)
         if block is None:
             self.counts.failures += 1

@@ -23,7 +23,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of, host_of
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, TensorColumns, tensor_columns
-from zsim.plan.ops import Memory, OffloadWork, Plan, Program
+from zsim.plan.ops import Collective, Group, Memory, OffloadWork, Plan, Program
 from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
 
@@ -80,7 +80,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
         again.once(_Outstanding),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
-        retry_seconds=retry_seconds(job.world_size, costs),
+        retry_seconds=_RetrySeconds(again, plan.groups),
         counts_from=len(again.ops) - len(program.ops),
         first_changes=program.once(_first_changes, times) if has_lazy else None,
     )
@@ -141,6 +141,29 @@ class _Outstanding:
     def __call__(self, op: int) -> Sequence[int]:
         places = ((numbers, bisect_left(numbers, op)) for numbers in self._of_stream.values())
         return [numbers[place - 1] for numbers, place in places if place]
+
+
+class _RetrySeconds:
+    """Callable: for an op, the seconds of a retry before it, by the ranks of the next collective that is not
+    of this rank alone, of the last one where none follows."""
+
+    def __init__(self, program: Program, groups: Mapping[str, Group]) -> None:
+        self._ops, self._groups = program.ops, groups
+
+    @cached_property
+    def _collectives(self) -> tuple[list[int], list[int]]:
+        """The places and ranks of the collectives; needed only where the allocator runs short."""
+        found = [
+            (number, self._groups[op.work.group].size)
+            for number, op in enumerate(self._ops)
+            if isinstance(op.work, Collective) and self._groups[op.work.group].size > 1
+        ]
+        return [number for number, _ in found], [size for _, size in found]
+
+    def __call__(self, op: int) -> float:
+        places, sizes = self._collectives
+        ranks = sizes[min(bisect_left(places, op), len(sizes) - 1)] if sizes else 1
+        return retry_seconds(ranks, shipped_host_costs())
 
 
 def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> Allocation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from zsim.engine.allocation import Allocation
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.gpu_types import traced_step_of
@@ -24,6 +25,21 @@ def whole_step(step: SimulatedStep) -> TracedStep:
     parts = [(times, traced_step_of(outcome).breakdown) for times, outcome in step.terms]
     breakdown = _whole_breakdown(traced.breakdown, parts)
     return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
+
+
+def whole_allocation(step: SimulatedStep) -> Allocation | None:
+    """torch's allocator over the whole step: as often short for a micro-batch as in the simulated ones."""
+    found = step.outcome.allocation
+    if found is None or not found.is_short:
+        return found
+    times, counts = step.times_longer, found.counts
+    counts = replace(
+        counts,
+        retries=round(counts.retries * times),
+        released=round(counts.released * times),
+        segments=round(counts.segments * times),
+    )
+    return replace(found, counts=counts, extra_seconds=found.extra_seconds * times)
 
 
 def whole_pipeline(step: SimulatedStep) -> PipelineSection | None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from zsim.engine.simulate import Outcome
-from zsim.plan.memory.capacity import pinned_by_host, startup_bytes, usable_bytes
+from zsim.plan.memory.capacity import (
+    deciding_framework_range,
+    pinned_by_host,
+    startup_bytes,
+    usable_bytes,
+)
 from zsim.plan.memory.paging import paging_note
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
@@ -61,6 +66,14 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         whole = format_bytes(startup)
         notes.append(
             f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
+        )
+    framework = deciding_framework_range(job, outcome.plan)
+    if framework is not None:
+        least, most = map(format_bytes, framework)
+        notes.append(
+            f"sources disagree on what the CUDA context and NCCL's buffers take, from {least} to the {most} "
+            "counted here, and with the least the tensors would fit: NCCL from 2.22 on connects only what is "
+            "used"
         )
     locked = [(bytes, host.memory) for bytes, host in pinned_by_host(job, outcome.plan)]
     pinned, memory = max(locked, key=lambda node: node[0] / node[1])

@@ -9,7 +9,14 @@ from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.data_loading import lengths_note, with_data_loading
 from zsim.explain.evidence import evidence
-from zsim.explain.few_micro_batches import few_note, lengthened, whole_pipeline, whole_step, with_peak
+from zsim.explain.few_micro_batches import (
+    few_note,
+    lengthened,
+    whole_allocation,
+    whole_pipeline,
+    whole_step,
+    with_peak,
+)
 from zsim.explain.gpu_types import Terms, gpu_type_rows, mean_energy, own_capacities, traced_step_of
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
@@ -57,7 +64,8 @@ def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants 
     """The report of a simulated step; `variants` are of its simulated micro-batches."""
     if step.is_whole:
         return report_of(step.outcome, wall_seconds, variants)
-    outcome = replace(step.outcome, job=step.job, notes=(*step.outcome.notes, few_note(step)))
+    notes = (*step.outcome.notes, few_note(step))
+    outcome = replace(step.outcome, job=step.job, notes=notes, allocation=whole_allocation(step))
     pipeline = whole_pipeline(step)
     whole = whole_step(step)
     if pipeline is not None:
@@ -89,7 +97,7 @@ def report_of(
         step = traced_step_of(outcome) if pipeline is None else slowest_step(outcome, pipeline)
     step = with_data_loading(job, step)
     types = gpu_type_rows(outcome, step.seconds, terms)
-    allocator = _allocator(outcome)
+    allocator = _allocator(outcome, step.seconds)
     mean = step.breakdown if pipeline is None else replace(step.breakdown, seconds=pipeline.mean_seconds())
     energy = (
         mean_energy(outcome, step.seconds, terms)
@@ -212,16 +220,16 @@ def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
     return found
 
 
-def _allocator(outcome: Outcome) -> AllocatorRow | None:
-    """The row of torch's allocator; None where it was not simulated (on a CPU, with co-located jobs), and
-    where the tensors alone do not fit."""
+def _allocator(outcome: Outcome, step_seconds: float) -> AllocatorRow | None:
+    """The row of torch's allocator in a step of `step_seconds`; None where it was not simulated (on a CPU,
+    with co-located jobs), and where the tensors alone do not fit."""
     found, job = outcome.allocation, outcome.job
     if found is None or excess_bytes(job, outcome.plan) > 0:
         return None
     counts = found.counts
     return AllocatorRow(
         found.reserved_bytes, found.limit_bytes, counts.retries, found.extra_seconds, counts.released,
-        counts.failures,
+        counts.failures, step_seconds - found.extra_seconds,
     )  # fmt: skip
 
 

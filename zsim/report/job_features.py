@@ -53,10 +53,14 @@ def job_features(
 
 
 def step_validation(job: Job, plan: Plan, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
-    """The validation of a step's time by all validated runs."""
+    """The validation of a step's time by all validated runs. Where torch's allocator runs short, the interval
+    spans the step with its retries and without: neither their number nor what one takes is certain."""
     retries = 0 if allocator is None else allocator.retries
     features = job_features(job, step.breakdown.seconds, step.seconds, retries)
-    return plan.once(_validation_of_plan, features)
+    judged = plan.once(_validation_of_plan, features)
+    if allocator is None or not retries:
+        return judged
+    return judged.from_shorter(allocator.step_seconds_without_retries / step.seconds)
 
 
 def _validation_of_plan(_plan: Plan, features: Features) -> Validation:

@@ -39,6 +39,7 @@ _BY_KEY_END: dict[str, Callable[[float], str]] = {
     "memory": format_bytes,
     "context": format_bytes,
     "communicator": format_bytes,
+    "exchange_peer": format_bytes,
     "latency": format_seconds,
     "_round": format_seconds,
     "overhead": format_seconds,

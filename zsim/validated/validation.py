@@ -54,6 +54,10 @@ class Validation:
         """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
 
+    def from_shorter(self, share: float) -> Validation:
+        """The interval that begins with that of a step of `share` of the predicted one, a fraction."""
+        return replace(self, low=self.low * share)
+
     def to_dict(self) -> dict[str, Any]:
         """The `validation` table of `--json`."""
         return {

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.dataclass import dataclass
@@ -19,6 +18,7 @@ from zsim.specs.messages import validated
 from zsim.units import Seconds
 
 _PRESET = PRESETS / "frameworks.toml"
+MEASURED_RANKS = 8  # most ranks of the steps behind [allocator_retry_wait] there
 
 
 class HostCost(Table):
@@ -96,14 +96,20 @@ def host_seconds(
     return host.overhead_factor * event + launches * host.seconds_per_launch
 
 
-def retry_seconds(num_ranks: int, costs: HostCosts) -> float:
-    """Seconds for which a job of `num_ranks` ranks stalls when their allocators give their caches back.
+def retry_seconds(num_waiting: int, costs: HostCosts) -> float:
+    """Seconds for which a retry of the allocator stalls the `num_waiting` ranks of the next collective, apart
+    from the driver's calls for its segments.
 
-        t = c (1 + 1/2 + ... + 1/n)
+        t = c                               one rank
+        t = w (1 + 1/2 + ... + 1/min(n, m)) n ranks
 
-    c is one rank's `allocator_retry`. Ranks run short of memory at about the same op, but their retries take
-    different times, and the next collective waits for the straggler. The longest of n exponentially
-    distributed times with mean c is on average c times the n-th harmonic number (Renyi, On the theory of
-    order statistics, 1953). One rank takes c.
+    c: `allocator_retry` of a rank alone; w: `allocator_retry_wait`, the mean of one of several ranks; m:
+    `MEASURED_RANKS`. Ranks run short at about the same op, but their retries take different times, and the
+    next collective waits for the straggler. The longest of n exponentially distributed times with mean w is
+    on average w times the n-th harmonic number (Renyi, On the theory of order statistics, 1953). On more
+    ranks than it was measured on it is taken to be no longer.
     """
-    return costs.seconds["allocator_retry"] * float(np.sum(1.0 / np.arange(1, num_ranks + 1)))
+    if num_waiting == 1:
+        return costs.seconds["allocator_retry"]
+    num_waiting = min(num_waiting, MEASURED_RANKS)
+    return costs.seconds["allocator_retry_wait"] * sum(1 / rank for rank in range(1, num_waiting + 1))

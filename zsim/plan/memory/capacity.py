@@ -10,11 +10,14 @@ import numpy as np
 from zsim.arrays import Ints
 from zsim.dataclass import dataclass
 from zsim.plan.by_type import gpu_of
+from zsim.plan.memory.communicators import communicator_bytes, least_communicator_bytes
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster, HostDevice
+from zsim.specs.cluster.cublas import NUM_HANDLES, workspace_bytes
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.megatron import Megatron
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
@@ -54,19 +57,38 @@ def program_peak_bytes(job: Job, plan: Plan, number: int) -> int:
 
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group of a program's ranks. NCCL
-    opens fewer channels where it has a network alone, with one GPU of each node."""
+    """The CUDA context, cuBLAS's workspaces unless they are in the plan, and the buffers of one communicator
+    per process group of a program's ranks, see zsim.plan.memory.communicators."""
     memory = job.cluster.framework_memory
-    rank = int(np.argmax(plan.program_of == program))
-    groups = [group.members for group in plan.groups.values() if group.size > 1]
-    mine = [row for members in groups for row in members[(members == rank).any(axis=1)]]
-    apart = 0
-    if memory.network_communicator is not None:
-        gpus = job.placement.gpus
-        node_of = np.repeat(np.arange(len(gpus)), gpus)
-        apart = sum(len(np.unique(node_of[row])) == len(row) for row in mine)
-    buffers = (len(mine) - apart) * memory.communicator + apart * (memory.network_communicator or 0)
-    return Memory("framework", memory.context + buffers)
+    libraries = memory.context + workspaces_bytes(job, gpu_of(job, plan, program))
+    return Memory("framework", libraries + communicator_bytes(job, plan, program, memory))
+
+
+def workspaces_bytes(job: Job, gpu: Gpu) -> int:
+    """Bytes of cuBLAS's workspaces that the plan does not hold; 0 on GPUs that are not NVIDIA's."""
+    is_in_plan = isinstance(job.strategy, Megatron) and bool(job.strategy.workspaces)
+    if is_in_plan or gpu.compute_capability is None:
+        return 0
+    return NUM_HANDLES * workspace_bytes(gpu.compute_capability)
+
+
+def framework_bytes_range(job: Job, plan: Plan, program: int = 0) -> tuple[int, int]:
+    """The least and the most that `framework_memory` may be, where sources disagree."""
+    memory, most = job.cluster.framework_memory, framework_memory(job, plan, program).bytes
+    taken = communicator_bytes(job, plan, program, memory)
+    return most - taken + least_communicator_bytes(job, plan, program, memory), most
+
+
+def deciding_framework_range(job: Job, plan: Plan) -> tuple[int, int] | None:
+    """`framework_bytes_range` of the fullest rank, where it decides whether that rank has room, with the
+    allocator's margin; else None."""
+    excess = {
+        program_peak_bytes(job, plan, number) - usable_bytes(job.cluster, gpu_of(job, plan, number)): number
+        for number in range(len(plan.programs))
+    }
+    largest = max(excess)
+    least, most = framework_bytes_range(job, plan, excess[largest])
+    return (least, most) if 0 < largest <= most - least else None
 
 
 def resident_bytes(job: Job, plan: Plan, device: Device) -> int:

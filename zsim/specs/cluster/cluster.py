@@ -157,8 +157,20 @@ class FrameworkMemory(Table):
 
     context: Bytes = Field(description="the CUDA context and the framework's libraries, per GPU")
     communicator: Bytes = Field(description="buffers of a communicator, per GPU")
+    pair_communicator: Bytes | None = Field(
+        default=None, description="those of two GPUs of one node, per GPU; left out: as any other's"
+    )
     network_communicator: Bytes | None = Field(
         default=None, description="those with one GPU of each node, per GPU; left out: as any other's"
+    )
+    exchange_peer: Bytes = Field(
+        default=0,
+        description="what a communicator that exchanges all to all has besides, for every other GPU of the "
+        "node in it",
+    )
+    least_communicator: Bytes | None = Field(
+        default=None,
+        description="what a communicator may take at least, where sources disagree; left out: communicator",
     )
     allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
 

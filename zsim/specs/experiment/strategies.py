@@ -285,7 +285,7 @@ def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> t
     strategy = Reference(
         table.stage,
         table.param_dtype or low,
-        table.reduce_dtype,
+        table.reduce_dtype or table.param_dtype or low,
         table.bucket_bytes,
         table.prefetch,
         table.max_reductions_in_flight,

@@ -217,7 +217,12 @@ def _accumulate(
     micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
     assert file.global_batch_size is not None
     pieces = file.micro_batches_per_pass or 1
-    if not isinstance(micro, int) or file.global_batch_size % (micro * pieces * replicas):
+    if not isinstance(micro, int) or micro < 1:
+        raise InputError(
+            f"{file.name}: {key}: found {micro!r}, expected a whole number of sequences, at least 1, to "
+            f"divide the global batch of {file.global_batch_size} by"
+        )
+    if file.global_batch_size % (micro * pieces * replicas):
         each = f"{pieces} micro-batches of {micro}" if pieces > 1 else f"micro-batch {micro}"
         what = "GPUs" if replicas == _world_size(data, overrides) else "replicas of the model"
         raise InputError(

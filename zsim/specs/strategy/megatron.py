@@ -16,6 +16,7 @@ import re
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
+from zsim.specs.cluster.cublas import HOPPER, LARGE_WORKSPACE, NUM_HANDLES, workspace_bytes
 from zsim.specs.strategy.megatron_experts import (
     attention_overhead,
     block_overhead,
@@ -37,9 +38,7 @@ _FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
 _WAITS_SENDS, _CUTS_MESSAGES, _SAVES_COPIES = (0, 18), (2, 1), (0, 15)
 _KEEPS_PLACEHOLDERS = (0, 13)
 _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
-_HOPPER = 9.0  # compute capability
-# Bytes of workspaces: see _workspaces.
-_WORKSPACE, _ENGINE_WORKSPACE, _LARGE_WORKSPACE = 2 * 2**22 + 8 * 2**14, 2**22, 2**25
+_ENGINE_WORKSPACE = 2**22  # Transformer Engine's, before Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +212,15 @@ def megatron_strategy(
 def _workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
     """Bytes of cuBLAS's workspaces; () where the GPUs' compute capability is not known.
 
-    torch has one per handle, a handle per thread (forward's and autograd's): 2 x 4 MiB and 8 x 16 KiB, on
-    Hopper 32 MiB (ATen/cuda/CublasHandlePool.cpp), and everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8,
-    which Megatron's tests in deterministic mode set. Transformer Engine has one of its own, 4 MiB, from
-    Hopper on 32 MiB (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
+    Those of torch's handles are large everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron's
+    tests in deterministic mode set. Transformer Engine has one of its own, 4 MiB, from Hopper on 32 MiB
+    (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
     """
     if capability is None:
         return ()
-    is_large = capability >= _HOPPER
-    own = _LARGE_WORKSPACE if is_large or table.deterministic_mode else _WORKSPACE
-    engine = _LARGE_WORKSPACE if is_large else _ENGINE_WORKSPACE
-    return (own, own, engine) if table.transformer_impl == "transformer_engine" else (own, own)
+    own = LARGE_WORKSPACE if table.deterministic_mode else workspace_bytes(capability)
+    engine = LARGE_WORKSPACE if capability >= HOPPER else _ENGINE_WORKSPACE
+    return (own,) * NUM_HANDLES + ((engine,) if table.transformer_impl == "transformer_engine" else ())
 
 
 def _check_fp8(table: MegatronTable, training: Training) -> None:

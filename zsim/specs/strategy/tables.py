@@ -183,7 +183,9 @@ class Fsdp2Table(_FsdpTable):
 
 class ReferenceTable(TableOfFile):
     """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat
-    partition per block, fp32 master weights, none of a framework's additions. `keep_gathered`: stage 3 keeps
+    partition per block, fp32 master weights, none of a framework's additions. In 16-bit training the model
+    states are the paper's 2 + 2 + 12 bytes per parameter; gradients that are reduced and kept in fp32
+    (`reduce_dtype`) make them 18. `keep_gathered`: stage 3 keeps
     the root and the last block from forward to backward. `optimizer_place`: where states and reduced
     gradients are; `parameter_place`: where stage 3's shards are."""
 
@@ -193,8 +195,9 @@ class ReferenceTable(TableOfFile):
         default=None,
         description="the type of parameters in forward and backward; left out: that of training.precision",
     )
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="the type in which gradients are reduced"
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None,
+        description="the type in which gradients are reduced and kept; left out: that of parameters",
     )
     bucket_bytes: int = Field(
         default=0,

@@ -214,7 +214,7 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
     """How far to trust the prediction, judged by validated runs of other sources."""
     seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
     features = job_features(row.job, seconds, shown, step.retries, network_of(run))
-    return validation_of(features, without=run.source)
+    return validation_of(features, without=run.source).from_shorter(step.share_without_retries)
 
 
 def _verdict(run: PublishedRun, features: Features, load: float, step: StepPrediction) -> Verdict:
@@ -237,8 +237,9 @@ def _errors_without(source: str, framework: str, is_mixture: bool) -> MemoryErro
 @dataclass(frozen=True)
 class StepPrediction:
     """A predicted step: its seconds, the bytes at its peak in total and for the framework, the behaviour of
-    torch's allocator over `micro_batches`, and the step's breakdown. `last_rank_bytes`: the peak of the
-    allocated bytes of the last pipeline rank, if they are what is published."""
+    torch's allocator over `micro_batches` that take `simulated_seconds`, and the step's breakdown.
+    `last_rank_bytes`: the peak of the allocated bytes of the last pipeline rank, if they are what is
+    published."""
 
     seconds: float
     peak_bytes: int
@@ -246,6 +247,7 @@ class StepPrediction:
     allocation: Allocation
     micro_batches: int
     breakdown_seconds: Mapping[str, float]
+    simulated_seconds: float
     last_rank_bytes: int | None = None
 
     @property
@@ -257,6 +259,11 @@ class StepPrediction:
     def failures(self) -> float:
         """How often the allocator finds no room, per micro-batch."""
         return self.allocation.counts.failures / self.micro_batches
+
+    @property
+    def share_without_retries(self) -> float:
+        """The step without the allocator's retries over the step, a fraction."""
+        return 1 - self.allocation.extra_seconds / self.simulated_seconds
 
     @property
     def memory(self) -> dict[str, int]:
@@ -311,7 +318,8 @@ def predict_step(row: RowJob) -> StepPrediction:
     own = max(last.once(device_peaks).get("gpu", 0), last.startup_bytes) if row.is_of_last_rank else None
     loading, training, ranks = row.job.experiment.data, row.job.training, row.job.parallelism.model_ranks
     seconds = step.seconds + waiting_seconds(loading, training, row.job.gpus_per_node, ranks, step.seconds)
-    return StepPrediction(seconds, step.peak_bytes, framework, allocation, count, shown, own)
+    simulated = outcome.trace.step_seconds
+    return StepPrediction(seconds, step.peak_bytes, framework, allocation, count, shown, simulated, own)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:

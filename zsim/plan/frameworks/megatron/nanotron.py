@@ -37,6 +37,7 @@ class NanotronSchedule(MegatronSchedule):
 
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage, strategy)
+        self._tied_bytes = 0
         self._held = 0  # bytes of the gradients in `.grad`
         self._wraps = not strategy.distributed_optimizer and self.ranks > 1
 

@@ -47,6 +47,7 @@ from zsim.plan.ops import CollectiveKind, Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.plan.parts.optimizer import frozen_bytes, partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
+from zsim.plan.parts.tied_gradient import TiedGradient
 from zsim.plan.stage import EXPERT_STAGES, WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
@@ -90,7 +91,7 @@ class MegatronSchedule(BlockTimedHooks):
         self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
         self._micro_batch, self._is_last, self._is_told = 0, True, False
-        self._tied_bytes = 0
+        self._tied = TiedGradient(self.builder, strategy.param_dtype)
 
     def lay_out_parts(self, bucket_size: int | None) -> list[BufferPart]:
         """The buffers; see [Note: two buffers]."""
@@ -234,8 +235,7 @@ class MegatronSchedule(BlockTimedHooks):
     def gradient_ready(self, call: ModuleCall) -> None:
         """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
         if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
-            self._tied_bytes = call.borrowed_numel * self.param_bytes
-            self.builder.allocate("activations", self._tied_bytes)
+            self._tied.add(call)
         for parameter in reversed(call.trainable_parameters):
             self._add_gradient(call, parameter)
             bucket = self._bucket_of[call.parameter_name(parameter)]
@@ -250,11 +250,7 @@ class MegatronSchedule(BlockTimedHooks):
         if strategy.fuses_accumulation and is_weight:
             return
         size = parameter.numel * self.param_bytes
-        if self._tied_bytes and size == self._tied_bytes:
-            kernels = accumulate_kernels(parameter.numel, strategy.param_dtype, strategy.param_dtype)
-            builder.kernels(f"add tied gradient {call.name}", kernels, module=call.name)
-            builder.free("activations", self._tied_bytes)
-            self._tied_bytes = 0
+        self._tied.finish(call, parameter.numel)
         if not strategy.is_contiguous and self._micro_batch == 0:
             builder.allocate("gradients", size)
             return

@@ -40,6 +40,7 @@ from zsim.plan.hooks import BlockTimedHooks
 from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import partition_states
 from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
+from zsim.plan.parts.tied_gradient import TiedGradient
 from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.experts import GroupedLinear
@@ -87,7 +88,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         )  # fmt: skip
         self._unit: str | None = None  # the layer whose backward is running
         self._is_last = True
-        self._tied_bytes = 0
+        self._tied = TiedGradient(self.builder, strategy.param_dtype, TIED)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -270,8 +271,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
-            self._tied_bytes = call.borrowed_numel * self.param_bytes
-            self.builder.allocate("activations", self._tied_bytes, owner=TIED)
+            self._tied.add(call)
         fsdp = self.fsdp
         is_due = fsdp.shards_gradients or (fsdp.overlaps_gradients and self._is_last)
         for parameter in reversed(call.trainable_parameters):
@@ -286,11 +286,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         if strategy.fuses_accumulation and is_weight:
             return
         numel, size = parameter.numel, parameter.numel * self.param_bytes
-        if self._tied_bytes and size == self._tied_bytes:
-            sums = accumulate_kernels(numel, strategy.param_dtype, strategy.param_dtype)
-            builder.kernels(f"add tied gradient {call.name}", sums, module=call.name)
-            builder.free("activations", self._tied_bytes, owner=TIED)
-            self._tied_bytes = 0
+        self._tied.finish(call, numel)
         kernels = accumulate_kernels(numel, strategy.grad_dtype, strategy.param_dtype)
         if self.fsdp.shards_gradients:
             kernels = moves(size, numel * self.grad_bytes)

@@ -121,6 +121,9 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
     yield "Step time", format_seconds(report.step_seconds), _tokens(report)
+    if report.allocator is not None and report.allocator.retries:
+        without = format_seconds(report.allocator.step_seconds_without_retries)
+        yield "Without retries", without, "while torch's allocator has room"
     if tokens is not None:
         yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{report.step_tokens / report.step_seconds:,.0f} in all"
     if report.mfu_fraction is not None:

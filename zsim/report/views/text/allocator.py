@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zsim.cost.rates.host_calls import MEASURED_RANKS
 from zsim.dataclass import dataclass
 from zsim.units import format_seconds
 
@@ -16,7 +17,8 @@ class AllocatorRow:
     of the `limit_bytes` that the GPU has without these; `retries`: times per step that it ran short and gave
     its cache back to the driver (torch's `num_alloc_retries`), followed by the seconds that this adds to the
     step and the number of segments given back; `failures`: requests that did not fit even then (out of memory
-    in torch), in this step or in an earlier one."""
+    in torch), in this step or in an earlier one; `step_seconds_without_retries`: the step as it is while the
+    allocator has room."""
 
     reserved_bytes: int
     limit_bytes: int
@@ -24,6 +26,7 @@ class AllocatorRow:
     extra_seconds: float
     released_segments: int
     failures: int
+    step_seconds_without_retries: float
 
     @property
     def may_run_out(self) -> bool:
@@ -40,12 +43,16 @@ def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterato
         times = {1: "once", 2: "twice"}.get(row.retries, f"{row.retries:,} times")
         yield (
             f"torch's allocator runs short about {times} a step, waits for the GPU and gives "
-            f"{row.released_segments:,} cached segments back to the driver; the step takes "
-            f'{format_seconds(row.extra_seconds)} longer for it ("torch\'s allocator" in the breakdown, of '
-            "which something else may have taken a part), the least certain part of a prediction "
-            "(docs/accuracy.md; num_alloc_retries, DeepSpeed warns of "
-            '"allocator cache flushes"): memory is asked for in pieces that do not fit '
+            f"{row.released_segments:,} cached segments back to the driver (num_alloc_retries; DeepSpeed "
+            'warns of "allocator cache flushes"): memory is asked for in pieces that do not fit '
             f"what was freed, or what was freed is still in use on another stream{remedy}"
+        )
+        yield (
+            f"the step takes {format_seconds(row.extra_seconds)} longer because the allocator runs short "
+            '("torch\'s allocator" in the breakdown, of which something else may have taken a part), and '
+            f"{format_seconds(row.step_seconds_without_retries)} if it does not; this is the least certain "
+            "part of a prediction, so the step's range spans both. What a retry takes was measured on 1 to "
+            f"{MEASURED_RANKS} GPUs and is taken to be the same on more (docs/accuracy.md)"
         )
     if row.failures:
         requests = "one request" if row.failures == 1 else f"about {row.failures:,} requests"

@@ -116,6 +116,10 @@ def _speed(report: Report) -> Table:
         hfu += f" (unmasked {_percent(report.masked_hfu_fraction)})"
     table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
     table.add_row("tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", hfu)
+    if report.allocator is not None and report.allocator.retries:
+        table.add_row(
+            "without retries", format_seconds(report.allocator.step_seconds_without_retries), "", ""
+        )
     padding = report.work.padding
     if padding is not None:
         found = padding.to_dict(report.step_seconds, report.work.gpus_per_replica)

@@ -110,6 +110,11 @@ def _read_batch(read: TitanSettings) -> None:
     )
     read.put("training.sequence_length", read.get("training.seq_len", 2048), "training.seq_len")
     total = read.get("training.global_batch_size", -1)
+    if total == 0:
+        raise InputError(
+            f"{read.file.name}: training.global_batch_size: found 0, expected at least 1, or -1 for a "
+            "micro-batch on every rank"
+        )
     if total > 0:
         read.file.global_batch_size = total
     read.put("training.gradient_clipping", float(read.get("training.max_norm", 1.0)), "training.max_norm")
