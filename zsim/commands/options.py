@@ -108,14 +108,14 @@ class ExperimentOptions:
 
 
 def named_model(text: str) -> str | ModelSpec:
-    """What `--model` names: a function is run, see [Note: who may run code]."""
+    """The model that `--model` names: a function is run, see [Note: who may run code]."""
     from zsim.specs.own_code import OwnCode
 
     return OwnCode().named(text)
 
 
 def permission(is_given: bool | None) -> OwnCode | None:
-    """What `--allow-code` gives."""
+    """The permission that `--allow-code` gives."""
     from zsim.specs.own_code import OwnCode
 
     return OwnCode() if is_given else None

@@ -1,4 +1,4 @@
-"""What the page's process does for the page: settings in, answers, files and figures out."""
+"""The work of the page's process: settings in, answers, files and figures out."""
 
 from __future__ import annotations
 
