@@ -14,13 +14,13 @@ def job(checkpointing: str) -> zsim.Experiment:
 result = zsim.simulate(job("none"))
 report = result.report
 used, capacity = report.peaks["gpu"].total, report.capacity_bytes["gpu"]
-print(f"{report.verdict}: {used / 1e9:.1f} of {capacity / 1e9:.1f} GB")
+print(f"{report.verdict.word}: {used / 1e9:.1f} of {capacity / 1e9:.1f} GB")
 if report.out_of_memory is not None and report.out_of_memory.remedy is not None:
     print(f"would fit with {report.out_of_memory.remedy.words}")
 
 for checkpointing in ("none", "selective", "full"):
     found = zsim.simulate(job(checkpointing)).report
-    print(f"{checkpointing:<10} {found.verdict:<13} {found.step_seconds:7.3f} s")
+    print(f"{checkpointing:<10} {found.verdict.word:<13} {found.step_seconds:7.3f} s")
 
 # How far to believe the step: the published runs nearest to it, and what it rests on.
 print()

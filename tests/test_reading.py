@@ -19,11 +19,11 @@ from zsim.errors import InputError, ZsimError
 from zsim.reading import parse_json, parse_toml, read_bytes, read_text, whole_number
 from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.experiment.load import experiment_from, load_experiment
-from zsim.specs.experiment.setting import setting
 from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import load_model
 from zsim.study.check.baseline import read_baseline
 from zsim.study.check.targets import find_targets
+from zsim.study.given import setting
 from zsim.study.published.table import read_runs
 from zsim.study.topologies.bench import compare_curves
 from zsim.trace.readers.read import read_trace

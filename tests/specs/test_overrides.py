@@ -14,8 +14,8 @@ from zsim.specs.cluster.files import check_hardware_key
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.setting import setting
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.study.given import setting
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}

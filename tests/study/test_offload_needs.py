@@ -27,12 +27,13 @@ def experiment_of(zero: dict[str, Any], **keys: Any) -> Experiment:
     )  # fmt: skip
 
 
-def llama_on_host() -> Experiment:
-    """8 billion parameters on eight H100s, all that they keep on the host."""
-    return Experiment(
+def llama_on_host(threads_per_rank: int = 14) -> Experiment:
+    """8 billion parameters on eight H100s, all that they keep on the host, with all of its 112 cores."""
+    experiment = Experiment(
         model="llama-3-8b", cluster="dgx-h100", nodes=1,
         strategy={"kind": "fsdp2", "cpu_offload": True},
     )  # fmt: skip
+    return changed(experiment, {"cluster.offload.threads_per_rank": threads_per_rank})
 
 
 def test_the_search_finds_the_least_factor() -> None:
@@ -71,7 +72,7 @@ def test_what_is_as_good_as_plenty_but_leaves_stalls_is_not_called_enough() -> N
     need = offload_need(experiment, "pcie", tolerance=0.05)
     assert need.is_enough
     assert not need.is_hidden
-    assert need.sentence().startswith("pcie: more than the 63 GB/s per GPU do not help alone: 1.6")
+    assert need.sentence().startswith("pcie: more than the 63 GB/s per GPU do not help alone: 1.594 s")
 
 
 def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:
@@ -82,6 +83,20 @@ def test_faster_memory_is_a_faster_update_on_the_cpu() -> None:
     assert report.step_seconds == pytest.approx(need.best_step_seconds)
     assert need.needed > 3 * need.available
     assert need.best_step_seconds < 0.6 * need.step_seconds
+
+
+def test_few_threads_are_what_a_faster_cpu_is_measured_against() -> None:
+    """One thread of each of eight ranks: 8 x 21 of the 220.4 GB/s that all cores reach. As fast a CPU as all
+    cores need helps as much; faster memory does not help threads that cannot use what there is."""
+    few, all_cores = (offload_need(llama_on_host(threads), "cpu") for threads in (1, 14))
+    assert few.available == pytest.approx(8 * 21)
+    assert all_cores.available == pytest.approx(614 * 0.359, rel=1e-4)
+    assert few.step_seconds > 1.1 * all_cores.step_seconds
+    assert few.needed == pytest.approx(all_cores.needed, rel=0.02)
+    assert few.best_step_seconds == pytest.approx(all_cores.best_step_seconds, rel=0.01)
+    memory = offload_need(llama_on_host(1), "host memory")
+    assert memory.is_enough
+    assert not memory.is_hidden
 
 
 def needed(amount: float, stalls: dict[str, float], *, is_hidden: bool) -> Need:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from pathlib import Path
 
@@ -32,24 +33,29 @@ def published(curve: str) -> dict[int, float]:
 
 
 def written(curve: str) -> dict[int, tuple[float, float, int]]:
-    """docs/scaling.md's (published, simulated, micro-batch) by count; a curve's table follows its command."""
+    """docs/scaling.md's (published, simulated, micro-batch) by count, not a number where nothing is published; a curve's
+    table follows its command."""
     table = DOC.split(f"validation/scaling/{curve}.toml")[1].split("\n\n")[1]
     cells = [re.findall(r"[^|]+", line) for line in table.splitlines()[2:]]
     return {
-        int(row[0]): (float(row[1]), float(row[2]), int(row[3])) for row in cells if row[2].strip() != "-"
+        int(row[0]): (float(row[1].replace("-", "nan")), float(row[2]), int(row[3]))
+        for row in cells
+        if row[2].strip() != "-"
     }
 
 
 @pytest.mark.parametrize("curve", sorted({row["curve"] for row in PUBLISHED}))
 def test_the_page_has_the_published_curve(curve: str) -> None:
-    for gpus, (relative, _, _) in written(curve).items():
+    page = {gpus: row[0] for gpus, row in written(curve).items() if not math.isnan(row[0])}
+    assert len(page) >= 2
+    for gpus, relative in page.items():
         assert relative == pytest.approx(published(curve)[gpus], abs=0.006)
 
 
 @pytest.mark.parametrize(
     ("curve", "counts", "cause"),
     [
-        ("zero2-13b", [128, 256], "network"),
+        ("zero2-13b", [80, 256], "network"),
         ("mpt-30b", [8, 16], "interference"),
         ("zero3-offload-200b", [64, 128], "cpu"),
         ("mpt-350m", [32, 64], "compute"),
@@ -62,7 +68,7 @@ def test_a_published_curve_bends_the_same_way_for_its_reason(
     scaling = scaled(curve, counts, tmp_path)
     (bend,) = scaling.bends()
     measured = published(curve)
-    # ZeRO's curve rises from 64 to 256 GPUs for 60B, from 128 to 256 for the 13B that stands in for it.
+    # ZeRO's curve rises from 64 to 256 GPUs for 60B, from 80 to 256 for the 13B that stands in for it.
     first, last = (64, 256) if curve == "zero2-13b" else counts
     assert (measured[last] > measured[first]) == (bend.after > bend.before)
     assert bend.cause == cause

@@ -69,7 +69,7 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
-    from zsim.specs.experiment.setting import setting
+    from zsim.study.given import setting
 
     key, value = setting(text)
     if isinstance(value, list):

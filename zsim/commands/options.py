@@ -163,7 +163,7 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
     """The values of `--set`, by dotted key."""
-    from zsim.specs.experiment.setting import setting
+    from zsim.study.given import setting
 
     return dict(setting(text) for text in texts or ())
 

@@ -1,5 +1,5 @@
-"""What the spread of routers adds to a step's range: simulations with loads of experts as even, and as
-uneven, as was seen."""
+"""The spread of routers in a step's range: simulations with loads of experts as even, and as uneven, as was
+seen."""
 
 from __future__ import annotations
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, step_seconds_again
-from zsim.explain.host_range import host_range
+from zsim.explain.host_range import HostRange, host_range
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.explain.routing_range import routing_ends
 from zsim.plan.ops import Collective, PointToPoint
 from zsim.plan.passes.queues import queued_behind
-from zsim.report.host_range import HostRange
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 

@@ -19,8 +19,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.by_type import gpu_of
 from zsim.plan.columns import op_columns
 from zsim.plan.ops import Kernels, Plan, Program
-from zsim.report.padding import Padding
-from zsim.report.step_work import StepWork
+from zsim.report.step_work import Padding, StepWork
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import Attention, ModelSpec

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second, thread_share
 from zsim.dataclass import dataclass
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
@@ -95,11 +96,14 @@ RESOURCES: dict[str, Knob] = {
 }
 
 
-def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
-    """(the cluster's amount, its unit); CPUs are measured by the optimizer traffic that they sustain."""
+def _available(knob: Knob, cluster: Cluster, gpus_per_node: int) -> tuple[float, str]:
+    """(the cluster's amount, its unit); CPUs are measured by the optimizer traffic that they sustain with the
+    threads that the ranks of a node have."""
     if knob is HARDWARE["CPU optimizer"]:
-        rate = cluster.host.memory_bandwidth * cluster.offload.optimizer_fraction / 1e9
-        return rate, "GB/s of optimizer traffic per node"
+        host, rates = cluster.host, cluster.offload
+        rate = optimizer_bytes_per_second(host, rates)
+        share = thread_share(host, rates, gpus_per_node, rate)
+        return rate * share / 1e9, "GB/s of optimizer traffic per node"
     return knob.amount(cluster) or 0.0, knob.shown
 
 
@@ -116,7 +120,7 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
         )
     job = resolve(experiment)
     chosen = RESOURCES[resource]
-    available, unit = _available(chosen, job.cluster)
+    available, unit = _available(chosen, job.cluster, job.gpus_per_node)
     if available == 0:
         raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
     plan = make_plan(job)

@@ -10,11 +10,11 @@ from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.setting import setting
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.presets import model_preset_names, topology_preset_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.tables import DeepSpeedTable
+from zsim.study.given import setting
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameters_on, states_on
 from zsim.study.tune.base import base_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Ints
+from zsim.arrays import Ints, distinct
 from zsim.plan.ops import Collective, Plan, Program
 from zsim.specs.cluster.cluster import FrameworkMemory
 from zsim.specs.experiment.job import Job
@@ -71,7 +71,7 @@ def _communicators(job: Job, plan: Plan, program: int) -> Iterator[_Communicator
             places = domains[row]
             mates = int((places == domains[rank]).sum()) - 1
             exchanged = mates if name in exchanging else 0
-            yield _Communicator(len(np.unique(places)) == len(row), len(row), exchanged)
+            yield _Communicator(len(distinct(places)) == len(row), len(row), exchanged)
 
 
 def _exchanging(program: Program) -> frozenset[str]:

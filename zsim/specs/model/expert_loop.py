@@ -95,14 +95,14 @@ def _looped(block: Block, family: str) -> Block:
 
 
 def _old_name(name: str, layer: str, family: str) -> str:
-    """What transformers 4 calls a module of the layer."""
+    """The name that transformers 4 gives a module of the layer."""
     inside = name.removeprefix(f"{layer}.")
     inside = _ROUTERS.get(family, inside) if inside == "router" else inside
     return f"{_LAYERS.get(family, layer)}.{inside}"
 
 
 def _expert_modules(stacked: Module, family: str) -> list[Module]:
-    """What runs in place of stacked experts: the mask, and for each its rows, its products, its sum."""
+    """The modules in place of stacked experts: the mask, and for each its rows, its products, its sum."""
     work = stacked.work
     assert isinstance(work, Experts)
     rows = work.top_k / work.num_experts

@@ -97,7 +97,7 @@ def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical
 
 
 def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
-    """What is taken of the router where nothing is said; None where it does not count."""
+    """The load that is taken of a router where nothing is said; None where it does not count."""
     experts = experts_of(model)
     if experts is None or not split.deviation or split.ranks == 1 or split.pads_to_capacity:
         return None

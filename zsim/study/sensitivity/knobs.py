@@ -152,7 +152,9 @@ HARDWARE: dict[str, Knob] = {
         Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_wanted_less=True),
         Knob("frameworks' host code", ("host.overhead_factor",), is_wanted_less=True),
         Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
-        Knob("CPU optimizer", ("offload.optimizer_fraction", "offload.copy_fraction")),
+        Knob("CPU optimizer", (
+            "offload.optimizer_fraction", "offload.copy_fraction", "offload.thread_bandwidth",
+        )),
         Knob("drives", ("nvme.drives",), shown="drives", is_whole=True),
         Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
              1e9),

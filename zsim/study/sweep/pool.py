@@ -134,7 +134,7 @@ def run_batch(
 
 
 def _worker_start(backend: str) -> dict[str, Any]:
-    """What loky's workers do first; those of other backends begin with a batch."""
+    """The options by which loky's workers watch their study; those of other backends begin with a batch."""
     return {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
 

@@ -15,7 +15,7 @@ _CHECKSUM = "sha256"
 
 
 def _checksum(record: Record) -> str:
-    """Of the record as JSON, in which a number has one spelling."""
+    """The checksum of a record as JSON, in which a number has one spelling."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

@@ -24,25 +24,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.dataclass import dataclass
 from zsim.dtypes import DTYPE_BYTES
+from zsim.fabric.algorithms.methods import CallKind, call_kind
+from zsim.fabric.fabric import Fabric
+from zsim.fabric.idle import idle_fabric
 from zsim.plan.builder import COMPUTE
 from zsim.plan.make import stages_of
-from zsim.plan.ops import Collective, CollectiveKind
+from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.workload.issued import Issued, kernels_of
 from zsim.plan.workload.workload import ModuleCall, Segment, make_workload
-from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.experiment.job import Job, job_topology, slowest_of
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.mesh import DATA
+from zsim.specs.strategy.mesh import CONTEXT, DATA, TENSOR
 from zsim.specs.strategy.optimizers import optimizer_of
 from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
-from zsim.study.tune.idle_collectives import IdleCollectives
+from zsim.specs.topology.topology import Topology
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
 
@@ -285,3 +290,33 @@ def _one_of_each(model: ModelSpec, training: Training) -> tuple[ModelSpec, Train
     blocks = tuple(model.blocks[place] for place in places)
     policies: Sequence[str] = [kinds[place][1] for place in places]
     return replace(model, blocks=blocks), replace(training, block_checkpointing=tuple(policies))  # type: ignore[arg-type]
+
+
+_AXES = {TENSOR: (TENSOR,), CONTEXT: (CONTEXT,), DATA: (DATA, CONTEXT)}
+
+
+class IdleCollectives:
+    """Lower bounds on collectives: no step runs one faster than alone in the first group of its kind. Each is
+    evaluated once for jobs of one cluster."""
+
+    def __init__(self) -> None:
+        self._topologies: dict[tuple[str, int, int], Topology] = {}
+        self._fabrics: dict[tuple[tuple[str, int, int], bytes, str, CallKind], Fabric] = {}
+
+    def seconds(self, job: Job, work: Collective) -> float:
+        """Seconds of the collective, which is in the group "tensor", "context" or "data"; 0 in others."""
+        axes = _AXES.get(work.group)
+        if axes is None or job.mesh.size(*axes) == 1:
+            return 0.0
+        return self._fabric(job, job.mesh.groups(*axes)[:1], work).transfer(work, 0).seconds_alone
+
+    def _fabric(self, job: Job, members: np.ndarray, work: Collective) -> Fabric:
+        """The fabric for collectives like `work`."""
+        place = job.cluster.name, job.num_nodes, job.gpus_per_node
+        key = place, members.tobytes(), work.group, call_kind(work)
+        if key not in self._fabrics:
+            if place not in self._topologies:
+                self._topologies[place] = job_topology(job)
+            group = Group(work.group, members)
+            self._fabrics[key] = idle_fabric(self._topologies[place], group, [work])
+        return self._fabrics[key]

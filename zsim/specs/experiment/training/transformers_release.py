@@ -64,7 +64,7 @@ def _is_before_5(strategy: DeepSpeedTable) -> bool:
 
 
 def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
-    """What a release of DeepSpeed that nobody named does with such experts, and those before it did not."""
+    """A note on what a DeepSpeed that nobody named does with such experts, and older ones do not."""
     if (
         not isinstance(strategy, DeepSpeedTable)
         or strategy.stage != 3
