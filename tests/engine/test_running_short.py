@@ -85,7 +85,7 @@ def test_a_full_memory_does_not_make_offloading_faster() -> None:
     step of 3.4 s, and is faster all the same than with states and parameters on the host, where the optimizer
     alone takes longer."""
     homes = {device: {"device": "cpu"} for device in DEVICES}
-    jobs = ({}, homes)
+    jobs: tuple[dict[str, Any], ...] = ({}, homes)
     training = {"sequence_length": 1024, "micro_batch_size": 1}
     here, there = (zero("gpt-neox-20b", "dgx-2", 1, training, **switches) for switches in jobs)
     assert here.allocator is not None

@@ -25,7 +25,7 @@ def experiment(gpus: int = 8, nodes: int | None = None, **training: Any) -> Expe
         "optimizer": "paged-adamw",
         **training,
     }
-    size = {"gpus": gpus} if nodes is None else {"nodes": nodes}
+    size: dict[str, Any] = {"gpus": gpus} if nodes is None else {"nodes": nodes}
     return Experiment(
         model="llama-2-70b", cluster="dgx-a100-80gb", **size, training=table, strategy={"kind": "fsdp1"}
     )

@@ -233,3 +233,18 @@ def test_a_tied_weight_is_given_a_gradient_by_each_head(modules: int, sums: list
             heads.append(held // abs(change.bytes))
     assert max(heads) == len(sums)
     assert held == 0
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_frozen_head_and_embedding_are_given_no_gradient_by_prediction(is_tied: bool) -> None:
+    """Under LoRA both are frozen, tied or not: a product back through each head, none for its weight."""
+    strategy = {"kind": "megatron", "mtp_layers": 1, "gradient_accumulation_fusion": False}
+    model = {**MODEL, "tie_word_embeddings": is_tied}
+    training = {"sequence_length": TOKENS, "lora": {"rank": 8}}
+    job = resolve(Experiment(model=model, cluster="dgx-h100", gpus=8, training=training, strategy=strategy))
+    ops = make_plan(job).programs[0].ops
+    assert not [op.name for op in ops if op.name.startswith("add tied gradient ")]
+    backward = [(op.name, op.work) for op in ops if op.phase == "backward" and isinstance(op.work, Kernels)]
+    assert not [name for name, _ in backward if "embed" in name]
+    heads = [total_flops(work.kernels) for name, work in backward if name.endswith("lm_head backward")]
+    assert heads == [2 * TOKENS * HIDDEN * VOCAB] * 2

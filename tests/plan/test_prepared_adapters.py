@@ -32,7 +32,7 @@ def job(model: dict[str, Any] = SMALL, *, lora: dict[str, Any] | None = None, **
         "activation_checkpointing": "full",
         "lora": {"rank": 8, "targets": "all-linear", **(lora or {})}, **training,
     }  # fmt: skip
-    given = {"model": model, "cluster": "dgx-h100", "gpus": 1}
+    given: dict[str, Any] = {"model": model, "cluster": "dgx-h100", "gpus": 1}
     return resolve(Experiment(**given, training=table, strategy={"kind": "ddp"}))
 
 
@@ -164,7 +164,13 @@ def test_qlora_of_a_dense_7b_takes_what_people_saw(changes: dict[str, Any], repo
         "sequence_length": 1024, "micro_batch_size": 1, "gradient_accumulation_steps": 16,
         "precision": "fp16", "activation_checkpointing": "full", "lora": lora, **training,
     }  # fmt: skip
-    given = {"model": QWEN, "cluster": "dgx-2", "gpus": 1, "training": table, "strategy": {"kind": "ddp"}}
+    given: dict[str, Any] = {
+        "model": QWEN,
+        "cluster": "dgx-2",
+        "gpus": 1,
+        "training": table,
+        "strategy": {"kind": "ddp"},
+    }
     found = resolve(Experiment(**given))
     in_use = peak_bytes(found, make_plan(found))
     assert abs(in_use / reported - 1) < 0.06

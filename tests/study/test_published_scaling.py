@@ -33,8 +33,8 @@ def published(curve: str) -> dict[int, float]:
 
 
 def written(curve: str) -> dict[int, tuple[float, float, int]]:
-    """docs/scaling.md's (published, simulated, micro-batch) by count, not a number where nothing is published; a curve's
-    table follows its command."""
+    """docs/scaling.md's (published, simulated, micro-batch) by count, NaN where nothing is published; a
+    curve's table follows its command."""
     table = DOC.split(f"validation/scaling/{curve}.toml")[1].split("\n\n")[1]
     cells = [re.findall(r"[^|]+", line) for line in table.splitlines()[2:]]
     return {

@@ -105,7 +105,9 @@ def test_the_experiment_stands_there_at_first(page: Any) -> None:
     title_with(page, "gpt2 | ZeRO-3 | dgx-h100 | 16 GPUs")
     verdict = page.text_content("#answer .verdict")
     assert verdict.startswith("Fits ")
-    assert re.search(r"; torch allocates .* GB and reserves .* of .* GB\. Probability that it fits 99 %\.$", verdict)
+    assert re.search(
+        r"; torch allocates .* GB and reserves .* of .* GB\. Probability that it fits 99 %\.$", verdict
+    )
     assert [tile.text_content() for tile in page.query_selector_all(".tile .label")][:3] == [
         "Step time", "Tokens/s/GPU", "MFU",
     ]  # fmt: skip

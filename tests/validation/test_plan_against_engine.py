@@ -28,6 +28,7 @@ pytestmark = pytest.mark.torch
 MODEL = MODELS["uneven"]
 RANKS, LENGTH = 6, 16
 MB = 10**6
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # name: (keys of [strategy], keys of [training])
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -47,6 +48,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "stage 2 in one bucket, clipped": ({"stage": 2, "bucket_bytes": 1000 * MB}, {"gradient_clipping": 1.0}),
     "stage 3 in bf16": ({}, {"precision": "bf16"}),
+    "stage 3 in bf16, reduced in fp32": ({"reduce_dtype": "fp32"}, {"precision": "bf16"}),
     "stage 3, all resharded": ({"keep_gathered": False}, {}),
     "stage 3 without prefetch": ({"prefetch": 0, "max_reductions_in_flight": 1}, {}),
     "stage 3, three ahead, accumulated": ({"prefetch": 3}, {"gradient_accumulation_steps": 2}),
@@ -56,6 +58,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"activation_checkpointing": "full"},
     ),
     "stage 3 in fp16": ({}, {"precision": "fp16"}),
+    "stage 3 in fp16, reduced in fp32": ({"reduce_dtype": "fp32"}, {"precision": "fp16"}),
     "stage 3, parameters in host memory, states on the device": ({"parameter_place": "host"}, {}),
     "stage 2 in buckets, states in files, accumulated": (
         {"stage": 2, "optimizer_place": "nvme", "bucket_bytes": 4 * MB},
@@ -78,10 +81,11 @@ def run_engine(
     """Calls of the second step, and the bytes held when its last backward had ended."""
     shape = LlamaShape(**{key: MODEL[key] for key in LlamaShape.__dataclass_fields__ if key in MODEL})
     options = dict(strategy)
-    if training.get("precision") == "bf16":
-        options["compute_dtype"] = torch.bfloat16
-    if training.get("precision") == "fp16":
-        options |= {"compute_dtype": torch.float16, "loss_scale": 2.0**8}
+    precision = training.get("precision", "fp32")
+    options["compute_dtype"] = DTYPES[precision]
+    options["reduce_dtype"] = DTYPES[strategy.get("reduce_dtype", precision)]
+    if precision == "fp16":
+        options["loss_scale"] = 2.0**8
     if "nvme" in options.values():
         options["nvme_folder"] = folder
     micro_batches = training.get("gradient_accumulation_steps", 1)

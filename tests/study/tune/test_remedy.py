@@ -69,15 +69,15 @@ def test_a_loss_that_does_not_fit_is_answered_with_one_that_does(make_tiny: Tiny
 
 
 def test_a_pipeline_is_looked_at_full(make_tiny: Tiny) -> None:
-    """8 stages hold 8 micro-batches in flight, 5.84 GB; by the plan of two, 4.97 GB, all choices would fit in
-    5.5, none of the three that are simulated would, and one switch more was added."""
+    """8 stages hold 8 micro-batches in flight, 4.89 GB; by the plan of two, 4.02 GB, all choices would fit in
+    4.4, none of the three that are simulated would, and one switch more was added."""
     given = make_tiny(
-        {"kind": "megatron"}, memory="5.5 GB", num_layers=16, micro_batch_size=8,
+        {"kind": "megatron"}, memory="4.4 GB", num_layers=16, micro_batch_size=8,
         gradient_accumulation_steps=16,
     )  # fmt: skip
     remedy = of(changed(given, {"parallelism.pipeline": 8, "model.vocab_size": 1024}))
     assert remedy.overrides == {"training.activation_checkpointing": "full"}
-    assert remedy.gpu_peak_bytes < 5.5e9
+    assert remedy.gpu_peak_bytes < 4.4e9
 
 
 def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
@@ -105,7 +105,7 @@ def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
 
 
 def test_where_no_switch_is_enough_the_fewest_are_joined(make_tiny: Tiny) -> None:
-    """400 MB above the framework's 1.37 GB: neither full checkpointing nor the loss alone."""
+    """400 MB above the framework's 1.39 GB: neither full checkpointing nor the loss alone."""
     given = changed(make_tiny({"kind": "fsdp2"}, memory="1.9 GB", **ALONE), WORDY)
     alone = [{"training.activation_checkpointing": "full"}, {"training.cross_entropy": "fused_linear"}]
     assert not any(fits(changed(given, one)) for one in alone)

@@ -27,7 +27,8 @@ SPACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "ddp": ({"kind": "ddp"}, ("micro-batch",)),
     "megatron": ({"kind": "megatron"}, ("micro-batch", "cross-entropy")),
 }
-TIGHT = {"ddp": "1.78 GB", "megatron": "1.65 GB"}  # GPUs on which some of a space does not fit; else 1.9 GB
+# GPUs on which some of a space does not fit; else 1.9 GB.
+TIGHT = {"ddp": "1.78 GB", "fsdp1": "1.65 GB", "megatron": "1.65 GB"}
 
 
 def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
@@ -48,7 +49,7 @@ def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
 @pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
 @pytest.mark.parametrize("name", SPACES)
 def test_the_best_is_that_of_simulating_everything(make_tiny: Tiny, name: str, is_tight: bool) -> None:
-    """With 40 GB everything fits, with 1.9 GB (1.37 GB of them framework) some does not."""
+    """With 40 GB everything fits, with 1.9 GB (1.39 GB of them framework) some does not."""
     strategy, keep = SPACES[name]
     memory = TIGHT.get(name, "1.9 GB") if is_tight else "40 GB"
     space = candidates([base_of(make_tiny(strategy, memory=memory))], keep=keep)
@@ -151,9 +152,9 @@ def test_axes_that_are_kept_stay(make_tiny: Tiny) -> None:
 
 
 def test_headroom_leaves_memory_free(make_tiny: Tiny) -> None:
-    space = candidates([base_of(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"))], keep=("offload",))
+    space = candidates([base_of(make_tiny({"kind": "fsdp2"}, memory="2.4 GB"))], keep=("offload",))
     free = search(Evaluator(headroom=0.3), space)
-    limit = 0.7 * 2.5e9 / 1.05
+    limit = 0.7 * 2.4e9 / 1.05
     assert free.best
     assert max(m.gpu_bytes for m in free.measured) <= limit
     assert max(m.gpu_bytes for m in search(Evaluator(), space).measured) > limit

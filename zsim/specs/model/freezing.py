@@ -99,23 +99,40 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
             modules = tuple(_in_fp32(modules)) if frozen.has_fp32_stream else modules
             made[key] = replace(block, modules=modules)
         blocks.append(made[key])
-    if model.is_tied:
-        after = [replace(one, borrows_frozen=True) if _borrows_frozen(one, before) else one for one in after]
+    lenders = before if model.is_tied else after
+    after = [_borrowing(one, before if isinstance(one.work, Embedding) else lenders) for one in after]
     result = replace(model, before=tuple(before), blocks=tuple(blocks), after=tuple(after))
     if not result.trainable_numel:
         raise InputError(f"training.frozen: no parameter of '{model.name}' is left to train")
     return _with_gradient_flow(result, starts=frozen.inputs_require_gradients)
 
 
-def _borrows_frozen(head: Module, before: Sequence[Module]) -> bool:
-    """Whether a module multiplies by the frozen weight of an embedding: the first of the weight's size, not
-    one of positions or types behind it."""
-    work = head.work
-    if not isinstance(work, Linear) or any(one.name == "weight" for one in head.parameters):
-        return False
-    numel = work.in_features * work.out_features
-    weights = (one for module in before if isinstance(module.work, Embedding) for one in module.parameters)
-    return next((not one.trainable for one in weights if one.numel == numel), False)
+def _borrowing(module: Module, lenders: Sequence[Module]) -> Module:
+    """The module, marked if it uses the frozen weight of a lender: a tied head, and the head and embedding of
+    multi-token prediction. The weight is the first of its size, not one of positions or types behind it."""
+    numel = _weight_numel(module)
+    if not numel or any(one.name == "weight" for one in module.parameters):
+        return module
+    weights = (
+        one
+        for lender in lenders
+        if isinstance(lender.work, Linear | Embedding)
+        for one in lender.parameters
+        if one.name == "weight" or isinstance(lender.work, Embedding)
+    )
+    if next((one.trainable for one in weights if one.numel == numel), True):
+        return module
+    if isinstance(module.work, Embedding):
+        return replace(module, borrows_frozen=True, input_gradient=False)
+    return replace(module, borrows_frozen=True)
+
+
+def _weight_numel(module: Module) -> int:
+    """Elements of the weight of a product or an embedding, its own or another's."""
+    work = module.work
+    if isinstance(work, Linear):
+        return work.in_features * work.out_features
+    return work.rows * work.width if isinstance(work, Embedding) else 0
 
 
 def _frozen(module: Module, name: str, frozen: Frozen) -> Module:

@@ -25,7 +25,8 @@ Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 class Knob:
     """One number to vary. `keys` of the cluster are multiplied together; "*" matches every key of a table.
     `shown` is the display unit and `per_unit` its size in SI. `is_fraction`: never above 1. `is_excess`: only
-    the part above 1 is scaled. `is_wanted_less`: a smaller number is faster."""
+    the part above 1 is scaled. `is_wanted_less`: a smaller number is faster. `rate_keys`: those of `keys`
+    that are in B/s where the others have no unit."""
 
     name: str
     keys: tuple[str, ...]
@@ -36,6 +37,7 @@ class Knob:
     is_fraction: bool = False
     is_excess: bool = False
     is_wanted_less: bool = False
+    rate_keys: tuple[str, ...] = ()
 
     @property
     def bound(self) -> float | None:
@@ -52,7 +54,7 @@ class Knob:
         """The dotted keys and values to set for `factor` times as much; numbers that the cluster lacks are
         left out."""
         return {
-            f"cluster.{key}": self._written(self._scaled(value, factor))
+            f"cluster.{key}": self._written(key, self._scaled(value, factor))
             for key, value in self._found(cluster)
         }
 
@@ -67,12 +69,13 @@ class Knob:
         scaled = 1 + (value - 1) * by if self.is_excess else value * by
         return min(scaled, 1.0) if self.is_fraction else scaled
 
-    def _written(self, value: float) -> Any:
+    def _written(self, key: str, value: float) -> Any:
         if self.is_whole:
             return max(round(value), 1)
         if self.unit == "B":
             return f"{max(round(value), 1)} B"
-        return f"{value!r} {self.unit}" if self.unit else value
+        unit = "B/s" if key in self.rate_keys else self.unit
+        return f"{value!r} {unit}" if unit else value
 
     def _found(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
         require_alike(cluster, self.name)
@@ -154,7 +157,7 @@ HARDWARE: dict[str, Knob] = {
         Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
         Knob("CPU optimizer", (
             "offload.optimizer_fraction", "offload.copy_fraction", "offload.thread_bandwidth",
-        )),
+        ), rate_keys=("offload.thread_bandwidth",)),
         Knob("drives", ("nvme.drives",), shown="drives", is_whole=True),
         Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
              1e9),
