@@ -63,9 +63,9 @@ def test_parameters_and_their_order_are_those_of_transformers(name: str) -> None
 
 
 def test_every_preset_is_counted_but_those_whose_class_is_elsewhere() -> None:
-    """MPT's key names are llm-foundry's, EXAONE 3's class is beside its weights."""
+    """MPT's key names are llm-foundry's, the classes of EXAONE 3 and Qwen of 2023 beside their weights."""
     rest = set(model_preset_names()) - set(COUNTED)
-    assert rest == {"mpt-7b", "mpt-30b", "exaone-3.5-7.8b"}
+    assert rest == {"mpt-7b", "mpt-30b", "exaone-3.5-7.8b", "qwen-7b"}
 
 
 def test_exaone_3_has_the_parameters_of_its_card() -> None:
