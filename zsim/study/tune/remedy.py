@@ -106,25 +106,25 @@ def _larger(evaluator: Evaluator, given: Candidate, singles: Sequence[Candidate]
         lightest |= single.choices
     frozen = adapter_change(given)
     for changed in (*degree_changes(given), *([] if frozen is None else [frozen])):
-        together = Candidate(given.base, {**lightest, **changed.choices}, -1)
-        if not _fits(evaluator, changed) and not _fits(evaluator, together):
-            continue
-        few = [
-            changed,
-            *(changed.with_choice(name, choice, -1) for name, choice in lightest.items()),
-            together,
-        ]
-        looks = (_look(evaluator, candidate) for candidate in few)
-        best = next((look for look in looks if look is not None and look.fits), None)
+        best = _look(evaluator, changed)
+        if best is None or not best.fits:
+            best = _with_lightest(evaluator, changed, lightest)
         measured = None if best is None else _shortest(evaluator, [best])
         if measured is not None:
             return measured
     return None
 
 
-def _fits(evaluator: Evaluator, candidate: Candidate) -> bool:
-    look = _look(evaluator, candidate)
-    return look is not None and look.fits
+def _with_lightest(
+    evaluator: Evaluator, changed: Candidate, lightest: Mapping[str, AxisChoice]
+) -> _Look | None:
+    """The changed job with the first of the lightest switches that makes it fit, else with all; None if all
+    are not enough."""
+    every = _look(evaluator, Candidate(changed.base, {**lightest, **changed.choices}, -1))
+    if every is None or not every.fits:
+        return None
+    single = (_look(evaluator, changed.with_choice(name, choice, -1)) for name, choice in lightest.items())
+    return next((look for look in single if look is not None and look.fits), every)
 
 
 def _needed(fitting: Sequence[_Look]) -> list[_Look]:
