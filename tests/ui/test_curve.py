@@ -12,8 +12,8 @@ from zsim.errors import InputError
 from zsim.specs.experiment.load import changed
 from zsim.ui.curve import curve
 from zsim.ui.form import form_of
-from zsim.ui.process.desk import Desk
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backend import Backend
+from zsim.ui.process.backends import Backends
 
 COUNTS = (8, 16)
 
@@ -22,11 +22,11 @@ def test_another_process_computes_the_same_curve_and_says_the_same_mistakes(tmp_
     """gpt2 has 1,024 positions."""
     experiment = changed(made(), {"model.n_layer": 2})
     form = form_of(experiment)
-    desks = Desks(form, partial(Desk, form, tmp_path / "there"))
-    there = desks.curve.result("curve", form.initial, "", COUNTS, "weak")
+    backends = Backends(form, partial(Backend, form, tmp_path / "there"))
+    there = backends.curve.result("curve", form.initial, "", COUNTS, "weak")
     here = curve(experiment, COUNTS, "weak", tmp_path / "here")
     assert there.words == here.words
     assert there.figures["throughput"].to_plotly_json() == here.figures["throughput"].to_plotly_json()
     wrong = {**form.initial, "training.sequence_length": 8192}
     with pytest.raises(InputError, match="found 8192"):
-        desks.curve.result("curve", wrong, "", COUNTS, "weak")
+        backends.curve.result("curve", wrong, "", COUNTS, "weak")

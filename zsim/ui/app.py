@@ -17,8 +17,8 @@ from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.given import take_given
 from zsim.ui.layout import CURVE, FILM, MAIN, RUN, TWINS, field_id, layout, row_id
 from zsim.ui.prediction import Predictions, token_of
-from zsim.ui.process.desk import Desk
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backend import Backend
+from zsim.ui.process.backends import Backends
 from zsim.ui.recorded import show_recorded
 from zsim.ui.settings import keep_state, mend, set_side_by_side
 from zsim.ui.taken import offer_files
@@ -43,20 +43,20 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
-    outcomes, desks = Predictions(), Desks(form, partial(Desk, form, folder))
-    answers = Answers(lambda shown, more: desks.answers.result("answer", shown, more), desks.end)
+    outcomes, backends = Predictions(), Backends(form, partial(Backend, form, folder))
+    answers = Answers(lambda shown, more: backends.answers.result("answer", shown, more), backends.end)
     answers.begin(form.initial)
     _answer(app, form, answers, outcomes)
     keep_state(app, form)
-    set_side_by_side(app, desks, outcomes)
-    mend(app, desks)
-    take_given(app, desks)
-    show_recorded(app, desks)
+    set_side_by_side(app, backends, outcomes)
+    mend(app, backends)
+    take_given(app, backends)
+    show_recorded(app, backends)
     _draw(app)
-    _curve(app, desks)
-    show_film(app, desks)
-    show_run(app, desks)
-    offer_files(app, desks)
+    _curve(app, backends)
+    show_film(app, backends)
+    show_run(app, backends)
+    offer_files(app, backends)
     return app
 
 
@@ -165,7 +165,7 @@ def _draw(app: Any) -> None:
     app.clientside_callback(ClientsideFunction("zsim", "cards"), cards, Input("figures", "data"))
 
 
-def _curve(app: Any, desks: Desks) -> None:
+def _curve(app: Any, backends: Backends) -> None:
     from dash import ClientsideFunction, Input, Output, State
 
     app.clientside_callback(
@@ -188,7 +188,7 @@ def _curve(app: Any, desks: Desks) -> None:
     def extend(wanted: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Any, str]:
         counts = asked["counts"][: wanted["number"]]
         found, error = said(
-            lambda: desks.curve.result("curve", asked["shown"], asked["more"], counts, wanted["mode"])
+            lambda: backends.curve.result("curve", asked["shown"], asked["more"], counts, wanted["mode"])
         )
         figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
         return {**figures, "done": wanted}, error if found is None else found.words

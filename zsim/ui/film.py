@@ -8,11 +8,11 @@ from typing import Any
 from zsim.study.topologies.film import NUM_FRAMES, cluster_figure, film_of_step, loads_figure
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.words import said
 
 
-def show_film(app: Any, desks: Desks) -> None:
+def show_film(app: Any, backends: Backends) -> None:
     """Behind each answer the film is made of the step that was simulated for it; the browser shows its
     frames."""
     from dash import ClientsideFunction, Input, Output
@@ -26,7 +26,7 @@ def show_film(app: Any, desks: Desks) -> None:
     def make(asked: Mapping[str, Any] | None) -> Any:
         if not asked:
             return None, "", NUM_FRAMES - 1
-        film, error = said(lambda: desks.answers.result("film", asked["shown"], asked["more"]))
+        film, error = said(lambda: backends.answers.result("film", asked["shown"], asked["more"]))
         return film, error, NUM_FRAMES - 1
 
     app.clientside_callback(

@@ -22,7 +22,7 @@ from zsim.specs.formats.topology.read import import_topology
 from zsim.specs.model.huggingface import model_from_config
 from zsim.ui.form import Form
 from zsim.ui.layout import MAX_UPLOAD, field_id
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.recorded import is_recorded
 from zsim.ui.training_file import settings_of_file
 from zsim.ui.words import said
@@ -38,11 +38,11 @@ _TRAINING = (
 )  # fmt: skip
 
 
-def take_given(app: Any, desks: Desks) -> None:
+def take_given(app: Any, backends: Backends) -> None:
     """A click or a file makes what is given a part of the page; what is wrong is said beside it."""
     from dash import Input, Output, State, ctx, no_update
 
-    keys = list(desks.form.fields)
+    keys = list(backends.form.fields)
 
     @app.callback(  # type: ignore[untyped-decorator]
         {
@@ -75,7 +75,7 @@ def take_given(app: Any, desks: Desks) -> None:
                 own = name or "trace"
                 return {
                     "recording": {
-                        "key": desks.answers.result("take_recording", content, own),
+                        "key": backends.answers.result("take_recording", content, own),
                         "name": own,
                     },
                     "said": "The recorded step stands beside the simulated one, below. The page's address "
@@ -86,7 +86,7 @@ def take_given(app: Any, desks: Desks) -> None:
             else:
                 given, called = text or "", "the pasted text"
             setting = shown, more or "", given, called
-            turned, lines, words = desks.answers.result("take", *setting)
+            turned, lines, words = backends.answers.result("take", *setting)
             return {"fields": [turned[key] for key in keys], "more": lines, "said": words, "applied": lines}
 
         found, error = said(work)

@@ -23,7 +23,7 @@ from zsim.report.views.html.timeline import stream_timeline
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.words import said
 from zsim.units import format_seconds
 
@@ -105,7 +105,7 @@ class Recordings:
         return {"twins": figure.to_plotly_json(), "words": "\n".join(lines)}
 
 
-def show_recorded(app: Any, desks: Desks) -> None:
+def show_recorded(app: Any, backends: Backends) -> None:
     """The recording that the page names stands beside each answer."""
     from dash import Input, Output
 
@@ -116,7 +116,7 @@ def show_recorded(app: Any, desks: Desks) -> None:
         if not recording or not asked:
             return None
         about = recording["key"], recording["name"], asked["shown"], asked["more"]
-        found, error = said(lambda: desks.answers.result("beside", *about))
+        found, error = said(lambda: backends.answers.result("beside", *about))
         return {"words": error} if found is None else found
 
     app.clientside_callback(

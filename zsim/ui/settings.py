@@ -14,7 +14,7 @@ from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE
 from zsim.ui.form import Form
 from zsim.ui.layout import field_id
 from zsim.ui.prediction import Prediction, Predictions, token_of
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.words import mend_buttons, said
 
 Asked = Mapping[str, Any]
@@ -71,7 +71,7 @@ def keep_state(app: Any, form: Form) -> None:
     )
 
 
-def set_side_by_side(app: Any, desks: Desks, outcomes: Predictions) -> None:
+def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> None:
     """Pinned settings stand beside the page's own."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -103,17 +103,17 @@ def set_side_by_side(app: Any, desks: Desks, outcomes: Predictions) -> None:
         settings = [(one["shown"], one["more"]) for one in (*pins[:MAX_PINS], asked)]
         found: list[Prediction | str] = []
         for shown, more in settings:
-            outcome, error = said(partial(_outcome, desks, outcomes, shown, more))
+            outcome, error = said(partial(_outcome, backends, outcomes, shown, more))
             found.append(error if outcome is None else outcome)
-        return comparison(desks.form.fields, settings, found), False, len(pins) >= MAX_PINS
+        return comparison(backends.form.fields, settings, found), False, len(pins) >= MAX_PINS
 
 
-def _outcome(desks: Desks, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> Prediction:
+def _outcome(backends: Backends, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> Prediction:
     """The outcome of a setting, which the server keeps when the page's process has to go."""
     token = token_of(shown, more)
     known = outcomes.kept.get(token)
     if known is None:
-        known = desks.answers.result("outcome", shown, more)
+        known = backends.answers.result("outcome", shown, more)
         outcomes.keep(token, known)
     return known
 
@@ -128,12 +128,12 @@ def without(pins: Sequence[Asked], number: int) -> list[Asked]:
     return [one for place, one in enumerate(pins) if place != number]
 
 
-def mend(app: Any, desks: Desks) -> None:
+def mend(app: Any, backends: Backends) -> None:
     """Changes with which a job fits that does not are looked for beside the page; a click on one turns its
     settings."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
-    form = desks.form
+    form = backends.form
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("mends", "children"),
@@ -144,7 +144,7 @@ def mend(app: Any, desks: Desks) -> None:
     def offer(asked: Asked) -> tuple[list[Any], list[Mapping[str, Any]]]:
         if asked["fits"]:
             return [], []
-        found, error = said(lambda: desks.remedies.result("mends", asked["shown"], asked["more"]))
+        found, error = said(lambda: backends.remedies.result("mends", asked["shown"], asked["more"]))
         return ([error], []) if found is None else (mend_buttons(found), list(found.values()))
 
     @app.callback(  # type: ignore[untyped-decorator]

@@ -15,11 +15,11 @@ from typing import Any
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form
 from zsim.ui.prediction import Predictions, token_of
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.words import CSV_FILE, JSON_FILE, OF_STEP, TRACE_FILE, said
 
 
-def offer_files(app: Any, desks: Desks) -> None:
+def offer_files(app: Any, backends: Backends) -> None:
     """A click on a file's name downloads it."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
@@ -33,7 +33,7 @@ def offer_files(app: Any, desks: Desks) -> None:
         if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
             return no_update
         name, shown, more = str(ctx.triggered_id["name"]), asked["shown"], asked["more"]
-        content, _ = said(lambda: desks.answers.result("file", name, shown, more))
+        content, _ = said(lambda: backends.answers.result("file", name, shown, more))
         if content is None:
             return no_update
         return {"content": b64encode(content).decode(), "filename": name, "base64": True}

@@ -11,7 +11,7 @@ from zsim.goodput.simulated_run import SimulatedRun
 from zsim.goodput.text import diverging_sentence, sentences, verdict_sentence
 from zsim.report.views.html.figure import Figure
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.process.desks import Desks
+from zsim.ui.process.backends import Backends
 from zsim.ui.words import RUN_FILE, said
 from zsim.units import format_duration
 
@@ -19,11 +19,11 @@ SEEDS = 20  # runs that the page draws; `zsim goodput` draws run.seeds
 Tile = tuple[str, str, str]
 
 
-def show_run(app: Any, desks: Desks) -> None:
+def show_run(app: Any, backends: Backends) -> None:
     """A click on the button simulates the run of what is shown; another setting takes the answer away."""
     from dash import Input, Output, State, ctx
 
-    form = desks.form
+    form = backends.form
 
     @app.callback(  # type: ignore[untyped-decorator]
         Output("run", "data"),
@@ -38,7 +38,7 @@ def show_run(app: Any, desks: Desks) -> None:
             return {}, "Fill in the tokens of a whole run, on the left, to see its days.", True
         if ctx.triggered_id != "go" or not clicks:
             return {}, "", False
-        found, error = said(lambda: desks.answers.result("run", asked["shown"], asked["more"]))
+        found, error = said(lambda: backends.answers.result("run", asked["shown"], asked["more"]))
         if found is None:
             return {}, error, False
         figures, tiles, lines = found
@@ -63,7 +63,7 @@ def show_run(app: Any, desks: Desks) -> None:
         if not clicks:
             return no_update
         setting = asked["shown"], asked["more"]
-        content, _ = said(lambda: desks.answers.result("file", RUN_FILE, *setting))
+        content, _ = said(lambda: backends.answers.result("file", RUN_FILE, *setting))
         return no_update if content is None else {"content": content.decode(), "filename": RUN_FILE}
 
 

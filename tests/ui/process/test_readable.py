@@ -13,31 +13,31 @@ import pytest
 from tests.ui.test_form import made
 from zsim.ui.process.readable import named_files
 
-# Asks the desk of an experiment for settings, and prints what is said of each. In a process of its own, which
-# opens nothing else afterwards.
+# Asks the backend of an experiment for settings, and prints what is said of each. In a process of its own,
+# which opens nothing else afterwards.
 ASK = """
 import json, sys
 from pathlib import Path
 given = json.loads(sys.argv[1])
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.process.desk import Desk
+from zsim.ui.process.backend import Backend
 from zsim.ui.form import form_of
 from zsim.ui.words import said
 form = form_of(Experiment.of_data(given["experiment"]))
-desk = Desk(form, Path(given["folder"]))
-opened = []  # by who comes behind the desk's own hook: what that did not refuse
+backend = Backend(form, Path(given["folder"]))
+opened = []  # by who comes behind the backend's own hook: what that did not refuse
 sys.addaudithook(lambda event, found: opened.append(str(found[0])) if event == "open" else None)
 for setting in given["settings"]:
     opened.clear()
-    print(json.dumps(said(lambda: desk.take(form.initial, "", setting["text"], "given.toml")
-                          if "text" in setting else bool(desk.outcome(form.initial, setting["more"])))
+    print(json.dumps(said(lambda: backend.take(form.initial, "", setting["text"], "given.toml")
+                          if "text" in setting else bool(backend.outcome(form.initial, setting["more"])))
                      + (any("secret" in path for path in opened),)))
 """
 SECRET = "root:secret:0:0\n1,2\nsecret = 5\n"
 
 
 def asked(folder: Path, settings: list[dict[str, str]], **experiment: Any) -> list[Any]:
-    """What a desk says to each setting: [whether there is an answer, the error, whether it read a secret]."""
+    """What a backend says to each setting: whether there is an answer, the error, whether it read a secret."""
     (folder / "page").mkdir(exist_ok=True)
     given = {
         "experiment": made(**experiment).model_dump(mode="json", exclude_unset=True),

@@ -1,7 +1,7 @@
 """A process beside the page that does its work within bounds, and can be ended.
 
 # [Note: the page's processes] The page's server simulates nothing and reads no file itself. What a setting
-asks for is done by a `Desk` in a process of its own: one that is too slow or too large is ended with a
+asks for is done by a `Backend` in a process of its own: one that is too slow or too large is ended with a
 sentence, and the next setting ends what is under way for the one before.
 """
 
@@ -26,7 +26,7 @@ MAX_SECONDS = 120.0  # of one request; a busy machine may take so long for what 
 MAX_BYTES = 4 * 2**30
 MAX_WORKS = 500  # of a process, which grows by some 40 kB with each, as freed memory falls into pieces
 _TRIES = 2
-_PRELOADED = ["zsim.ui.process.desk"]
+_PRELOADED = ["zsim.ui.process.backend"]
 WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound"
 
 
@@ -164,16 +164,16 @@ def _serve(
     assert page is not None
     threading.Thread(target=_end_after, args=(page,), daemon=True).start()
     max_bytes = _limit_memory(max_bytes)
-    desk: Any = None
+    backend: Any = None
     for _ in range(max_works):
         try:
             work, arguments = pipe.recv()
         except (EOFError, OSError):
             return
         try:
-            desk = desk or make()
-            method = getattr(type(desk), work) if isinstance(work, str) else work
-            answer = True, method(desk, *arguments)
+            backend = backend or make()
+            method = getattr(type(backend), work) if isinstance(work, str) else work
+            answer = True, method(backend, *arguments)
         except ZsimError as error:
             answer = False, error
         except MemoryError:

@@ -12,8 +12,8 @@ _MAX_SECONDS_ASIDE = 600.0  # of what the page does not wait for
 _NICENESS_OF_CURVE = 10  # it is asked for by nobody, and leaves processor time to who turns settings
 
 
-class Desks:
-    """A desk in each of three processes, for one form; `make` makes a desk there."""
+class Backends:
+    """A backend in each of three processes, for one form; `make` makes a backend there."""
 
     def __init__(self, form: Form, make: Callable[[], Any]) -> None:
         self.form = form

@@ -24,7 +24,7 @@ from zsim.ui.whole_run import Tile, run_figures, run_of, run_page, run_sentences
 from zsim.ui.words import FILM_FILE, RUN_FILE
 
 
-class Desk:
+class Backend:
     """The page's form, the last steps and the recordings, in a process that reads no file but the page's own
     and those of the experiment with which the page was started."""
 
