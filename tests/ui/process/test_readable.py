@@ -37,7 +37,7 @@ SECRET = "root:secret:0:0\n1,2\nsecret = 5\n"
 
 
 def asked(folder: Path, settings: list[dict[str, str]], **experiment: Any) -> list[Any]:
-    """What a backend says to each setting: whether there is an answer, the error, whether it read a secret."""
+    """What a backend says to each setting: is there an answer, the error, whether it read a secret."""
     (folder / "page").mkdir(exist_ok=True)
     given = {
         "experiment": made(**experiment).model_dump(mode="json", exclude_unset=True),
