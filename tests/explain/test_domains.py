@@ -27,11 +27,18 @@ def test_a_job_on_part_of_a_domain_says_how_many_gpus_are_left() -> None:
 
 
 def test_a_job_over_a_domain_and_a_bit_is_uneven() -> None:
-    """20 nodes: 18 in the first domain and two in the second, of which 16 x 4 GPUs are left."""
-    found = note(20)
-    assert found is not None
-    assert "2 to 18 of the 18 nodes of its 2 NVLink domains, unevenly" in found
-    assert "64 of their GPUs" in found
+    """19 nodes have no equal segments: 18 are in the first domain and one in the second, whose other 17 x 4
+    GPUs are left."""
+    sentence = note(19)
+    assert sentence is not None
+    assert "1 to 18 of the 18 nodes of its 2 NVLink domains, unevenly" in sentence
+    assert "68 of their GPUs" in sentence
+
+
+def test_a_job_of_several_domains_has_equal_segments() -> None:
+    """20 nodes are twice ten, 256 sixteen times 16."""
+    assert "10 of the 18 nodes of each of its 2 NVLink domains" in str(note(20))
+    assert "16 of the 18 nodes of each of its 16 NVLink domains" in str(note(256))
 
 
 def test_equal_parts_of_domains_are_not_uneven() -> None:

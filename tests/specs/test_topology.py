@@ -185,3 +185,18 @@ def test_the_links_of_100_000_gpus_take_no_more_calls_than_those_of_8000_and_lit
     small.add_routes(np.zeros(small.num_links), ranks, np.roll(ranks, -1), 1.0)
     assert tracemalloc.get_traced_memory()[1] < 200e6
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "segment"), [(4, 18), (18, 18), (19, 18), (20, 10), (36, 18), (64, 16), (256, 16), (624, 16)]
+)
+def test_domains_of_several_nodes_hold_equal_segments_of_a_job(nodes: int, segment: int) -> None:
+    """The largest divisor of a job's nodes up to a domain's 18, and whole domains where that is 9 or less."""
+    cluster = load_cluster("gb200-nvl72")
+    assert cluster.node_link.segment(nodes) == segment
+    assert Topology(cluster, nodes, 4).ranks_per_domain == 4 * segment
+
+
+def test_named_slots_are_in_full_domains() -> None:
+    cluster = load_cluster("gb200-nvl72")
+    assert Topology(cluster, 20, 4, np.arange(8)).ranks_per_domain == 72

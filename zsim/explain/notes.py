@@ -24,7 +24,7 @@ def domains_note(job: Job) -> str | None:
     per_domain = job.cluster.node_link.nodes_per_domain
     if per_domain == 1:
         return None
-    counts = Counter(node // per_domain for node in job.placement.nodes)
+    counts = Counter(node // job.nodes_per_domain for node in job.placement.nodes)
     sizes = sorted(counts.values(), reverse=True)
     partly = [size for size in sizes if size < per_domain]
     idle = sum(per_domain - size for size in partly)

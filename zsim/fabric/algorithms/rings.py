@@ -205,7 +205,7 @@ def add_crossings(
     rails."""
     if not len(sources):
         return
-    rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
+    rails = topology.cluster.nic.per_node * topology.nodes_per_domain
     if topology.cluster.node_link.kind == "switch":
         changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
         changes |= is_fixed

@@ -61,7 +61,7 @@ def _communicators(job: Job, plan: Plan, program: int) -> Iterator[_Communicator
     rank = int(np.argmax(plan.program_of == program))
     gpus = job.placement.gpus
     nodes: Ints = np.repeat(np.arange(len(gpus)), gpus)
-    domains = nodes // job.cluster.node_link.nodes_per_domain
+    domains = nodes // job.nodes_per_domain
     is_nccls = job.parallelism.experts.dispatcher not in _OWN_KERNELS
     exchanging = plan.programs[program].once(_exchanging) if is_nccls else frozenset()
     for name, group in plan.groups.items():

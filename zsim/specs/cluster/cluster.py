@@ -50,6 +50,21 @@ class NodeLink(Table):
             raise ValueError(f"nodes_per_domain: only kind 'switch' spans nodes, found '{self.kind}'")
         return self
 
+    def segment(self, num_nodes: int) -> int:
+        """The nodes that a job of `num_nodes` has in each domain.
+
+        A job that one domain does not hold is placed in segments of equal size, the largest that divide its
+        nodes, as Slurm's `--segment` does for NVIDIA's own runs: 256 trays of an NVL72 are 16 segments of 16,
+        not 14 of 18 and a rest of 4 (NVIDIA-NeMo/Megatron-Bridge 067f987d,
+        scripts/performance/utils/executors.py). Where only segments under half a domain divide them, domains
+        are filled one after the other.
+        """
+        whole = self.nodes_per_domain
+        if num_nodes <= whole:
+            return whole
+        sizes = range(whole, whole // 2, -1)
+        return next((size for size in sizes if num_nodes % size == 0), whole)
+
 
 class Pcie(Table):
     """PCIe: each GPU has a link to a switch; `gpus_per_switch` GPUs share one uplink to the host."""

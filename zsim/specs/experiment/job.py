@@ -73,6 +73,12 @@ class Job:
         """Number of replicas of the model, each of which trains on its own micro-batches."""
         return self.world_size // self.parallelism.model_ranks
 
+    @property
+    def nodes_per_domain(self) -> int:
+        """The nodes that the job has in each NVLink domain it fills: a domain's, or those of a segment."""
+        link = self.cluster.node_link
+        return link.segment(self.num_nodes) if self.placement.is_plain else link.nodes_per_domain
+
     @cached_property
     def mesh(self) -> Mesh:
         """The ranks, by their coordinates along each parallelism."""

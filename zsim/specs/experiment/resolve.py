@@ -232,7 +232,9 @@ def _with_experts(
         training.micro_batch_tokens,
         placement.gpus_per_node,
         expert_replicas(table),
-        layout.whole.node_link.nodes_per_domain,
+        layout.whole.node_link.segment(placement.fabric_nodes)
+        if placement.is_plain
+        else layout.whole.node_link.nodes_per_domain,
     )
     if deepspeed is not None:
         check_experts(deepspeed, split, parallelism)

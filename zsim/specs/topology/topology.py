@@ -29,9 +29,10 @@ class Topology(NodeLinks):
     """`num_nodes` nodes of `cluster`, `gpus_per_node` GPUs used on each.
 
     `slots`: the slot of each rank; see [Note: ranks and slots]. A *domain* is a set of GPUs that NVLink
-    joins: a node, or several nodes under a switched NVLink domain. `condition`: faults, and the links of
-    other types of nodes than the first; None if there are none. Raises InputError if the nodes do not fit
-    the network's description, or are not as many as the cluster lists.
+    joins: a node, or several nodes under a switched NVLink domain. One job on the whole fabric (`slots` None)
+    is placed in equal segments (`NodeLink.segment`), named slots are in domains that are full. `condition`:
+    faults, and the links of other types of nodes than the first; None if there are none. Raises InputError if
+    the nodes do not fit the network's description, or are not as many as the cluster lists.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Topology(NodeLinks):
         self.num_slots = num_nodes * gpus_per_node
         self.slots: Ints = np.arange(self.num_slots) if slots is None else slots
         self.condition: Condition | None = None
-        self.ranks_per_domain = gpus_per_node * cluster.node_link.nodes_per_domain
+        link = cluster.node_link
+        self.nodes_per_domain = link.segment(num_nodes) if slots is None else link.nodes_per_domain
+        self.ranks_per_domain = gpus_per_node * self.nodes_per_domain
         self.switches_per_node = -(-gpus_per_node // cluster.pcie.gpus_per_switch)
         self.wiring = make_wiring(cluster, num_nodes)
         self.classes: dict[str, LinkClass] = {}
         self.num_links = 0
-        link, pcie, nic = cluster.node_link, cluster.pcie, cluster.nic
+        pcie, nic = cluster.pcie, cluster.nic
         ranks = self.num_slots
         if link.kind == "switch":
             self._add("nvlink_out", "nvlink", ranks, link.bandwidth, link.efficiency)
@@ -102,7 +105,7 @@ class Topology(NodeLinks):
         link, pcie, cards = cluster.node_link, cluster.pcie, cluster.nic
         return (
             (self.num_nodes, self.gpus_per_node, self.slots.tobytes()),
-            (cluster.gpus_per_node, cluster.host.sockets, link.kind, link.nodes_per_domain),
+            (cluster.gpus_per_node, cluster.host.sockets, link.kind, self.nodes_per_domain),
             (pcie.gpus_per_switch, pcie.peer_to_peer),
             (cards.per_node, cards.gpudirect, cards.attached),
             (network.model_dump_json(), 1.0 if network.link_bandwidth is None else cards.bandwidth),

@@ -110,8 +110,9 @@ def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
     )
     between = nic.per_node * nic.bandwidth * nic.efficiency / cluster.gpus_per_node
     local = {"switch": "Switch", "mesh": "FullyConnected", "none": "Switch"}[link.kind]
-    domain = cluster.gpus_per_node * link.nodes_per_domain
-    outer = -(-num_nodes // link.nodes_per_domain)
+    segment = link.segment(num_nodes)
+    domain = cluster.gpus_per_node * segment
+    outer = -(-num_nodes // segment)
     rows: list[tuple[str, int, float, float]] = [(local, min(domain, cluster.gpus_per_node * num_nodes),
                                                  inside, link.latency)]  # fmt: skip
     if outer > 1:
