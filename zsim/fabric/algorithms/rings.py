@@ -266,20 +266,21 @@ def _hop_seconds(topology: Topology, slots: Ints) -> float:
     latency = topology.cluster.network.hop_latency
     if not latency:
         return 0.0
-    first = topology.classes["nic_out"].first
-    switches = [
-        sum(link >= first for link in topology.route(source, target)) - 1
-        for source, target in _crossings(topology, slots)[:_MAX_SAMPLED]
-    ]
-    return latency * (max(switches, default=1) - 1)
+    sources, targets = _crossings(topology, slots)
+    if not len(sources):
+        return 0.0
+    between = topology.leaves_node().astype(float)
+    links = topology.gather_routes(between, sources[:_MAX_SAMPLED], targets[:_MAX_SAMPLED])
+    switches = round(float(links.max())) - 1
+    return latency * (switches - 1)
 
 
-def _crossings(topology: Topology, slots: Ints) -> list[tuple[int, int]]:
+def _crossings(topology: Topology, slots: Ints) -> tuple[Ints, Ints]:
     """Pairs of slots at which a group goes from domain to next domain, on one rail where there are rails."""
     heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(slots))) + 1])
     by_rail = topology.cluster.node_link.kind == "switch"
     sources = slots[heads[:-1]] if by_rail else slots[heads[1:] - 1]
-    return list(zip(sources.tolist(), slots[heads[1:]].tolist(), strict=True))
+    return sources, slots[heads[1:]]
 
 
 def local_ranks(topology: Topology, members: Ints) -> int:
