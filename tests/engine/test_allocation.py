@@ -368,3 +368,22 @@ def test_runs_of_one_program_are_settled_as_each_by_itself(
                     assert once.memory.reserved_by_pool() == alone.memory.reserved_by_pool()
                     assert settle(once, issue, ended) == settle(alone, issue, ended)
     assert num_short
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
+def test_programs_of_a_pipeline_are_settled_as_each_by_itself(schedule: str) -> None:
+    """16 micro-batches over two stages: their changes repeat, and most of them are not made."""
+    job = resolve(
+        zsim.Experiment(
+            model="gpt2", cluster="dgx-h100", nodes=1, strategy={"kind": "megatron"},
+            parallelism={"pipeline": 2, "schedule": schedule},
+            training={"gradient_accumulation_steps": 16, "activation_checkpointing": "full"},
+        )
+    )  # fmt: skip
+    plan = make_plan(job)
+    for number, program in enumerate(plan.programs):
+        empty = make_allocator(job, plan, plan, number)
+        issue = np.arange(float(len(program.ops))).tolist()
+        for delay in (0.0, 40.0):
+            ended = [time + delay for time in issue]
+            assert settle_once(program, empty.copy(), issue, ended) == settle(empty.copy(), issue, ended)

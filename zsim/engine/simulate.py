@@ -13,7 +13,7 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.dataclass import dataclass
 from zsim.devices.allocator import Allocator
-from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle, settle_once
+from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle_once
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
@@ -266,13 +266,10 @@ def _with_allocators(
     job, plan = prepared.job, prepared.plan
     lanes = _first_lanes(prepared, run)
     allocators = tuple(one.copy() for one in empty)
-    if len(allocators) == 1:
-        (lane,) = lanes
-        allocations = [settle_once(prepared.programs[0].program, allocators[0], lane.issue, lane.ended)]
-    else:
-        allocations = [
-            settle(one, lane.issue, lane.ended) for one, lane in zip(allocators, lanes, strict=True)
-        ]
+    allocations = [
+        settle_once(priced.program, one, lane.issue, lane.ended)
+        for priced, one, lane in zip(prepared.programs, allocators, lanes, strict=True)
+    ]
     settled = tuple(map(Settled, empty, allocations))
     whole = max(one.limit_bytes for one in allocations) if len(job.cluster.gpus) > 1 else 0
     fullest = max(  # of GPUs of several sizes, the one with the least room left

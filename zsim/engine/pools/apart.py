@@ -197,7 +197,7 @@ class ProgramApart:
         first = later
         if self.first is not self.later:
             first = self._part(self.first, self.first.others, self.first.others.places)
-        return PoolPasses(empty.memory.copy(UNLIMITED), first, later)
+        return PoolPasses(empty.memory.copy(UNLIMITED), first, later, come_back=True)
 
     def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
         """The places of the timed changes in the first run and in later runs, at the times of one run."""

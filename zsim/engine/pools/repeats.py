@@ -8,7 +8,8 @@ period of the same changes does so too, and need not be made.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from bisect import insort
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from zsim.arrays import Ints
 _WINDOW = 16  # changes that must be the same before two places count as the same place of a period
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # any odd number: equal windows have equal hashes
 _LEAST_PERIODS = 4
+_MAX_PERIODS = 16  # lengths that are tried: those of a block, of a micro-batch, of a group of either
 
 
 class Repeat(NamedTuple):
@@ -30,8 +32,9 @@ class Repeat(NamedTuple):
 
 
 def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
-    """The repeats of at least `_LEAST_PERIODS` periods among changes, which do not overlap. `kinds`: of
-    allocations, what is asked for; `made_at`: per change the place at which its tensor is allocated. Frees
+    """The repeats of at least `_LEAST_PERIODS` periods among changes, which do not overlap. The longest come
+    first: micro-batches that repeat, rather than the blocks in each. `kinds`: of allocations, what is asked
+    for; `made_at`: per change the place at which its tensor is allocated. Frees
     are the same that free what was allocated as many changes ago."""
     count = len(kinds)
     ago = np.arange(count) - made_at
@@ -43,15 +46,33 @@ def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
         hashes = hashes * _FACTOR + codes[place : place + len(hashes)].astype(np.uint64)
     order = np.argsort(hashes, kind="stable")
     is_again = hashes[order][1:] == hashes[order][:-1]
-    distance = np.zeros(len(hashes) + 1, dtype=np.int64)  # to the next window that is the same; 0: none
-    distance[order[:-1][is_again]] = np.diff(order)[is_again]
-    edges = [0, *(np.flatnonzero(np.diff(distance)) + 1).tolist(), len(distance)]
-    found: list[Repeat] = []
-    for first, last in pairwise(edges):
-        period = int(distance[first])
-        end = last + period + _WINDOW - 1
-        first = max(first, found[-1].end) if found else first
-        if period and end - first >= _LEAST_PERIODS * period:
-            assert np.array_equal(codes[first : end - period], codes[first + period : end])
-            found.append(Repeat(first, end, period))
-    return found
+    distances, counts = np.unique(np.diff(order)[is_again], return_counts=True)
+    most = distances[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]
+    runs = [run for period in most.tolist() for run in _runs(codes, period)]
+    runs.sort(key=lambda run: (_LEAST_PERIODS * run.period - (run.end - run.first), run))
+    chosen: list[Repeat] = []
+    for run in runs:
+        for first, end in _gaps(chosen, run.first, run.end):
+            if end - first >= _LEAST_PERIODS * run.period:
+                insort(chosen, Repeat(first, end, run.period))
+    return chosen
+
+
+def _runs(codes: Ints, period: int) -> Iterator[Repeat]:
+    """The longest stretches that repeat themselves after `period` changes, of `_LEAST_PERIODS` periods or
+    more."""
+    is_same = np.concatenate([[False], codes[:-period] == codes[period:], [False]])
+    edges = np.flatnonzero(np.diff(is_same)).reshape(-1, 2)
+    for first, end in (edges + np.array([0, period])).tolist():
+        if end - first >= _LEAST_PERIODS * period:
+            yield Repeat(first, end, period)
+
+
+def _gaps(chosen: Sequence[Repeat], first: int, end: int) -> list[tuple[int, int]]:
+    """The stretches from `first` to `end` that no repeat of `chosen`, which are in order, has."""
+    edges = [first]
+    for other in chosen:
+        if other.first < end and other.end > first:
+            edges += [max(other.first, first), min(other.end, end)]
+    edges.append(end)
+    return [(left, right) for left, right in zip(edges[::2], edges[1::2], strict=True) if left < right]
