@@ -52,6 +52,47 @@ def test_a_step_of_405b_on_16384_gpus(benchmark: Any) -> None:
     assert ratio < 4e6
 
 
+def test_a_step_of_deepseek_v3_on_2048_gpus(benchmark: Any) -> None:
+    """120 micro-batches over 16 pipeline ranks, experts over 64 GPUs: 693,000 ops in 16 classes. 18 to 21
+    million raw timeouts, a third for the plan, a quarter for the clock, a quarter for torch's allocators."""
+    job = resolve(
+        zsim.Experiment(
+            model="deepseek-v3", cluster="dgx-h100", gpus=2048,
+            strategy={"kind": "megatron", "distributed_optimizer": True},
+            parallelism={
+                "pipeline": 16, "expert": 64, "first_stage_less_layers": 1, "last_stage_less_layers": 2,
+            },
+            training={
+                "sequence_length": 4096, "gradient_accumulation_steps": 120,
+                "activation_checkpointing": "full",
+            },
+        )
+    )  # fmt: skip
+    ratio = in_timeouts(benchmark, lambda: simulate_job(job).trace.step_seconds, rounds=1)
+    assert ratio < 24e6
+
+
+def test_a_job_on_racks_of_gb200_has_the_classes_of_one_on_nodes() -> None:
+    """Llama 3 70B, tensor 8, pipeline 4 with five virtual stages, on 1,024 GPUs. Racks hold equal segments of
+    the job, so that its ranks fall into four classes on both, at 0.9 to 1.2 times the cost."""
+
+    def step_on(cluster: str) -> int:
+        job = resolve(
+            zsim.Experiment(
+                model="llama-3-70b", cluster=cluster, gpus=1024,
+                strategy={"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True},
+                parallelism={"tensor": 8, "pipeline": 4, "virtual_stages": 5, "sequence_parallel": True},
+                training={"sequence_length": 8192, "gradient_accumulation_steps": 8},
+            )
+        )  # fmt: skip
+        return simulate_job(job).stats.rank_classes
+
+    assert step_on("dgx-h100") == step_on("gb200-nvl72") == 4
+    nodes, racks = median_timeouts(lambda: step_on("dgx-h100"), lambda: step_on("gb200-nvl72"), rounds=3)
+    print(f"\n{nodes:,.0f} on nodes, {racks:,.0f} on racks")
+    assert racks < 1.5e6
+
+
 def test_cost_is_linear_in_micro_batches_and_independent_of_the_replicas() -> None:
     """Twice the micro-batches cost 2.0 to 2.3 times as much (objects that miss the caches), four times the
     replicas 1.1 times."""

@@ -7,9 +7,9 @@ are checked and not ranks: if a rank of one program waits for a rank of another,
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from zsim.dataclass import dataclass
 from zsim.errors import StuckError
 from zsim.plan.columns import memory_columns, op_columns, owned_changes
 from zsim.plan.ops import Category, Collective, Device, Op, Plan, PointToPoint, Program
+
+_CALLS = (Collective, PointToPoint)
 
 
 class PlanError(AssertionError):
@@ -38,7 +40,10 @@ def check_plan(plan: Plan) -> None:
     calls = [_calls_by_group(program, plan) for program in plan.programs]
     _check_calls(plan, calls)
     _check_messages(plan, calls)
-    _Run(plan, calls).check()
+    if not _Run(plan, calls, keeps_all=False).has_ended():
+        run = _Run(plan, calls, keeps_all=True)
+        assert not run.has_ended()
+        raise StuckError(run.circle())
 
 
 def _check_order(program: Program) -> None:
@@ -198,31 +203,46 @@ def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> 
 
 
 class _Run:
-    """Untimed run of the programs: every op that can end does, until none can."""
+    """Untimed run of the programs: every op that can end does, until none can.
 
-    def __init__(self, plan: Plan, calls: Sequence[_Calls]) -> None:
-        self.plan = plan
+    Unless it `keeps_all`, an op that waits for nothing but the op before it on its stream is left out. Ops
+    that wait for it wait for that op instead. It ends when that op ends, because all ops before one that is
+    issued are issued too.
+    """
+
+    def __init__(self, plan: Plan, calls: Sequence[_Calls], *, keeps_all: bool) -> None:
+        self.plan, self.keeps_all = plan, keeps_all
         self.first = list(accumulate((len(program.ops) for program in plan.programs), initial=0))
         self.count = self.first.pop()
         self.needs: list[Sequence[int]] = [()] * self.count  # ops that must end before it starts
         self.issued_after: list[Sequence[int]] = [()] * self.count  # must end before it is issued
-        self.partners: list[list[int]] = [[] for _ in range(self.count)]  # ops that must start before it ends
+        self.partners: defaultdict[int, list[int]] = defaultdict(list)  # ops that must start before it ends
+        self.kept: list[int] = []
+        self.started, self.ended, self.issued = ([False] * self.count for _ in range(3))
+        self.blocked_host: dict[int, int] = {}
         for first, program in zip(self.first, plan.programs, strict=True):
             self._add_waits(first, program)
         self._add_collectives(calls)
         self._add_messages(calls)
 
     def _add_waits(self, first: int, program: Program) -> None:
-        last: dict[str, int] = {}
+        last: dict[str, int] = {}  # by stream
+        stands_for: list[int] = []  # by op, the op that ends with it: itself, or an earlier one; -1: at once
         for number, op in enumerate(program.ops, first):
             if op.host_waits:
-                self.issued_after[number] = [first + other for other in op.host_waits]
-            needs = [first + other for other in op.after]
-            if op.work is not None:
-                if op.stream in last:
-                    needs.append(last[op.stream])
-                last[op.stream] = number
-            self.needs[number] = needs
+                ends = {stands_for[other] for other in op.host_waits}
+                self.issued_after[number] = [other for other in ends if other >= 0]
+            needs = [stands_for[other] for other in op.after] if op.after else []
+            work = op.work
+            before = -1 if work is None else last.get(op.stream, -1)
+            is_kept = self.keeps_all or op.after or op.host_waits or isinstance(work, _CALLS)
+            stands_for.append(number if is_kept else before)
+            if work is not None:
+                needs.append(before)
+                last[op.stream] = stands_for[-1]
+            if is_kept:
+                self.needs[number] = [need for need in needs if need >= 0]
+                self.kept.append(number)
 
     def _add_collectives(self, calls: Sequence[_Calls]) -> None:
         for name in self.plan.groups:
@@ -245,29 +265,29 @@ class _Run:
                         self.partners[one].append(other)
                         self.partners[other].append(one)
 
-    def check(self) -> None:
-        """Raise StuckError, which names the circle of waits, if an op never ends."""
-        started, ended, issued = ([False] * self.count for _ in range(3))
+    def has_ended(self) -> bool:
+        """Whether every op ends."""
+        started, ended, issued = self.started, self.ended, self.issued
         needs, issued_after, partners = self.needs, self.issued_after, self.partners
-        hosts = list(self.first)
-        ends = [*self.first[1:], self.count]
+        cuts = [bisect_left(self.kept, first) for first in self.first]
+        hosts, ends = list(cuts), [*cuts[1:], len(self.kept)]
         wakes: dict[int, list[int]] = {}  # by op: what to retry once it started or ended
         todo = deque(range(len(hosts)))
         look: deque[int] = deque()
-        blocked_host: dict[int, int] = {}
         while todo or look:
             if todo:
                 place = todo.popleft()
-                for op in range(hosts[place], ends[place]):
+                for number in range(hosts[place], ends[place]):
+                    op = self.kept[number]
                     if issued_after[op]:
                         awaited = next((other for other in issued_after[op] if not ended[other]), -1)
                         if awaited >= 0:
-                            blocked_host[place] = awaited
+                            self.blocked_host[place] = awaited
                             wakes.setdefault(awaited, []).append(-1 - place)
                             break
-                        blocked_host.pop(place, None)
+                        self.blocked_host.pop(place, None)
                     issued[op] = True
-                    hosts[place] = op + 1
+                    hosts[place] = number + 1
                     look.append(op)
                 continue
             op = look.popleft()
@@ -285,7 +305,7 @@ class _Run:
                 if not started[op]:
                     started[op] = True
                     look.extend(wakes.pop(op, ()))
-                for other in partners[op]:
+                for other in partners.get(op, ()):
                     if not started[other]:
                         awaited = other
                         break
@@ -294,24 +314,18 @@ class _Run:
             else:
                 ended[op] = True
                 look.extend(wakes.pop(op, ()))
-        if not all(ended):
-            raise StuckError(self._circle(started, ended, issued, blocked_host))
+        return all(ended[op] for op in self.kept)
 
-    def _circle(
-        self,
-        started: Sequence[bool],
-        ended: Sequence[bool],
-        issued: Sequence[bool],
-        blocked_host: Mapping[int, int],
-    ) -> str:
+    def circle(self) -> str:
         """The circle of waits as text, from an op that never ends back to itself."""
+        started, ended, issued = self.started, self.ended, self.issued
         chain: list[int] = []
         at = next(op for op in range(self.count) if not ended[op])
         while at not in chain:
             chain.append(at)
             if not issued[at]:
                 place = bisect_right(self.first, at) - 1
-                at = blocked_host[place]
+                at = self.blocked_host[place]
             elif not started[at]:
                 at = next(need for need in self.needs[at] if not ended[need])
             else:
