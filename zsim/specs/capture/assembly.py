@@ -1,8 +1,9 @@
-"""Groups of one stretch -> the modules of a `ModelSpec`, with names, works and parameters.
+"""Groups of operators of one segment -> the modules of a `ModelSpec`, with names, op specs and parameters.
 
 # [Note: gradients that are added]
 Autograd adds the gradients of a tensor that several modules read. Formulas count such additions where a
-product shares its input and at the residual stream; what remains of a size is added as a module of its own.
+product shares its input and at the residual stream. Other additions of the same size become a module of their
+own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from zsim.specs.model.traced import Traced
 
 @dataclass
 class Owners:
-    """Parameters by the module that registered them, handed out once each."""
+    """Parameters by the module that registered them. Each is handed out once."""
 
     by_path: dict[str, list[ParameterRecord]]
+    """{path of a module: its parameters}"""
     storages: dict[int, str]  # the owner's path of each parameter's storage
+    """{number of a parameter's storage: path of the module that owns it}"""
     taken: set[str] = field(default_factory=set)
+    """Paths of modules whose parameters were handed out."""
 
     @classmethod
     def of(cls, recording: ModuleRecording) -> Owners:
@@ -37,7 +41,7 @@ class Owners:
         return cls(by_path, paths)
 
     def take(self, path: str) -> tuple[Parameter, ...]:
-        """The parameters of the module at `path`, () if they were taken before."""
+        """The parameters of the module at `path`, or () if they were handed out before."""
         if path in self.taken:
             return ()
         self.taken.add(path)
@@ -50,7 +54,10 @@ def _parameter(record: ParameterRecord) -> Parameter:
 
 
 class Assembly:
-    """Makes the modules of stretches; `root`: the block's path, "" outside of the blocks."""
+    """Makes the modules of segments.
+
+    In all methods `root` is the path of the segment's block, or "" outside of the blocks.
+    """
 
     def __init__(self, recording: ModuleRecording, matcher: Matcher) -> None:
         self.recording, self.matcher = recording, matcher
@@ -58,7 +65,7 @@ class Assembly:
         self._called = {place.path for place in recording.places}
 
     def modules(self, groups: Sequence[PlaceWork], root: str) -> tuple[Module, ...]:
-        """The modules of one stretch in the order of forward."""
+        """The modules of one segment in the order of forward."""
         names: Counter[str] = Counter()
         made: list[Module] = []
         knowns = self._known(groups)
@@ -82,7 +89,7 @@ class Assembly:
         return tuple(made)
 
     def _known(self, groups: Sequence[PlaceWork]) -> list[KnownWork | None]:
-        """The work of each group that has a formula; frozen weights have none."""
+        """The formula of each group, None where it has none. Frozen weights have none."""
         kept: set[int] = set()
         found: list[KnownWork | None] = []
         for group in groups:
@@ -139,7 +146,7 @@ def _relative(path: str, root: str) -> str:
 
 
 def _function_name(group: PlaceWork, work: object) -> str:
-    """The name of a function between modules: what it does."""
+    """The name of a function between modules, by what it computes."""
     if isinstance(work, Attention):
         what = "core"
     elif isinstance(work, Residual):
@@ -161,8 +168,10 @@ def _unique(name: str, names: Counter[str]) -> str:
 
 
 def _uncovered(groups: Sequence[PlaceWork], knowns: Sequence[KnownWork | None]) -> dict[int, list[Operator]]:
-    """By place, the additions that no formula counts, those behind formulas counted first; see
-    [Note: gradients that are added]."""
+    """{site: the additions of gradients that no formula counts}.
+
+    Additions at groups that have a formula are counted first. See [Note: gradients that are added].
+    """
     left = Counter(known.covers for known in knowns if known)
     rest: dict[int, list[Operator]] = {group.place: [] for group in groups}
     order = sorted(zip(groups, knowns, strict=True), key=lambda pair: pair[1] is None)

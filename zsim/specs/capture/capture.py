@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def capture(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> ModelSpec:
-    """The model of a torch module, seen in one forward and backward on the meta device: no weights, no GPU.
+    """The model of a torch module, seen in one forward and backward on the meta device, without weights or a
+    GPU.
 
-    `module(*example_inputs, **example_kwargs)` is run, on a copy. The first dimension of the first tensor
-    counts the samples; a micro-batch has as many as `training.micro_batch_size` says, each as long as the
-    example's. The module's own loss (a scalar that forward returns) is counted.
+    A copy of the module runs as `module(*example_inputs, **example_kwargs)`. The first dimension of the first
+    tensor counts the samples. A micro-batch has as many as `training.micro_batch_size` says, each as long as
+    the example's. The module's own loss (a scalar that forward returns) is counted.
 
     Raises InputError where torch is not installed, and for modules whose code depends on the values of
     tensors, that have no parameters, or that do not run on the inputs.
@@ -29,7 +30,7 @@ def capture(module: nn.Module, *example_inputs: Any, **example_kwargs: Any) -> M
 def captured(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, name: str
 ) -> ModelSpec:
-    """The model of a module, named `name`; `where` begins error messages."""
+    """The model of a module under the name `name`. `where` begins error messages."""
     torch = require_torch(where)
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"{where}: found a {type(module).__name__}, expected a torch.nn.Module")
@@ -40,7 +41,7 @@ def captured(
 
 
 def require_torch(where: str) -> Any:
-    """torch; raises InputError where it is not installed."""
+    """The module torch. Raises InputError where it is not installed."""
     otherwise = "torch's CPU build, which is enough, or a preset or config.json as the model"
     require("torch", f"{where}: capturing a torch module", otherwise)
     import torch

@@ -1,9 +1,8 @@
-"""The operators of a recording by the place where they ran, with what each place keeps and passes.
+"""The operators of a recording by the site where they ran, with the tensors that each site keeps and passes.
 
 # [Note: what passes]
-Tensors that live during one direction only count at the place that made them, at its worst moment: of those,
-the ones that live together when they are most. A gradient that arrives from another place counts where it is
-last read.
+Tensors that live during one direction only count at the site that made them, at the moment when those alive
+together take most memory. A gradient that arrives from another site counts where it is last read.
 """
 
 from __future__ import annotations
@@ -18,31 +17,36 @@ from zsim.specs.model.traced import Extent
 
 @dataclass
 class PlaceWork:
-    """The operators of one place. `saved`: numbers of the storages that count here for backward;
-    `passing_forward` and `passing_backward`: those of the worst moment, see [Note: what passes]."""
+    """The operators of one site."""
 
     place: int
+    """Number of the site in `ModuleRecording.sites`."""
     path: str
+    """Name of the module."""
     call: int
+    """Number of the module's call in `ModuleRecording.calls`."""
     forward: list[Operator] = field(default_factory=list)
     backward: list[Operator] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
+    """Numbers of the storages that are kept for backward and count here."""
     passing_forward: list[int] = field(default_factory=list)
+    """Numbers of the storages alive at the worst moment of forward, see [Note: what passes]."""
     passing_backward: list[int] = field(default_factory=list)
+    """Numbers of the storages alive at the worst moment of backward, see [Note: what passes]."""
 
     @property
     def sums(self) -> list[Operator]:
-        """The additions of gradients of one tensor that autograd makes behind it."""
+        """The additions of gradients of one tensor that autograd makes after it."""
         return [one for one in self.backward if one.sums_gradients]
 
     @property
     def own_backward(self) -> list[Operator]:
-        """Backward without those additions."""
+        """The operators of backward without those additions."""
         return [one for one in self.backward if not one.sums_gradients]
 
 
 def extent_of(recording: ModuleRecording, numbers: Iterable[int]) -> tuple[Extent, ...]:
-    """The storages' sizes."""
+    """The sizes of storages."""
     return tuple(_extent(recording.storages[number]) for number in numbers)
 
 
@@ -51,13 +55,13 @@ def _extent(storage: Storage) -> Extent:
 
 
 def amount(storage: Storage, numel: int, item_bytes: int) -> Extent:
-    """`numel` elements of a storage."""
+    """The memory of `numel` elements of a storage."""
     elements, num_bytes = (numel, 0) if storage.is_low else (0, numel * item_bytes)
     return Extent(elements, num_bytes) if storage.grows else Extent(0, 0, elements, num_bytes)
 
 
 def groups_of(recording: ModuleRecording, segment_of: Mapping[int, int]) -> list[PlaceWork]:
-    """The groups in the order of forward; `segment_of`: a number of each place's segment."""
+    """The groups in the order of forward. `segment_numbers` maps each site to its segment."""
     found: dict[int, PlaceWork] = {}
     for is_backward, operators in ((False, recording.forward), (True, recording.backward)):
         for operator in operators:
@@ -75,7 +79,9 @@ def groups_of(recording: ModuleRecording, segment_of: Mapping[int, int]) -> list
 
 
 def _with_inner_sums(operators: list[Operator]) -> list[Operator]:
-    """The operators; additions of gradients that a later one of them reads are among their own work."""
+    """The operators, where additions of gradients that a later one of them reads are no longer marked as
+    such.
+    """
     found, read = [], set()
     for operator in reversed(operators):
         is_inner = operator.sums_gradients and any(use.storage in read for use in operator.writes)
@@ -88,9 +94,11 @@ def _with_inner_sums(operators: list[Operator]) -> list[Operator]:
 def _count_saved(
     recording: ModuleRecording, found: dict[int, PlaceWork], segment_of: Mapping[int, int]
 ) -> None:
-    """Counts every storage that backward needs at one place; see [Note: counted once] in
-    `zsim.specs.capture.recorder`. One that several segments need (the positions that all blocks read) counts
-    where it was made."""
+    """Count every storage that backward needs at one site.
+
+    See [Note: counted once] in `zsim.specs.capture.recorder`. A storage that several segments need (the
+    positions that all blocks read) counts where it was made.
+    """
     for number, storage in enumerate(recording.storages):
         if not storage.savers or storage.parameter:
             continue
@@ -133,7 +141,7 @@ def _count_passing(
 
 
 def _worst(recording: ModuleRecording, numbers: list[int], moments: list[int]) -> list[int]:
-    """The storages that live at the moment at which they take most."""
+    """The storages that are alive at the moment at which they take most memory."""
     best: list[int] = []
     most = -1
     for moment in moments:

@@ -1,4 +1,6 @@
-"""Operators -> the kernels of a `Traced` work, and what a compiler would leave of them."""
+"""Operators -> the kernels of a `Traced` op spec, and the memory traffic that a compiler would leave
+of them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _NOTHING = Extent()
 
 
 def traced(recording: ModuleRecording, group: PlaceWork, backward: Sequence[Operator]) -> Traced:
-    """A group as it was seen, with these operators backward."""
+    """A group as it was recorded, with `backward` as its operators of backward."""
     return Traced(
         samples=recording.samples,
         forward=kernels(recording, group.forward),
@@ -66,7 +68,7 @@ def _half(memory: Extent) -> Extent:
 
 
 def memory_of(recording: ModuleRecording, operator: Operator) -> Extent:
-    """Every tensor read once, every result written once."""
+    """The memory traffic of an operator. Every tensor is read once, and every result is written once."""
     total = _NOTHING
     for use in (*operator.reads, *operator.writes):
         total = total.plus(amount(recording.storages[use.storage], use.numel, use.item_bytes))
@@ -81,8 +83,10 @@ def _changes_low(recording: ModuleRecording, operator: Operator) -> bool:
 
 
 def _fused(recording: ModuleRecording, operators: Sequence[Operator], *, is_kept: set[int]) -> Extent | None:
-    """Bytes that the operators without products move as one kernel: what they read that none of them made,
-    and what they make that lives on; None without such operators."""
+    """The memory traffic of the operators without products as one kernel, or None without such operators.
+
+    The kernel reads what none of these operators made. It writes what is used after them.
+    """
     plain = [one for one in operators if not one.products]
     if not plain:
         return None

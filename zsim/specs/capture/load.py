@@ -28,9 +28,10 @@ def names_function(text: str) -> bool:
 def captured_from(text: str) -> ModelSpec:
     """The model of the module that the function `package.module:function` makes.
 
-    The function returns (module, inputs): `inputs` a tensor, a sequence of forward's arguments, or a mapping
-    of its keywords. It is called without arguments, with the meta device as torch's default. Raises
-    InputError for a function that cannot be found, fails, or returns something else."""
+    The function returns (module, inputs). `inputs` is a tensor, a sequence of forward's arguments, or a
+    mapping of its keywords. The function is called without arguments, with the meta device as torch's
+    default. Raises InputError for a function that cannot be found, fails, or returns something else.
+    """
     torch = require_torch(f"model '{text}'")
     function = _function(text)
     where = f"model '{text}'"

@@ -1,8 +1,9 @@
-"""Modules and inputs on the meta device, in the type that trainings compute in; the user's own stay as they
-are.
+"""Modules and inputs on the meta device, in the type that training computes in. The user's own are not
+changed.
 
-Weights in fp32 become bf16, as mixed precision has them, and so do buffers and inputs; a module that has
-other weights (bf16, fp16) stays so. What the code itself casts to fp32 is fp32."""
+Weights in fp32 become bf16, as in mixed precision, and so do buffers and inputs. A module that has weights in
+another type (bf16, fp16) keeps it. Tensors that the code itself casts to fp32 are fp32.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def low_type(module: nn.Module) -> torch.dtype:
-    """The type that the module computes in: of most of its weights, bf16 where that is fp32 or fp64."""
+    """The type that the module computes in: that of most of its weights, or bf16 where that is fp32
+    or fp64.
+    """
     import torch
 
     count: dict[torch.dtype, int] = {}
@@ -30,8 +33,9 @@ def low_type(module: nn.Module) -> torch.dtype:
 
 
 def meta_copy(module: nn.Module, low: torch.dtype) -> nn.Module:
-    """A copy of the module without weights, shared ones shared; raises InputError for a module that cannot be
-    copied."""
+    """A copy of the module without weights, in which shared weights remain shared. Raises InputError for a
+    module that cannot be copied.
+    """
     import torch
 
     memo: dict[int, Any] = {}
@@ -66,7 +70,7 @@ def _floating(tensors: Any) -> list[Any]:
 def meta_inputs(
     args: Sequence[Any], kwargs: Mapping[str, Any], low: torch.dtype
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example's inputs on the meta device; floating-point ones as `low`."""
+    """The example's inputs on the meta device. Those in fp32 or fp64 become `low`."""
     import torch
     from torch.utils import _pytree
 

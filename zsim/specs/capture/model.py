@@ -56,8 +56,11 @@ def model_of(recording: ModuleRecording, name: str, source: str) -> ModelSpec:
 
 
 def positions_of(recording: ModuleRecording) -> int:
-    """Positions of a sample: the length of token ids; else rows per sample of the products that do most
-    of the FLOPs, if they are Linear layers; 1 for convolutions."""
+    """Positions of a sample: the length of token ids, if the example has them.
+
+    Otherwise it is the number of rows per sample of the products that do most of the FLOPs, if they are
+    Linear layers. For convolutions it is 1.
+    """
     if recording.positions is not None:
         return recording.positions
     flops: Counter[int] = Counter()
@@ -86,7 +89,7 @@ def _split(parts: Parts) -> tuple[tuple[Module, ...], Parts, tuple[Module, ...]]
 
 
 def _blocks(recording: ModuleRecording, middle: Parts) -> tuple[tuple[Block, ...], tuple[str, ...]]:
-    """The blocks, equal ones the same object, and their names."""
+    """The blocks and their names. Equal blocks are the same object."""
     known: dict[Block, Block] = {}
     blocks = []
     for stretch, modules in middle:
@@ -100,7 +103,7 @@ def _blocks(recording: ModuleRecording, middle: Parts) -> tuple[tuple[Block, ...
 
 
 def _held(recording: ModuleRecording, input_bytes: int) -> Extent:
-    """The inputs of a block, of the type that the module computes in."""
+    """The inputs of a block, in the type that the module computes in."""
     low = next((one.item_bytes for one in recording.storages if one.is_low), 2)
     return Extent(input_bytes // low)
 
@@ -117,7 +120,7 @@ def _registration(recording: ModuleRecording, path: str, modules: Sequence[Modul
 
 
 def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequence[Module]) -> bool:
-    """Whether a product behind the blocks uses the weight of an embedding before them."""
+    """Whether a product after the blocks uses the weight of an embedding before them."""
     tables = [module.numel for module in before if isinstance(module.work, Embedding)]
     return any(
         isinstance(module.work, Linear)
@@ -128,7 +131,9 @@ def _is_tied(recording: ModuleRecording, before: Sequence[Module], after: Sequen
 
 
 def _hidden_size(recording: ModuleRecording, modules: Sequence[Module]) -> int:
-    """The width of most norms, else of the inputs of most products, else the outputs of most weights."""
+    """The width of most norms, else the input width of most products, else the output width of most
+    weights.
+    """
     widths = Counter(module.work.width for module in modules if isinstance(module.work, Norm))
     inputs = Counter(module.work.in_features for module in modules if isinstance(module.work, Linear))
     rows = Counter(one.shape[0] for one in recording.parameters if len(one.shape) > 1)

@@ -1,8 +1,8 @@
-"""Operators that multiply matrices: their FLOPs and shapes; and those that memory bandwidth is known to
-bound.
+"""FLOPs and shapes of the operators that multiply matrices, and names of the operators that memory bandwidth
+bounds.
 
 Products count 2 m n k, as torch's `FlopCounterMode` does (torch 2.13 utils/flop_counter.py), grouped products
-2 k n per row. A convolution is the product that it is without its own kernel (implicit GEMM): m output
+2 k n per row. A convolution is priced as a product, without its own kernel (implicit GEMM): m output
 positions, n output channels, k inputs to each.
 """
 
@@ -64,7 +64,7 @@ ALLOCATIONS = frozenset(
 
 
 def _layout(a: Tensor, b: Tensor) -> str:
-    """Order of the operands in memory: a transposed second operand is "nt", a transposed first one "tn"."""
+    """The order of the operands in memory: "nt" if the second operand is transposed, "tn" if the first is."""
     if _is_transposed(a):
         return "tn"
     return "nt" if _is_transposed(b) else "nn"
@@ -75,8 +75,11 @@ def _is_transposed(matrix: Tensor) -> bool:
 
 
 def _scaled(a: Tensor, b: Tensor, grows: Grows, *, batched: bool = False) -> int | None:
-    """Which of (m, n, k) grows with the samples; both operands grow: the tokens that are summed over, or the
-    batch of a batched product."""
+    """Index in (m, n, k) of the dimension that grows with the samples, or None.
+
+    If both operands grow, it is the tokens that are summed over (k), or the batch of a batched product
+    (None).
+    """
     if grows(a) and grows(b):
         return None if batched else 2
     return 0 if grows(a) else (1 if grows(b) else None)
@@ -94,8 +97,11 @@ def _batched(a: Tensor, b: Tensor, grows: Grows) -> tuple[Product, ...]:
 
 
 def _grouped(args: Sequence[Any], grows: Grows) -> tuple[Product, ...]:
-    """Products of groups of rows with a weight each (2D x 3D), and the gradients of such weights (2D x 2D):
-    every group gets as many rows."""
+    """Products of groups of rows, each with its own weight (2D x 3D), and the gradients of such weights (2D x
+    2D).
+
+    Every group gets the same number of rows.
+    """
     a, b, offsets = args[0], args[1], args[2]
     if a.dim() == 2 and b.dim() == 3:
         (rows, k), (groups, _, n) = a.shape, b.shape
@@ -119,7 +125,7 @@ def _convolved(
 
 
 def _kind(n: int, k: int, weight: Tensor) -> str:
-    """Convolutions of few channels are bound by memory."""
+    """The kind of a convolution. Memory bounds convolutions of few channels."""
     return "gemm" if min(n, k // max(1, prod(weight.shape[2:]))) >= _LEAST_CHANNELS or k >= 64 else "memory"
 
 
@@ -130,7 +136,7 @@ def _convolution(args: Sequence[Any], out: Any) -> tuple[Product, ...]:
 
 
 def _convolution_backward(args: Sequence[Any]) -> tuple[Product, ...]:
-    """Gradients of the input and of the weight, as far as they are asked for."""
+    """Gradients of the input and of the weight, as far as the operator's output mask requests them."""
     y, x, weight, transposed, groups, wanted = args[0], args[1], args[2], args[7], args[9], args[10]
     number, m, n, k = _convolved(x, weight, y.shape, transposed=transposed, groups=groups)
     flops, kind = 2.0 * number * m * n * k, _kind(n, k, weight)
@@ -140,7 +146,10 @@ def _convolution_backward(args: Sequence[Any]) -> tuple[Product, ...]:
 
 
 def products_of(name: str, args: Sequence[Any], out: Any, grows: Grows) -> tuple[Product, ...]:
-    """The products of an operator, () for others. `grows`: whether a tensor grows with the samples."""
+    """The products of an operator, or () for an operator that multiplies no matrices.
+
+    `grows` tells whether a tensor grows with the samples.
+    """
     if name == "mm":
         return _matmul(args[0], args[1], grows)
     if name == "addmm":

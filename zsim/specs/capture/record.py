@@ -18,7 +18,7 @@ _DATA = ("meta tensors", "_local_scalar_dense", "data-dependent", "aten::nonzero
 
 
 def record(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> ModuleRecording:
-    """Run a copy of `module` on the meta device; `where` begins error messages.
+    """Run a copy of `module` on the meta device and record it. `where` begins error messages.
 
     Raises InputError for a module or inputs that cannot be recorded.
     """

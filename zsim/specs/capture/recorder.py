@@ -1,14 +1,14 @@
-"""Books what torch dispatches while a module runs on the meta device, below autograd.
+"""Records the operators that torch dispatches while a module runs on the meta device, below autograd.
 
 # [Note: whose backward]
 Autograd numbers its nodes as forward makes them, just before the operator is dispatched
-(`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). The number's
-place in forward is so the place of whatever runs while that node runs backward. Gradients of one tensor that
-several nodes give are added behind a node that has run, and belong to its place.
+(`torch.autograd._get_sequence_nr`, as torch 2.13's AOTAutograd pairs forward and backward). Operators that
+run while a node runs backward belong to the site at which forward made the node. Gradients of one tensor that
+several nodes give are added after a node has run, and belong to its site.
 
 # [Note: counted once]
-A storage that several places keep for backward counts at the first that did not make it; one that only its
-maker keeps (the output of a relu) counts there.
+A storage that several sites keep for backward counts at the first that did not make it. A storage that only
+its maker keeps (the output of a relu) counts there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACCUMULATES = "AccumulateGrad"
 
 
 class Recorder:
-    """Fills a recording while torch runs; `low`: the type that the module computes in."""
+    """Fills a recording while torch runs. `low` is the type that the module computes in."""
 
     def __init__(self, recording: ModuleRecording, low: torch.dtype) -> None:
         self.recording, self.low = recording, low
@@ -45,7 +45,7 @@ class Recorder:
     # ---- storages ------------------------------------------------------------------------------------------
 
     def know(self, tensor: Tensor, **facts: Any) -> int:
-        """The number of a tensor's storage; `facts` of one that is new."""
+        """The number of a tensor's storage. A new storage is added to the recording with `facts`."""
         storage = tensor.untyped_storage()
         key: int = storage._cdata
         number = self._numbers.get(key)
@@ -74,7 +74,10 @@ class Recorder:
     # ---- modules -------------------------------------------------------------------------------------------
 
     def enter(self, path: str, inputs: Iterable[Tensor]) -> None:
-        """A module's forward begins; raises InputError in backward, where only a checkpoint calls modules."""
+        """Record that a module's forward begins.
+
+        Raises InputError in backward, where only a checkpoint calls modules.
+        """
         if self.is_backward:
             raise InputError(
                 f"module '{path}' runs again in backward: it checkpoints its activations itself; expected a "
@@ -95,7 +98,7 @@ class Recorder:
         return storage.grows and not storage.parameter and storage.is_low
 
     def leave(self) -> None:
-        """The innermost module's forward has ended."""
+        """Record that the innermost module's forward has ended."""
         self._stack.pop()
         self._place = None
 
@@ -104,7 +107,7 @@ class Recorder:
         return self.recording.calls[self._stack[-1]].path if self._stack else ""
 
     def split(self) -> None:
-        """The operators that follow are a place of their own."""
+        """Begin a new site for the operators that follow."""
         self._place = None
 
     def _here(self) -> int:
@@ -115,8 +118,11 @@ class Recorder:
         return self._place
 
     def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
-        """The answer where the host reads from a tensor without values: that all elements fulfil a
-        condition, which full and unpacked samples do (a mask without padding); None for anything else."""
+        """The answer where the host reads a condition on all elements of a tensor, which has no values.
+
+        Such a condition counts as true, as it is for full and unpacked samples (a mask without padding). The
+        answer is None for anything else.
+        """
         if func._overloadpacket.__name__ != "_local_scalar_dense":
             return None
         made = self._names.get(self.know(args[0]))
@@ -128,7 +134,7 @@ class Recorder:
     # ---- operators -----------------------------------------------------------------------------------------
 
     def dispatched(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        """An operator has run."""
+        """Record an operator that has run."""
         if self.is_paused:
             return
         name = func._overloadpacket.__name__
@@ -164,8 +170,10 @@ class Recorder:
         self._operators += 1
 
     def _where(self) -> tuple[int | None, bool]:
-        """The place of what is dispatched now (None: not the module's work), and whether autograd adds
-        gradients; see [Note: whose backward]."""
+        """(site of the operator that is dispatched now, whether autograd adds gradients).
+
+        The site is None for operators that are not part of the module. See [Note: whose backward].
+        """
         import torch
 
         if not self.is_backward:
@@ -180,7 +188,7 @@ class Recorder:
         return self._last, number == self._finished
 
     def begin_backward(self, roots: Iterable[Tensor]) -> None:
-        """Backward begins at `roots`; every node tells when it has run."""
+        """Backward begins at `roots`. Every node then records that it has run."""
         waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
         seen = set(waiting)
         while waiting:
@@ -200,7 +208,7 @@ class Recorder:
         return finished
 
     def attention(self, name: str, given: Sequence[Tensor], made: Sequence[Tensor], product: Product) -> None:
-        """Fused attention has run, which no operator of the meta device is."""
+        """Record fused attention, which is no operator of the meta device."""
         place, _ = self._where()
         assert place is not None
         for one in made:
@@ -210,13 +218,13 @@ class Recorder:
     # ---- what autograd keeps -------------------------------------------------------------------------------
 
     def saved(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps a tensor for backward."""
+        """Record that autograd keeps a tensor for backward."""
         if not self.is_backward:
             self.recording.storages[self.know(tensor)].savers.append(self._here())
         return tensor.detach()
 
     def gradients(self, tensors: Iterable[Tensor]) -> None:
-        """The gradients that backward has left in parameters."""
+        """Mark the gradients that backward has left in parameters."""
         for one in tensors:
             self.recording.storages[self.know(one)].is_gradient = True
 

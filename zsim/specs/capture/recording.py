@@ -1,6 +1,6 @@
-"""One forward and backward of a module: operators, the tensors they read and wrote, where they ran.
+"""One forward and backward of a module: operators, the tensors that they read and wrote, and where they ran.
 
-Torch-free: `zsim.specs.capture.recorder` fills it, everything behind reads it.
+It does not need torch. `zsim.specs.capture.recorder` fills it, and the later stages of the capture read it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from zsim.dataclass import dataclass
 
 @dataclass(slots=True)
 class Storage:
-    """Memory of one or several tensors.
-
-    `is_low`: holds values of the type that the module computes in, which follows the training's precision;
-    others keep their type. `grows`: with the samples of the micro-batch (it depends on the inputs).
-    `parameter`: the full name, where it is one. `born` and `died`: numbers of operators (None: it was there
-    before, or lived to the end); `creator`: the place that made it; `savers`: the places whose backward needs
-    it, in order.
-    """
+    """Memory of one or several tensors."""
 
     num_bytes: int
     item_bytes: int
     is_low: bool
+    """Whether it holds values of the type that the module computes in, which follows the training's
+    precision. Others keep their type.
+    """
     grows: bool
+    """Whether it grows with the samples of the micro-batch, because it depends on the inputs."""
     parameter: str = ""
+    """Full name of the parameter, "" for others."""
     is_input: bool = False
     born: int | None = None
+    """Number of the operator that made it, None if it was there before."""
     died: int | None = None
+    """Number of operators that had run when it was freed, None if it lived to the end."""
     creator: int | None = None
+    """The site that made it."""
     savers: list[int] = field(default_factory=list)
+    """The sites whose backward needs it, in order."""
     is_gradient: bool = False
 
 
@@ -45,13 +47,13 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One matrix product, or fused attention: FLOPs, shape and layout as of `zsim.cost.kernels.kernel`;
-    `scaled`: which number of the shape grows with the samples."""
+    """One matrix product, or fused attention. Shape and layout are as in `zsim.cost.kernels.kernel`."""
 
     kind: str
     flops: float
     shape: tuple[int, ...]
     scaled: int | None = None
+    """Index in the shape of the number that grows with the samples."""
     layout: str = "nt"
     is_causal: bool = False
     dropout: float = 0.0
@@ -63,74 +65,87 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One operator at a place; `products`: what it multiplies; `is_priced`: whether zsim knows that memory
-    bandwidth bounds it, where it is no product; `sums_gradients`: autograd adds gradients of one tensor."""
+    """One operator that ran."""
 
     name: str
     place: int
+    """Number of its site in `ModuleRecording.sites`."""
     reads: tuple[Use, ...]
     writes: tuple[Use, ...]
     products: tuple[Product, ...] = ()
+    """The matrix products that it computes."""
     is_priced: bool = True
+    """Whether its time is known: it is a product, or memory bandwidth bounds it."""
     sums_gradients: bool = False
+    """Whether autograd adds gradients of one tensor by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A stretch of operators in one call of one module, with no child called in between. `path`: the module's
-    name ("" the root); `call`: which call of all it belongs to."""
+    """Consecutive operators in one call of one module, with no child called in between."""
 
     path: str
+    """Name of the module, "" for the root."""
     call: int
+    """Number of the call in `ModuleRecording.calls`."""
 
 
 @dataclass(slots=True)
 class ModuleRun:
-    """One call of a module: `parent` is the number of the call around it (-1 for the root's)."""
+    """One call of a module."""
 
     path: str
     parent: int
+    """Number of the call around it, -1 for the root's."""
     input_bytes: int = 0
+    """Size of the inputs that are activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterRecord:
-    """A parameter in the order of `named_parameters()`; `storage`: its number."""
+    """A parameter, in the order of `named_parameters()`."""
 
     name: str
     shape: tuple[int, ...]
     is_trainable: bool
     storage: int
+    """Number of its storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRecord:
-    """A module of the tree; `is_list`: a container whose children are numbered (ModuleList, Sequential);
-    `no_split`: class names that the module itself says are kept whole (`_no_split_modules`)."""
+    """A module of the tree."""
 
     path: str
     kind: str
+    """Name of its class."""
     is_list: bool
+    """Whether it is a container whose children are numbered (ModuleList, Sequential)."""
     children: tuple[str, ...]
     no_split: tuple[str, ...] = ()
+    """Class names that the module itself wants kept on one device (`_no_split_modules`)."""
 
 
 @dataclass
 class ModuleRecording:
-    """Everything recorded, in order. `samples`: of the example; `positions`: of one sample, where the example
-    itself says (token ids), else None. `assumes_full`: forward asked whether all elements of a tensor fulfil
-    a condition, and was told so. `forward` and `backward`: operators."""
+    """Everything recorded, in order."""
 
     samples: int
+    """Samples of the example."""
     positions: int | None
+    """Positions of one sample, None unless the example has token ids."""
     has_loss: bool
     modules: dict[str, ModuleRecord]
+    """{path: module}"""
     parameters: list[ParameterRecord]
     storages: list[Storage] = field(default_factory=list)
     places: list[RunPlace] = field(default_factory=list)
     calls: list[ModuleRun] = field(default_factory=list)
     forward: list[Operator] = field(default_factory=list)
+    """Operators of forward."""
     backward: list[Operator] = field(default_factory=list)
+    """Operators of backward."""
     assumes_full: bool = False
+    """Whether forward asked if all elements of a tensor fulfil a condition, which was assumed to be true."""
     hidden_size: int | None = None
     vocab_size: int | None = None

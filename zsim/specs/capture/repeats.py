@@ -1,9 +1,11 @@
-"""Which modules are blocks: those that frameworks wrap one by one.
+"""The modules that are blocks: those that frameworks wrap individually.
 
-A module that names the classes itself (`_no_split_modules`, transformers' and accelerate's) is believed; of
-classes inside one another the innermost are taken. Else: children of the same class in a ModuleList or a
-Sequential, if they have children of their own and are not plain containers; a list is looked for inside a
-child (a stage of a vision model) that keeps nearly all its parameters in such lists of its own."""
+If a module names the classes itself (`_no_split_modules`, transformers' and accelerate's), these are taken.
+Of blocks inside one another the innermost count. Otherwise blocks are children of the same class in a
+ModuleList or a Sequential, if they have children of their own and are not plain containers. If a child (a
+stage of a vision model) keeps nearly all its parameters in lists of its own, the blocks are looked for inside
+it.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recorder: Recorder) -> Any:
-    """Forward and backward of `module`; returns what forward returned. Errors of torch pass through."""
+    """Run forward and backward of `module`, and return the output of forward. Errors of torch pass
+    through.
+    """
     import torch
     from torch.autograd.graph import saved_tensors_hooks
     from torch.overrides import TorchFunctionMode
@@ -71,8 +73,10 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], recor
 
 
 def loss_of(out: Any) -> list[Tensor]:
-    """The loss among what a module returned: a scalar, `loss` of an object or a mapping, or the first scalar
-    of a sequence; [] without."""
+    """The loss in the output of a module, or [] if there is none.
+
+    It is a scalar output, `loss` of an object or a mapping, or the first scalar of a sequence.
+    """
     import torch
 
     found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", out)

@@ -1,4 +1,6 @@
-"""Cuts a recording's places into what runs before the blocks, blocks, what runs between, and after."""
+"""Cuts the sites of a recording into segments: before the blocks, the blocks, between them, and after
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,18 @@ from zsim.specs.capture.recording import ModuleRecording
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Places that run back to back: of the block `path`, or of none (""). `call`: of the block."""
+    """Consecutive sites of one block, or outside of all blocks."""
 
     path: str
+    """The block, "" outside of all."""
     call: int
+    """The block's call."""
 
 
 def stretches_of(
     recording: ModuleRecording, blocks: list[str], where: str
 ) -> tuple[list[Stretch], dict[int, int]]:
-    """The stretches in the order of forward, and the number of each place's.
+    """The segments in the order of forward, and the number of each site's segment.
 
     Raises InputError for a block that runs more than once.
     """
@@ -41,7 +45,7 @@ def stretches_of(
 
 
 def _block_of(recording: ModuleRecording, call: int, wanted: set[str]) -> tuple[str, int]:
-    """(the block around a call, the block's call); ("", -1) outside of all."""
+    """(the block around a call, that block's call), or ("", -1) outside of all blocks."""
     while call >= 0:
         if recording.calls[call].path in wanted:
             return recording.calls[call].path, call

@@ -1,4 +1,6 @@
-"""Checks of an experiment whose model was captured from a torch module: what it was captured with holds."""
+"""Checks of an experiment whose model was captured from a torch module, against the example of the
+capture.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ _NEED_ATTENTION = ("selective", "selective-op")
 
 
 def captured_length(model: ModelSpec, asked: int | None) -> int | None:
-    """The length of a captured model's samples; `asked`: what the experiment says. None for other models.
+    """The length of a captured model's samples, or None for other models.
 
-    Raises InputError where the two differ.
+    Raises InputError if `requested`, the experiment's own length, differs from it.
     """
     captured = model.captured
     if captured is None:

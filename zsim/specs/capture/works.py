@@ -1,4 +1,4 @@
-"""A group's work: one that zsim has formulas for, where it is exactly that, else what was traced.
+"""Formulas for groups of operators: a group that matches one exactly gets its op spec, others stay traced.
 
 Formulas know more than a trace: other kernels of norms and losses, fp8 products, attention that is written
 out. They hold only if the rows of a product are the tokens of the sample, its input and its weight both get a
@@ -39,23 +39,29 @@ _LABELS = {"constant_pad_nd", "clone", "slice", "fill", "full", "_to_copy", "cop
 
 @dataclass(frozen=True, slots=True)
 class KnownWork:
-    """A work with a formula; `shares_input`: as of `Module`; `covers`: elements of the gradient whose
-    addition its formula counts, 0 without."""
+    """An op spec with a formula, which a group of operators matches."""
 
     work: Work
     shares_input: bool = False
+    """As in `Module`."""
     covers: int = 0
+    """Elements of the gradient whose addition the formula counts, 0 without."""
 
 
 class Matcher:
-    """Finds works with formulas; `tokens`: positions of all samples of the example."""
+    """Finds formulas for groups of operators. `tokens` is the number of positions in all samples of the
+    example.
+    """
 
     def __init__(self, recording: ModuleRecording, tokens: int) -> None:
         self.recording, self.tokens = recording, tokens
 
     def known(self, group: PlaceWork, kept_before: set[int], is_leaf: bool) -> KnownWork | None:
-        """The work of a group, None if it is none with a formula; `kept_before`: storages that groups before
-        it in its segment keep; `is_leaf`: the group is a module without children."""
+        """The formula of a group, or None if there is none.
+
+        `saved_before` holds the storages that earlier groups of its segment keep for backward. `is_leaf` says
+        that the group is a module without children.
+        """
         rules: list[Callable[[PlaceWork, set[int]], KnownWork | None]]
         rules = [self._linear, self._norm, self._embedding, self._activation] if is_leaf else []
         for rule in [*rules, self._attention, self._residual, self._loss]:
@@ -93,7 +99,7 @@ class Matcher:
         return any(self._storage(use).parameter for use in operator.reads)
 
     def _rows(self, uses: Sequence[Use]) -> int | None:
-        """Elements per token of the largest tensor that grows; None if they are not whole."""
+        """Elements per token of the largest tensor that grows, or None if they are not a whole number."""
         numel = max((use.numel for use in uses if self._storage(use).grows), default=0)
         return numel // self.tokens if numel and numel % self.tokens == 0 else None
 

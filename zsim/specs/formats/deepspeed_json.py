@@ -27,7 +27,7 @@ def deepspeed_json(job: Job) -> str:
 
 
 def deepspeed_object(job: Job) -> dict[str, Any]:
-    """The file as an object; comments of the user's file are left out."""
+    """The file as an object. Comments of the user's file are left out."""
     config, table = job.strategy, job.experiment.strategy
     assert isinstance(config, DeepSpeedConfig)
     assert isinstance(table, DeepSpeedTable)
@@ -54,7 +54,9 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
 
 
 def _degrees(job: Job, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The degrees that DeepSpeed reads in its file; a pipeline's stages are the script's as well."""
+    """The parallel degrees that DeepSpeed reads from its file. The script must set the stages of a pipeline
+    too.
+    """
     parallelism = job.parallelism
     made: dict[str, Any] = {}
     if parallelism.style == "autotp":
@@ -72,7 +74,9 @@ def _degrees(job: Job, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:
-    """Every exported key, where it has an effect; other keys only if the user's file has them."""
+    """The block `zero_optimization`: every exported key that has an effect, and other keys only if the user's
+    file has them.
+    """
     zero = config.zero
     block: dict[str, Any] = {"stage": zero.stage}
     for bare, key in ZERO_KEYS.items():

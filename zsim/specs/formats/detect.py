@@ -1,10 +1,11 @@
-"""Training files of other programs that an experiment names, and the settings they fill in.
+"""Training files of other programs that an experiment names, and the settings that they fill in.
 
-`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, a script that starts
-Megatron or its arguments, besides a DeepSpeed JSON.
+Besides a DeepSpeed JSON, `strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line,
+or a script that starts Megatron or its arguments.
 
-The file fills in what the experiment leaves open. Two different explicit values are an error that names both;
-`--set` wins over either. Readers are imported where a file is named: most runs name none.
+The file fills in what the experiment leaves open. Two different explicit values are an error that names both.
+A value given by `--set` wins over either. Readers are imported only when a file is named, since most runs
+name none.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def names_experiment(path: str | Path) -> bool:
 
 
 def _toml_tables(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file; empty if the path is not one."""
+    """The tables of a TOML file. The mapping is empty if the path is not one."""
     path = Path(path)
     return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
@@ -114,8 +115,11 @@ def _words(config: str) -> list[str]:
 def with_training_file(
     data: Mapping[str, Any], overrides: Mapping[str, Any], *, origin: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """File-shaped `data` and dotted `overrides`, with the training file that they name replaced by its
-    content in `data`; unchanged if they name none."""
+    """Merge the training file that an experiment names into its settings.
+
+    The file may be named in the file-shaped `data` or in the dotted `overrides`. Both are returned, with the
+    name replaced by the file's content in `data`. They are returned unchanged if they name no training file.
+    """
     strategy = data.get("strategy")
     table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
     config = overrides.get("strategy.config", table.get("config"))
@@ -156,8 +160,11 @@ def _fill(
     where: str | None = None,
     name: str = "",
 ) -> None:
-    """Set a key that is open. `where` begins the error for an explicit value that differs; None keeps that
-    value."""
+    """Set a key that is open.
+
+    `where` begins the error for an explicit value that differs. If `where` is None, the explicit value is
+    kept.
+    """
     if dotted in overrides:
         return
     *parents, key = dotted.split(".")
@@ -173,8 +180,9 @@ def _fill(
 
 
 def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Set the number of GPUs, which the experiment may give instead of the file (as launchers' options
-    do)."""
+    """Set the number of GPUs, which the experiment may give instead of the file, as options of a
+    launcher do.
+    """
     shape: dict[str, Any] = {key: file.says.pop(key) for key in ("nodes", "gpus") if key in file.says}
     replicate = file.says.get("strategy.replicate", file.assumes.get("strategy.replicate", 1))
     degrees = {key: _degree(file, data, overrides, key) for key in ("tensor", "pipeline", "context")}
@@ -201,7 +209,7 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
 
 
 def _degree(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], key: str) -> int:
-    """The ranks of one kind of parallelism, as asked for, else as the file says."""
+    """The degree of one kind of parallelism: as the experiment requests it, else as the file says."""
     dotted, table = f"parallelism.{key}", data.get("parallelism")
     asked = overrides.get(dotted, table.get(key) if isinstance(table, Mapping) else None)
     degree = file.says.get(dotted, file.assumes.get(dotted, 1)) if asked is None else asked
@@ -211,8 +219,10 @@ def _degree(file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str,
 def _accumulate(
     file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], replicas: int
 ) -> None:
-    """Set the accumulation from `global batch = micro-batch x accumulation x replicas of the model`. A
-    pipeline that runs for a number of micro-batches runs so often in a step (`parallelism.passes`)."""
+    """Set the accumulation from `global batch = micro-batch x accumulation x replicas of the model`.
+
+    A pipeline that takes a fixed number of micro-batches runs several times in a step (`parallelism.passes`).
+    """
     key = "training.micro_batch_size"
     micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
     assert file.global_batch_size is not None

@@ -31,17 +31,22 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 @dataclass(frozen=True)
 class Exported:
-    """`files`: {name: text}. `missing`: {name: why that file cannot express this configuration}. `notes`:
-    what the training script must do because no file can express it."""
+    """The files that express a job, and the reasons for those that cannot."""
 
     files: dict[str, str] = field(default_factory=dict)
+    """{name: text}"""
     missing: dict[str, str] = field(default_factory=dict)
+    """{name: why that file cannot express this configuration}"""
     notes: tuple[str, ...] = ()
+    """What the training script must do because no file can express it."""
 
 
 def export_files(job: Job) -> Exported:
-    """The files that can express the job, of experiment.toml, ds_config.json, fsdp2.py (fsdp1.py, ddp.py),
-    accelerate.yaml, torchtitan.toml and megatron.sh; and why the others cannot."""
+    """The files that can express the job, and the reasons why the others cannot.
+
+    They are experiment.toml, ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml, torchtitan.toml
+    and megatron.sh.
+    """
     files: dict[str, str] = {}
     missing: dict[str, str] = {}
     if isinstance(job.strategy, DeepSpeedConfig):
@@ -189,7 +194,7 @@ def _loop_notes(job: Job) -> Iterator[str]:
 
 
 def _checkpointing_call(job: Job) -> str:
-    """How a script checkpoints all blocks; "" without checkpointing."""
+    """The call by which a script checkpoints all blocks. It is empty without checkpointing."""
     training = job.training
     if training.activation_checkpointing == "full" and training.checkpoint_every > 1:
         return f"torch.utils.checkpoint around one block of {training.checkpoint_every}"

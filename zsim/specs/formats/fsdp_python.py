@@ -14,7 +14,7 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
 
 def why_not_python(job: Job) -> str | None:
-    """Why a few lines of Python cannot express this job; None if they can."""
+    """The reason why a few lines of Python cannot express this job, or None if they can."""
     if isinstance(job.strategy, Reference):
         return "the reference engine is validation/zero's: no released framework runs it"
     if isinstance(job.strategy, Megatron):
@@ -222,7 +222,7 @@ def _constants(job: Job) -> Iterator[str]:
 
 
 def _is_apart(job: Job) -> bool:
-    """Whether embedding and LM head are separate units."""
+    """Whether embedding and LM head are separate FSDP units."""
     wrapping = getattr(job.strategy, "wrapping", "")
     return (wrapping == "torchtitan" or wrapping.startswith("blocks:")) and not job.model.is_tied
 
@@ -301,5 +301,5 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
 
 
 def _torch_dtype(name: str) -> str:
-    """The type's name in Python; fp8 is used in the products alone, over bf16 tensors."""
+    """The type's name in torch. It is bf16 for fp8, which only the products use, over bf16 tensors."""
     return f"torch.{ELEMENT_TYPES['bf16' if name == 'fp8' else name].torch}"

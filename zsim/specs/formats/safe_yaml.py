@@ -1,4 +1,4 @@
-"""YAML from untrusted sources: plain data only, no aliases that expand; each error is one sentence."""
+"""YAML from untrusted sources: plain data only, without aliases that expand. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_yaml(text: str, file: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Maximum nesting of brackets, those in strings counted too."""
+    """The maximum nesting of brackets. Brackets within strings are counted too."""
     deepest = depth = 0
     for letter in text:
         if letter in "[{":

@@ -19,8 +19,11 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
 def experiment_toml(experiment: Experiment, comment: str = "") -> str:
-    """The experiment's values that are not defaults; every line of `comment` is above them. A captured model
-    is the name of its function, for `--allow-code`; one that was given as a module has none."""
+    """The experiment's values that are not defaults. Every line of `comment` stands above them.
+
+    A captured model is written as the name of its function, for `--allow-code`. A model that was given as a
+    module has no name.
+    """
     data = experiment.model_dump(exclude_defaults=True)
     if isinstance(experiment.model, ModelSpec):
         data["model"] = experiment.model.function or None
@@ -30,8 +33,11 @@ def experiment_toml(experiment: Experiment, comment: str = "") -> str:
 
 
 def experiment_text(tables: Mapping[str, Any], comment: str = "") -> str:
-    """The text of file-shaped tables of an experiment; null of another program's file that they hold, such as
-    `q_lora_rank` of a config.json, stands there as "null"."""
+    """The text of file-shaped tables of an experiment.
+
+    Tables may hold values of another program's file, such as `q_lora_rank` of a config.json. A null among
+    these is written as "null".
+    """
     data = dict(tables)
     if isinstance(data.get("model"), Mapping):
         data["model"] = _spelt_out(data["model"])
@@ -64,13 +70,14 @@ def toml_text(data: Mapping[str, Any], comment: str = "") -> str:
 
 
 def inline_text(value: Any) -> str:
-    """A value as it stands on one line behind "KEY = "; None is left out of tables."""
+    """A value as it stands on one line after "KEY = ". None is left out of tables."""
     return _value(value)
 
 
 def _lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Lines of values first, then of tables and lists of tables; a table that holds only tables needs no
-    header."""
+    """The lines of values, then those of tables and lists of tables. A table that holds only tables needs no
+    header.
+    """
     named = [(_key(key), value) for key, value in data.items() if value is not None]
     for key, value in named:
         if not isinstance(value, Mapping) and not _is_tables(value):

@@ -124,7 +124,9 @@ def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
 
 
 def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
-    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block; DDP without it."""
+    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block. Without `fsdp` the strategy
+    is DDP.
+    """
     asked = data.get("fsdp")
     if not asked:
         file.says["strategy.kind"] = "ddp"
@@ -153,7 +155,7 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
 
 
 def _add_old_words(file: TrainingFile, asked: Any, keys: dict[str, Any]) -> None:
-    """Read `fsdp: "full_shard auto_wrap offload"`, as before version 5."""
+    """Read `fsdp: "full_shard auto_wrap offload"`, the spelling before version 5."""
     words = asked.split() if isinstance(asked, str) else asked if isinstance(asked, list) else []
     for word in words:
         if str(word).upper() in SHARDING:

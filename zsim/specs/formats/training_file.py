@@ -12,24 +12,25 @@ from zsim.specs.experiment.programs import Program
 
 @dataclass
 class TrainingFile:
-    """The settings in a file, as dotted keys of an experiment.
-
-    `program` reads it. `says`: settings in the file; `assumes`: defaults of its program, which the experiment
-    may replace silently. `shard_degree` and `global_batch_size` are resolved once the number of GPUs is
-    known, `by_layers` (number of layers -> settings) once the model is. `micro_batches_per_pass`: of a
-    pipeline that runs as a whole for each accumulation step. `notes`: keys without effect on a step, or that
-    zsim leaves out.
-    """
+    """The settings in a training file of another program, as dotted keys of an experiment."""
 
     name: str
     says: dict[str, Any] = field(default_factory=dict)
+    """Settings that the file gives."""
     assumes: dict[str, Any] = field(default_factory=dict)
+    """Defaults of its program, which the experiment may replace silently."""
     notes: list[str] = field(default_factory=list)
+    """Keys without effect on a step, or that zsim leaves out."""
     shard_degree: int | None = None
+    """Ranks that shard the model states. It is resolved once the number of GPUs is known."""
     global_batch_size: int | None = None
+    """Sequences of a step. It is resolved once the number of GPUs is known."""
     program: Program | None = None
+    """The program that reads the file."""
     micro_batches_per_pass: int | None = None
+    """Micro-batches of a pipeline that runs from start to end for each accumulation step."""
     by_layers: Callable[[int], Mapping[str, Any]] | None = None
+    """Maps the number of layers to settings. It is called once the model is known."""
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")

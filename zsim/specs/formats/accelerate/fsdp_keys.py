@@ -29,7 +29,10 @@ _PARALLELISM = "parallelism_config_"
 
 
 def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
-    """Write the strategy into `file`; keys may lack the prefix `fsdp_`, as the launcher allows."""
+    """Write the strategy into `file`.
+
+    As the launcher allows, keys may lack the prefix `fsdp_`.
+    """
     given = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
     note_idle(file, "fsdp_config: ", given, _IDLE)
     note_unknown(file, "fsdp_config: ", given, (*_KEYS, *_IDLE))
@@ -135,7 +138,7 @@ def _read_fsdp2(file: TrainingFile, given: Mapping[str, Any], parallelism: Mappi
 
 
 def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
-    """The sizes of `ParallelismConfig`, as its own checks take them."""
+    """Read the sizes of `ParallelismConfig`, and refuse what its own checks refuse."""
     sizes = _sizes(file, parallelism)
     tensor, context, sequence = (sizes.pop(f"{name}_size", 1) for name in ("tp", "cp", "sp"))
     replicate, shard = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1)
@@ -177,7 +180,7 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
 
 
 def _sizes(file: TrainingFile, parallelism: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys without their prefix; sizes that are left out, or none, are 1."""
+    """The keys without their prefix. A size that is missing or null is 1."""
     sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
     for key, value in sizes.items():
         if not key.endswith("_size"):
@@ -192,7 +195,11 @@ def _sizes(file: TrainingFile, parallelism: Mapping[str, Any]) -> dict[str, Any]
 
 
 def read_sequence_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
-    """Write Ulysses' size, the one of `ParallelismConfig` that belongs to DeepSpeed, into `file`."""
+    """Write the degree of Ulysses into `file`.
+
+    It is the one size of `ParallelismConfig` that DeepSpeed reads. Raises InputError for the sizes that it
+    does not read.
+    """
     sizes = _sizes(file, parallelism)
     for key in ("tp_size", "cp_size"):
         if sizes.get(key, 1) > 1:
@@ -210,7 +217,7 @@ def _wrapping(file: TrainingFile, given: Mapping[str, Any]) -> str:
 
 
 def _word(file: TrainingFile, key: str, value: Any, options: tuple[str, ...]) -> str:
-    """The one of `options` that `value` names, or whose number (from 1 on) it is."""
+    """The choice that `value` names, or whose number it is (counted from 1)."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(options):
         return options[value - 1]
     word = str(value).upper().removeprefix("_")

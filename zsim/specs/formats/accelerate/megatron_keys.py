@@ -1,8 +1,8 @@
 """Accelerate's `megatron_lm_config` -> settings of an experiment, by way of Megatron's flags.
 
-As `MegatronLMPlugin` of accelerate 1.15.0 (utils/dataclasses.py) reads what `accelerate launch` passes on. It
-recomputes every layer and splits every sequence over 2 ranks where a file says nothing of either, which few
-mean: both must be said.
+It is read as `MegatronLMPlugin` of accelerate 1.15.0 (utils/dataclasses.py) reads what `accelerate launch`
+passes on. Where a file does not mention them, the plugin recomputes every layer and splits every sequence
+over 2 ranks. Few users mean that, so both keys are required here.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ _ASKED = {
 
 
 def read_megatron_lm(file: TrainingFile, config: Mapping[str, Any]) -> None:
-    """Write the strategy and its parallelism into `file`; the model, batch and sequence are the script's.
+    """Write the strategy and its parallelism into `file`. The script decides the model, the batch and the
+    sequence length.
 
-    Raises InputError for keys that are unknown, or that Accelerate fills in surprisingly; and whatever
-    Megatron's own flags raise.
+    Raises InputError for unknown keys and for missing keys that Accelerate fills in surprisingly. Whatever
+    Megatron's own flags raise passes through.
     """
     given = {str(key).removeprefix(_PREFIX): value for key, value in config.items() if value is not None}
     known = (*_FLAGS, *_NETWORK, *_OWN)
@@ -115,7 +116,9 @@ def _arguments(file: TrainingFile, given: Mapping[str, Any]) -> Arguments:
 
 
 def _last_stage(found: Arguments) -> Any:
-    """The split into stages, where the last has a number of layers of its own."""
+    """The function from a number of layers to the split into stages, where the last stage has its own number
+    of layers. None where it has not.
+    """
     if not found.has("decoder-last-pipeline-num-layers"):
         return None
 

@@ -91,7 +91,7 @@ def read_accelerate(path: str) -> TrainingFile:
 
 
 def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The keys below `key`; none if it is empty."""
+    """The keys below `key`. The mapping is empty where the file has none."""
     found = data.get(key) or {}
     if not isinstance(found, Mapping):
         raise InputError(f"{file.name}: {key}: found {found!r}, expected keys and values below it")

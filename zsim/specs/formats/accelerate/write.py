@@ -17,7 +17,7 @@ DEEPSPEED_FILE = "ds_config.json"
 
 
 def why_not_accelerate(job: Job) -> str | None:
-    """Why Accelerate's YAML cannot express this job; None if it can."""
+    """The reason why Accelerate's YAML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
@@ -80,7 +80,7 @@ def _why_not_degrees(job: Job) -> str | None:
 
 
 def accelerate_yaml(job: Job) -> str:
-    """The file's text; a DeepSpeed job's JSON is `ds_config.json` in the same folder."""
+    """The text of the file. It expects the JSON of a DeepSpeed job as `ds_config.json` in the same folder."""
     strategy = job.strategy
     data: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "machine_rank": 0}
     if isinstance(strategy, DeepSpeedConfig):

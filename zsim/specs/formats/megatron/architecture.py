@@ -34,10 +34,10 @@ _REFUSED = {
 
 
 def read_architecture(found: Arguments) -> dict[str, Any] | None:
-    """The model of the flags; None if they do not describe one (no `--num-layers`).
+    """The model of the flags, or None if they do not describe one (no `--num-layers`).
 
-    Without a vocabulary the model has no `vocab_size`, which is then asked for. Raises InputError for values
-    that Megatron refuses, NotSimulatedError for architectures that zsim lacks.
+    Without a vocabulary the model has no `vocab_size`, and a later check requires it. Raises InputError for
+    values that Megatron refuses, NotSimulatedError for architectures that zsim lacks.
     """
     for flag, what in _REFUSED.items():
         refuse(found, flag, what)
@@ -95,7 +95,7 @@ def read_architecture(found: Arguments) -> dict[str, Any] | None:
 
 
 def _latent_attention(found: Arguments) -> dict[str, Any]:
-    """The keys of multi-latent attention; none without `--multi-latent-attention`."""
+    """The keys of multi-latent attention. The mapping is empty without `--multi-latent-attention`."""
     if not found.has("multi-latent-attention"):
         return {}
     if found.has("group-query-attention"):
@@ -148,7 +148,10 @@ def _position_type(found: Arguments) -> str:
 
 
 def _activation(found: Arguments) -> str:
-    """Megatron's GELU is fused or torch's own; `--openai-gelu` is written out in Python."""
+    """The name of the activation.
+
+    Megatron's GELU is fused, or torch's own. With `--openai-gelu` it is written out in Python.
+    """
     chosen = [flag for flag in ("swiglu", "squared-relu", "quick-geglu", "openai-gelu") if found.has(flag)]
     if len(chosen) > 1:
         raise InputError(f"{found.where}: --{chosen[1]}: Megatron refuses it beside --{chosen[0]}; give one")
@@ -162,7 +165,7 @@ def _activation(found: Arguments) -> str:
 
 
 def _window(found: Arguments, text: str) -> int:
-    """The keys that a query sees behind it and with itself, of `--window-size 1023,0`."""
+    """The number of keys that a query sees, itself and those before it, from `--window-size 1023,0`."""
     first = text.strip("()[] ").partition(",")[0]
     if not first.isdecimal():
         raise InputError(f"{found.where}: --window-size: found '{text}', expected two numbers as in 1023,0")

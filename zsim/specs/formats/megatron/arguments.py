@@ -45,19 +45,21 @@ _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 
 @dataclass
 class Arguments:
-    """Megatron's arguments: {flag: True, its value, or the list of its values}. `where` names their file.
-
-    `environment`: variables that the script exports. `gpus`, `nodes`: as the launcher is told. `asked`: flags
-    that were looked up, the rest has no effect.
-    """
+    """Megatron's arguments, as its parser would take them. Every lookup is recorded."""
 
     where: str
+    """The name of their file, which begins error messages."""
     values: dict[str, Any] = field(default_factory=dict)
+    """{flag: True, its value, or the list of its values}"""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the script exports."""
     nodes: int | None = None
+    """Number of nodes, as the launcher's options give it."""
     gpus: int | None = None
+    """Number of GPUs on all nodes, as the launcher's options give it."""
     notes: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
+    """Flags that were looked up. The others have no effect on a step."""
 
     def has(self, *flags: str) -> bool:
         """Whether one of the flags is given."""
@@ -78,7 +80,7 @@ class Arguments:
         return str(value)
 
     def integer(self, flag: str, default: int | None = None, *, minimum: int = 1) -> int | None:
-        """A flag's whole number; None without the flag and a default."""
+        """A flag's whole number. Without the flag it is the default."""
         self.asked.add(flag)
         value = self.values.get(flag)
         if value is None:
@@ -138,7 +140,7 @@ def names_script(words: Sequence[str]) -> bool:
 
 
 def _script_at(words: Sequence[str]) -> int | None:
-    """The place of the script among the words."""
+    """The index of the script among the words, or None if they name none."""
     at = next((number for number, word in enumerate(words) if "=" not in word), None)
     if at is None or Path(words[at]).suffix not in _SCRIPTS:
         return None
@@ -146,10 +148,10 @@ def _script_at(words: Sequence[str]) -> int | None:
 
 
 def read_arguments(config: str | Sequence[str]) -> Arguments:
-    """The arguments in a shell script (with `NAME=value` before it and flags after it, which win over its
-    own), in a command line or a list of arguments.
+    """The arguments in a shell script, in a command line or in a list of arguments.
 
-    Raises InputError for flags and numbers of values that Megatron's parser refuses.
+    A script may have `NAME=value` before it and flags after it, which win over its own. Raises InputError for
+    flags and numbers of values that Megatron's parser refuses.
     """
     if not isinstance(config, str):
         return _parsed([str(word) for word in config], "strategy.config")
@@ -194,7 +196,9 @@ def _words(config: str) -> list[str]:
 
 
 def _words_of_variables(variables: Mapping[str, list[str]]) -> list[str]:
-    """The flags in all variables of a script that starts nothing itself, each variable once."""
+    """The flags in all variables of a script that starts nothing itself, without variables that another one
+    contains.
+    """
     parts: list[list[str]] = []
     for values in variables.values():
         words = [one for value in values for one in value.split()]
@@ -260,7 +264,7 @@ def _put(found: Arguments, flag: str, values: list[str]) -> None:
 
 
 def _launcher(words: Sequence[str]) -> dict[str, str]:
-    """The options of torchrun, srun and their kin that give numbers of nodes and GPUs."""
+    """The options of torchrun, srun and similar launchers that give numbers of nodes and GPUs."""
     found: dict[str, str] = {}
     for number, word in enumerate(words):
         flag, equals, value = word.removeprefix("--").partition("=")
@@ -277,6 +281,6 @@ def _set_shape(found: Arguments, launcher: Mapping[str, str]) -> None:
 
 
 def refuse(found: Arguments, flag: str, what: str) -> None:
-    """Raises NotSimulatedError for a flag that is given, and neither 0 nor "none"."""
+    """Raises NotSimulatedError for a flag that is set to anything but 0 or "none"."""
     if found.has(flag) and str(found.values[flag]).lower() not in ("0", "none"):
         raise NotSimulatedError(f"{found.where}: --{flag}: zsim does not simulate {what} yet")

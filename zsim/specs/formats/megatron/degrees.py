@@ -154,7 +154,9 @@ def _virtual_stages(found: Arguments, pipeline: int, layers: int | None, ends: t
 def _uneven(
     found: Arguments, layers: int, pipeline: int, virtual: int, first: int | None, last: int | None
 ) -> list[int]:
-    """Layers of all virtual stages in model order, of which chunk c of rank r is stage `c x pipeline + r`."""
+    """The number of layers of every virtual stage, in model order. Chunk c of rank r is stage `c x pipeline +
+    r`.
+    """
     middle = pipeline - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)
     if rest < 0 or (middle == 0) != (rest == 0) or (middle and rest % middle):
@@ -179,7 +181,7 @@ def _uneven(
 
 
 def _from_layout(found: Arguments, layout: str, pipeline: int) -> dict[str, Any]:
-    """Stages written out, as in `Et*3|(tt|)*29,m|L`."""
+    """The stages of a layout that is written out, as in `Et*3|(tt|)*29,m|L`."""
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d{1,5})", r"(.)\*(\d{1,5})"):
         text = re.sub(pattern, lambda one: one[1] * int(one[2]), text)

@@ -88,7 +88,7 @@ def read_experts(found: Arguments) -> dict[str, Any]:
 
 
 def expert_architecture(found: Arguments, layers: int, ffn: int) -> dict[str, Any]:
-    """The keys of a config.json for routed experts; none without `--num-experts`."""
+    """The keys of a config.json for routed experts. The mapping is empty without `--num-experts`."""
     experts = found.integer("num-experts")
     if experts is None:
         return {}
@@ -111,7 +111,9 @@ def expert_architecture(found: Arguments, layers: int, ffn: int) -> dict[str, An
 
 
 def _pattern(found: Arguments, layers: int) -> list[int]:
-    """1 for each layer with experts, 0 for a dense one: every n-th, or a list as Python writes it."""
+    """1 for each layer with experts and 0 for each dense one. The flag is a period, or a list as Python
+    writes it.
+    """
     text = found.text("moe-layer-freq", "1") or "1"
     if text.isdigit() and int(text) > 0:
         return [int(number % int(text) == 0) for number in range(layers)]
@@ -131,7 +133,9 @@ def _pattern(found: Arguments, layers: int) -> list[int]:
 
 
 def _listed(node: ast.expr) -> list[int]:
-    """The list that an expression of lists, sums and repetitions is; ValueError for another."""
+    """The list of 0 and 1 that an expression of lists, sums and repetitions describes. Raises ValueError for
+    any other.
+    """
     match node:
         case ast.List(elts=elements):
             bits = [one.value for one in elements if isinstance(one, ast.Constant)]

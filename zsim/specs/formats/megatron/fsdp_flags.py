@@ -1,7 +1,7 @@
 """Megatron-FSDP's flags -> settings of an experiment, and back.
 
-Read in Megatron-Core 0.16.1 and 0.19 training/arguments.py; the later one gives main weights, main gradients
-and communication types of their own (`--megatron-fsdp-main-params-dtype` and its like).
+Read in Megatron-Core 0.16.1 and 0.19 training/arguments.py. Release 0.19 has flags for the types of main
+weights, of main gradients and of communication (`--megatron-fsdp-main-params-dtype` and its like).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WITHOUT = (
 
 
 def read_fsdp(found: Arguments, file: TrainingFile) -> None:
-    """Read them; without --use-megatron-fsdp they have no effect."""
+    """Read the flags of Megatron-FSDP. They have no effect without `--use-megatron-fsdp`."""
     says = file.says
     if not found.has("use-megatron-fsdp"):
         found.asked |= set(_WITHOUT)
@@ -56,8 +56,10 @@ def read_fsdp(found: Arguments, file: TrainingFile) -> None:
 
 
 def fsdp_gradients(found: Arguments) -> str | None:
-    """The type of main gradients, and of their reduction, where Megatron-FSDP's own flag says it; else
-    None."""
+    """The type of main gradients and of their reduction, if a flag of Megatron-FSDP sets it, else None.
+
+    Raises NotSimulatedError for gradients that are reduced in another type than they are kept in.
+    """
     main = found.text("megatron-fsdp-main-grads-dtype", "auto", _TYPES)
     sent = found.text("megatron-fsdp-grad-comm-dtype", "auto", _TYPES)
     if not found.has("use-megatron-fsdp") or main == "auto":

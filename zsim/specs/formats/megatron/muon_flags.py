@@ -20,7 +20,7 @@ _WITHOUT_GRAM_SQUARE = "cubic5"  # of Emerging-Optimizers after 0.4
 
 
 def read_muon(found: Arguments, file: TrainingFile) -> None:
-    """Read them, where `--optimizer` is one of `MUONS`.
+    """Read the flags of Muon, where `--optimizer` is one of `MUONS`.
 
     Raises InputError for what torch refuses, NotSimulatedError for what zsim lacks.
     """
@@ -59,7 +59,9 @@ def read_muon(found: Arguments, file: TrainingFile) -> None:
 
 
 def muon_flags(table: MegatronTable) -> Iterator[str]:
-    """The flags of a table's Muon; its distributed optimizer has its own."""
+    """The flags of a table's Muon. With the layer-wise distributed optimizer it is `--optimizer
+    dist_muon`.
+    """
     is_dist = table.layer_wise_optimizer
     yield f"--optimizer {'dist_muon' if is_dist else 'muon'}"
     for key in ("muon_tp_mode", "muon_num_ns_steps", "muon_fp32_matmul_prec", "muon_scalar_optimizer"):

@@ -41,7 +41,7 @@ def read_megatron(config: str | Sequence[str]) -> TrainingFile:
 
 
 def settings_of(found: Arguments) -> TrainingFile:
-    """The settings of arguments that are already parsed."""
+    """The settings that parsed arguments give."""
     file = TrainingFile(found.where, program="megatron")
     for flag, what in NOT_SIMULATED.items():
         refuse(found, flag, what)
@@ -129,7 +129,9 @@ def _read_precision(found: Arguments, file: TrainingFile) -> None:
 
 
 def _recipe(found: Arguments, *, is_fp4: bool) -> Fp8Recipe:
-    """`--fp8-recipe` or `--fp4-recipe` by zsim's name; Megatron calls current scales tensorwise."""
+    """The recipe of `--fp8-recipe` or `--fp4-recipe` by zsim's name. Megatron calls current scaling
+    tensorwise.
+    """
     if is_fp4:
         flag, name, offered = "fp4-recipe", found.text("fp4-recipe", "nvfp4", ("nvfp4", "custom")), "nvfp4"
     else:
@@ -192,7 +194,9 @@ def _read_kernels(found: Arguments, file: TrainingFile) -> None:
 
 
 def _read_graphs(found: Arguments, file: TrainingFile) -> None:
-    """CUDA graphs of a step, or of parts of every layer (`--cuda-graph-scope`, `--cuda-graph-modules`)."""
+    """Read the CUDA graphs of a step, or of parts of every layer (`--cuda-graph-scope`,
+    `--cuda-graph-modules`).
+    """
     kind = found.text("cuda-graph-impl", "none")
     names = [*found.texts("cuda-graph-scope"), *found.texts("cuda-graph-modules")]
     found.asked.add("cuda-graph-warmup-steps")
@@ -261,7 +265,9 @@ def _read_data_parallelism(found: Arguments, file: TrainingFile) -> None:
 
 
 def _gradients(found: Arguments, precision: str) -> str:
-    """The type in which gradients are summed up and reduced: with bf16, fp32 unless a flag says otherwise."""
+    """The type in which gradients are accumulated and reduced. With bf16 it is fp32 unless a flag says
+    otherwise.
+    """
     in_fp32, in_bf16 = found.has("accumulate-allreduce-grads-in-fp32"), found.has("grad-reduce-in-bf16")
     main = found.text("main-grads-dtype", "fp32")
     if precision in ("bf16", "fp8"):
@@ -283,7 +289,9 @@ def _read_environment(found: Arguments, file: TrainingFile) -> None:
 
 
 def _note_the_rest(found: Arguments, file: TrainingFile) -> None:
-    """One note for flags whose small cost is left out, one for those without effect on a step."""
+    """Add a note per reason for flags whose small cost is left out, and one for flags without effect on a
+    step.
+    """
     for note in found.notes:
         file.note(note)
     left_out = {flag: what for flag, what in LEFT_OUT.items() if found.has(flag)}

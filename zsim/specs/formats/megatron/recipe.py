@@ -1,6 +1,6 @@
 """Recipes of Megatron-Bridge and NeMo, and Megatron's own YAML -> Megatron's arguments.
 
-Their keys are the fields of Megatron-Core's configurations, wherever in the file they stand; most have the
+Their keys are the fields of Megatron-Core's configurations, wherever they stand in the file. Most have the
 name of a flag. Read in Megatron-Core 0.16.1 (`transformer_config.py`, `distributed_data_parallel_config.py`,
 `optimizer_config.py`), Megatron-Bridge of August 2026 (`training/config.py`, `mixed_precision.py`,
 `comm_overlap.py`) and NeMo 1's `megatron_gpt_config.yaml`.
@@ -148,7 +148,7 @@ def _adapters(where: str, peft: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every value, those of mixed precision and of overlap last."""
+    """(dotted path, value) of every value. The sections for mixed precision and overlap come last."""
     names = sorted(data, key=lambda name: _LAST.index(name) + 1 if name in _LAST else 0)
     for name in names:
         value = data[name]
@@ -240,8 +240,11 @@ def _set_shape(found: Arguments, fields: Mapping[str, Any]) -> None:
 
 
 def _set_precision(found: Arguments, fields: Mapping[str, Any]) -> None:
-    """`precision` is bf16-mixed, bf16 or 16; `mixed_precision` names a function, as in
-    bf16_with_fp8_current_scaling_mixed."""
+    """Set the flags of precision.
+
+    `precision` is bf16-mixed, bf16 or 16. `mixed_precision` names a function, as in
+    bf16_with_fp8_current_scaling_mixed.
+    """
     asked = [str(fields[key]) for key in ("precision", "mixed_precision", "params_dtype") if key in fields]
     if not {"bf16", "fp16"} & set(found.values):
         for text in asked:

@@ -1,4 +1,6 @@
-"""Launch scripts of training runs, run without running anything: which commands they would start."""
+"""Launch scripts of training runs, interpreted without running a program: the commands that they
+would start.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,17 @@ _LOOPS = ("for", "while", "until", "select")
 
 @dataclass
 class Script:
-    """The commands that a script would start, each as its words, and its variables at its end.
+    """The commands that a launch script would start, and its variables at its end.
 
-    Loops and functions are not followed; conditions on files and on other programs' answers count as false.
-    `notes` names both where they might matter.
+    Loops and functions are not followed. Conditions that depend on files or on the output of other programs
+    count as false.
     """
 
     commands: list[list[str]] = field(default_factory=list)
+    """The words of each command."""
     variables: Variables = field(default_factory=Variables)
     notes: list[str] = field(default_factory=list)
+    """The loops and conditions that were not followed, where they might matter."""
 
 
 def run_script(text: str, environment: Mapping[str, str] | None = None) -> Script:
@@ -58,7 +62,7 @@ class _Runner:
             self.at += 1  # over a stray end of a block
 
     def _statements(self, *, is_active: bool, ends: tuple[str, ...] = ()) -> None:
-        """Run statements until one of `ends` begins a statement; it is not consumed."""
+        """Run statements until one of `ends` begins a statement, which is not consumed."""
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
             if token.text in ends and token.array is None:
@@ -81,7 +85,7 @@ class _Runner:
                     self._start(words)
 
     def _command(self) -> list[Token]:
-        """The tokens up to the next operator; of `[[ ]]`, up to its end."""
+        """The tokens up to the next operator. The tokens of `[[ ]]` extend to its end."""
         start = self.at
         while self.at < len(self.tokens) and not self.tokens[self.at].is_operator:
             self.at += 1
@@ -112,7 +116,7 @@ class _Runner:
         return self.tokens[start : self.at - 1]
 
     def _answer(self, condition: list[Token]) -> bool | None:
-        """Whether a condition holds; None if that depends on more than the script's variables."""
+        """Whether a condition holds, or None if that depends on more than the script's variables."""
         parts: list[tuple[str, list[str]]] = [("&&", [])]
         for token in condition:
             if token.text in ("&&", "||"):

@@ -98,7 +98,7 @@ class _Lexer:
         return Token(self.text[start : self.at])
 
     def _piece(self) -> None:
-        """Move behind one character, or behind one quoted or bracketed piece."""
+        """Move past one character, or past one quoted or bracketed piece."""
         here, after = self.text[self.at], self.text[self.at + 1 : self.at + 2]
         if here == "\\":
             self.at += 2
@@ -150,7 +150,7 @@ class _Lexer:
 
 @dataclass
 class Variables:
-    """The variables of a script: every value is a list, of one text for a plain variable.
+    """The variables of a script. Every value is a list, which has one text for a plain variable.
 
     A variable that nothing sets stands for itself: `$NAME`, one word.
     """
@@ -180,7 +180,10 @@ class Variables:
         return fields if current is None else [*fields, current]
 
     def one(self, word: str, *, unset: str | None = None) -> str:
-        """The text that a word becomes, its fields joined; `unset` is the text of unset variables."""
+        """The text that a word becomes, its fields joined.
+
+        `unset` replaces the text of a word that is only an unset variable.
+        """
         found = " ".join(self.expand(word))
         if unset is not None and re.fullmatch(r"\$\{?[A-Za-z0-9_@*#]+\}?", found):
             return unset
@@ -217,7 +220,9 @@ class Variables:
                 at = end
 
     def _values(self, text: str) -> list[str]:
-        """The values of `$NAME`, `${...}`, `$((...))`; a command's output is unknown and stays as written."""
+        """The values of `$NAME`, `${...}` or `$((...))`. The output of a command is unknown, so the command
+        stays as written.
+        """
         if text.startswith("$(("):
             number = self._arithmetic(text[3:-2])
             return [text if number is None else str(number)]
@@ -248,7 +253,9 @@ class Variables:
         return values[number : number + 1]
 
     def _arithmetic(self, text: str) -> int | None:
-        """The value of whole numbers, variables, + - * / % and brackets; None for anything else."""
+        """The value of an expression of whole numbers, variables, + - * / % and brackets, or None for any
+        other.
+        """
         words = re.sub(r"\$\{?(\w+)\}?", r"\1", text)
         words = _NAME.sub(lambda found: self.one(f"${found[0]}"), words).replace("/", "//")
         try:
@@ -268,13 +275,15 @@ def _whole(node: ast.expr) -> int:
 
 
 def _end(word: str, quote: str, start: int) -> int:
-    """Where a quote ends; the word's end if nothing ends it."""
+    """The index at which a quote ends, or the word's length if nothing ends it."""
     end = word.find(quote, start)
     return len(word) if end < 0 else end
 
 
 def _expansion(word: str, at: int) -> tuple[str, int]:
-    """(the expansion that begins at `at`, where it ends); "$" for a dollar that begins none."""
+    """(the expansion that begins at `start`, the index after it). A dollar sign that begins none
+    gives "$".
+    """
     if word[at] == "`":
         end = _end(word, "`", at + 1)
         return word[at : end + 1], end + 1

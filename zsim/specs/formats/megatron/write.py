@@ -1,4 +1,4 @@
-"""A job -> the script that starts Megatron-Core 0.16 so."""
+"""A job -> the script that starts Megatron-Core 0.16 with its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RECIPES = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 
 
 def why_not_megatron(job: Job) -> str | None:
-    """Why Megatron's command line cannot express this Megatron job; None if it can."""
+    """The reason why Megatron's command line cannot express this Megatron job, or None if it can."""
     table, training, parallelism = job.experiment.strategy, job.training, job.parallelism
     assert isinstance(table, MegatronTable)
     if table.engine != "megatron":
@@ -50,7 +50,7 @@ def why_not_megatron(job: Job) -> str | None:
 
 
 def megatron_script(job: Job) -> str:
-    """The file's text; data, learning rate and number of steps are its reader's to set."""
+    """The text of the script. Its reader must set the data, the learning rate and the number of steps."""
     groups = {
         "DISTRIBUTED_ARGS": [f"--nproc_per_node {job.gpus_per_node}", f"--nnodes {job.num_nodes}"],
         "GPT_MODEL_ARGS": list(_network(job)),
@@ -86,7 +86,7 @@ def _network(job: Job) -> Iterator[str]:
 
 
 def _attention_backend(job: Job) -> str:
-    """Transformer Engine's backend; "flash" keeps it from cuDNN's kernels."""
+    """The backend of Transformer Engine. "flash" keeps it from cuDNN's kernels."""
     if job.training.attention != "flash":
         return "unfused"
     asked = job.experiment
@@ -173,7 +173,7 @@ def _parallelism(job: Job) -> Iterator[str]:
 
 
 def _experts(job: Job) -> Iterator[str]:
-    """Who has the routed experts, and how they run."""
+    """The flags for the placement of routed experts, and for how they run."""
     experts, table = job.parallelism.experts, job.experiment.strategy
     assert isinstance(table, MegatronTable)
     yield f"--expert-model-parallel-size {experts.ranks}"
@@ -206,7 +206,11 @@ def _experts(job: Job) -> Iterator[str]:
 
 
 def _stages(job: Job) -> Iterator[str]:
-    """Equal stages by their number, with a layer less on the ends by the flags for it, others by a layout."""
+    """The flags for the split into stages.
+
+    Equal stages are given by their number. If an end has one layer less, there are flags for it. Any other
+    split is a layout.
+    """
     parallelism, table = job.parallelism, job.experiment.parallelism
     ends = (table.first_stage_less_layers or 0, table.last_stage_less_layers or 0)
     if table.layers_per_stage is not None or max(ends) > 1:

@@ -14,7 +14,7 @@ _FLAGS = {"relu2": "--squared-relu"}
 
 
 class _Parts:
-    """The pieces of a model that Megatron has flags for."""
+    """The modules of a model that Megatron has flags for."""
 
     def __init__(self, model: ModelSpec) -> None:
         self.block = model.blocks[0]
@@ -41,7 +41,7 @@ class _Parts:
 
     @property
     def heads_with_norm(self) -> list[Module]:
-        """Norms of queries and keys, which are between their products and the core of attention."""
+        """The norms of queries and keys, which stand between their products and the core of attention."""
         modules = list(self.block.modules)
         first, core = modules.index(self.products[0]), self.core_at
         return [module for module in modules[first:core] if isinstance(module.work, Norm)]
@@ -53,8 +53,9 @@ class _Parts:
 
     @property
     def biases(self) -> tuple[bool | None, bool | None]:
-        """Whether the products before attention have biases, and whether those after do; None: some of
-        them."""
+        """Whether the products before attention have biases, and whether those after it do. None means that
+        only some of them do.
+        """
         modules, core = self.block.modules, self.core_at
         return _bias_of(modules[:core]), _bias_of(modules[core:])
 
@@ -65,7 +66,7 @@ class _Parts:
 
 
 def _is_gate(module: Module) -> bool:
-    """Whether it is the gate of shared experts, a number per token."""
+    """Whether a module is the gate of shared experts, which gives one number per token."""
     return isinstance(module.work, Linear) and module.work.out_features == 1
 
 
@@ -79,7 +80,7 @@ def _bias_of(modules: Sequence[Module]) -> bool | None:
 
 
 def why_not_network(model: ModelSpec) -> str | None:
-    """Why Megatron's flags cannot express a model; None if they can."""
+    """The reason why Megatron's flags cannot express a model, or None if they can."""
     if any(block is not model.blocks[0] and block != model.blocks[0] for block in model.blocks):
         return "its layers are all alike, this model's are not"
     parts = _Parts(model)
@@ -117,8 +118,11 @@ def _is_parallel(block: Block) -> bool:
 
 
 def network_flags(model: ModelSpec, vocabulary: int, longest: int) -> Iterator[str]:
-    """The flags of a model whose vocabulary before padding is `vocabulary`; `longest`: positions that it must
-    have at least."""
+    """The flags of a model.
+
+    `vocabulary` is the size of the vocabulary before padding. The model gets at least `min_positions`
+    positions.
+    """
     parts = _Parts(model)
     core, act = parts.cores[0], parts.acts[0]
     yield f"--num-layers {len(model.blocks)}"

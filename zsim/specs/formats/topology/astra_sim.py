@@ -94,8 +94,10 @@ def _network(
 
 
 def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
-    """The cluster in ASTRA-sim's terms: the rates that large transfers get, per GPU. Raises InputError for
-    nodes of several types, since a dimension has one rate there."""
+    """The cluster in ASTRA-sim's terms: the rates that large transfers get, per GPU.
+
+    Raises InputError for nodes of several types, since a dimension has one rate there.
+    """
     if cluster.nodes:
         names = ", ".join(node.name for node in cluster.nodes)
         raise InputError(

@@ -39,17 +39,21 @@ _MAX_CARDS = 100_000
 
 @dataclass
 class _Fabric:
-    """The fabric as the text has it, by GUID. `links`: (switch's GUID, peer's GUID, Gb/s) -> cables as this
-    end counts them."""
+    """The fabric as the text describes it, by GUID."""
 
     switches: dict[str, str] = field(default_factory=dict)
+    """{GUID: name}"""
     cards: dict[str, str] = field(default_factory=dict)
+    """{GUID: description}"""
     links: Counter[tuple[str, str, float]] = field(default_factory=Counter)
+    """{(the switch's GUID, the peer's GUID, Gb/s): cables as this end counts them}"""
 
 
 def read_ibnetdiscover(text: str, file: str, base: str | None) -> FoundTopology:
-    """A network of links: switches, and the hosts in the order of their names, where most cards are in hosts
-    with as many."""
+    """A network of links between switches and hosts.
+
+    Hosts stand in the order of their names. They are those with the number of cards that covers most cards.
+    """
     base = base or "dgx-h100"
     fabric = _parsed(text, file)
     hosts = _hosts(fabric, file)
@@ -128,8 +132,11 @@ def _guid(text: str) -> str:
 
 
 def _hosts(fabric: _Fabric, file: str) -> Mapping[str, list[str]]:
-    """Cards by host, both in the order of their names; without those on no switch and what switches have for
-    themselves (SHARP's aggregation nodes)."""
+    """The cards of each host, both in the order of their names.
+
+    Cards without a switch are left out. So are those that switches have for themselves (SHARP's aggregation
+    nodes).
+    """
     joined = {guid for _, guid, _ in fabric.links}
     found: dict[str, list[tuple[Any, str]]] = {}
     for guid, name in fabric.cards.items():
@@ -156,8 +163,10 @@ def _switch_names(fabric: _Fabric) -> dict[str, str]:
 
 
 def _links(fabric: _Fabric, ends: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[float]]:
-    """The cables between ends that are known, and the rates of the cards'. Both switches of a cable list it:
-    the larger of the two counts is taken."""
+    """The cables between known endpoints, and the rates of the cards' cables in Gb/s.
+
+    Both switches of a cable list it. The larger of the two counts is taken.
+    """
     links: list[dict[str, Any]] = []
     rates: list[float] = []
     between: dict[tuple[str, str, float], int] = {}

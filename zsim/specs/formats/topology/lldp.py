@@ -1,8 +1,8 @@
-"""`lldpctl`'s text: which switch each card of each machine is plugged into.
+"""`lldpctl`'s text: the switch that each card of each machine is plugged into.
 
 Formats: lldpd's `lldpctl -f keyvalue` ("lldp.eth0.chassis.name=leaf01") and its plain one ("Interface: eth0",
-"SysName: leaf01"), as lldpcli(8) has them. Of several machines the lines begin with the machine's name, as
-`clush` and `pdsh` print them ("node01: lldp.eth0..."); switches may be among the machines. A cable that both
+"SysName: leaf01"), as lldpcli(8) has them. With several machines the lines begin with the machine's name, as
+`clush` and `pdsh` print them ("node01: lldp.eth0..."). Switches may be among the machines. A cable that both
 of its ends report counts once.
 """
 
@@ -30,14 +30,18 @@ Pair = tuple[str, str]
 
 @dataclass
 class _Seen:
-    """A neighbour that `machine` sees on its `interface`; `rate` in Gb/s, 0 where nothing says it."""
+    """A neighbour that `machine` sees on its `interface`."""
 
     machine: str
     interface: str
     peer: str = ""
+    """The neighbour's name."""
     port: str = ""
+    """The neighbour's port."""
     rate: float = 0.0
+    """Gb/s, 0 where nothing says it."""
     bridges: bool | None = None  # None: nothing says
+    """Whether the neighbour is a bridge or router, None where nothing says it."""
 
 
 def is_lldp(text: str) -> bool:
@@ -48,9 +52,11 @@ def is_lldp(text: str) -> bool:
 
 
 def read_lldp(text: str, file: str, base: str | None) -> FoundTopology:
-    """A network of links: machines in the order of their names, their cards in that of their interfaces;
-    where nothing says a cable's rate, it is that of the cards of `base`. Cards slower than a machine's
-    fastest (for its management) are left out.
+    """A network of links between machines and switches.
+
+    Machines stand in the order of their names, and their cards in the order of their interfaces. Where
+    nothing says a cable's rate, it is the rate of the cards of `base`. Cards slower than a machine's fastest
+    (for its management) are left out.
 
     Raises InputError for text without a neighbour that has a name.
     """
@@ -153,19 +159,22 @@ def _take_plain(one: _Seen, name: str, value: str) -> None:
 
 
 def _gigabits(text: str) -> float:
-    """100 of "100GbaseCR4", 1 of "1000BaseTFD"; 0 where nothing says it."""
+    """100 for "100GbaseCR4", 1 for "1000BaseTFD", 0 where nothing says a rate."""
     found = _RATE.search(text)
     return 0.0 if found is None else float(found[1]) * (1.0 if found[2] else 1e-3)
 
 
 def _short(name: str) -> str:
-    """A name without its domain; addresses stay whole."""
+    """A name without its domain. Addresses are kept in full."""
     return name if re.fullmatch(r"[\d.]+", name) else name.partition(".")[0]
 
 
 def _switches(seen: list[_Seen]) -> set[str]:
-    """Who is a switch: bridges, or sees a machine that does not, or is known only as a neighbour of a machine
-    that is no switch."""
+    """The names of the switches.
+
+    A machine is a switch if it is a bridge, if it sees a machine that is not a bridge, or if it is known only
+    as a neighbour of a machine that is no switch.
+    """
     switches = {one.peer for one in seen if one.bridges}
     switches |= {one.machine for one in seen if one.bridges is False and one.peer not in switches}
     machines = {one.machine for one in seen}
@@ -175,7 +184,10 @@ def _switches(seen: list[_Seen]) -> set[str]:
 def _cards(
     seen: list[_Seen], switches: set[str], usual: float
 ) -> tuple[dict[str, list[tuple[str, str, float]]], list[str]]:
-    """By machine its (interface, switch, Gb/s), and notes; from its own text, or from its switches'."""
+    """{machine: [(interface, switch, Gb/s)]}, and notes.
+
+    Entries come from the machine's own text, or from that of its switches.
+    """
     found: dict[str, dict[str, tuple[str, float]]] = {}
     own_text = {one.machine for one in seen}
     for one in seen:
@@ -197,7 +209,7 @@ def _cards(
 
 
 def _between(seen: list[_Seen], switches: set[str], usual: float) -> Iterator[dict[str, Any]]:
-    """Cables between switches; the larger of the counts of both ends."""
+    """The cables between switches. The larger of the counts of both ends is taken."""
     counts: Counter[Pair] = Counter()
     rates: dict[Pair, float] = {}
     for one in seen:
@@ -214,5 +226,5 @@ def _between(seen: list[_Seen], switches: set[str], usual: float) -> Iterator[di
 
 
 def _named(switch: str) -> str:
-    """A switch's name that no node has."""
+    """A switch's name, changed if it could be taken for a node's."""
     return f"switch {switch}" if re.match(r"node\d", switch) else switch

@@ -1,9 +1,13 @@
 """NCCL's topology XML (`NCCL_TOPO_DUMP_FILE`): one node's PCIe tree, NVLinks and network cards.
 
-The rates are NCCL's planning numbers (NVIDIA/nccl src/graph/topo.{h,cc}): PCIe `width x generation / 80`
-GB/s, the minimum on the way up; NVLink `count x` the generation's rate; cards `speed / 8000`. Clouds ship
-files without GPUs, NVLinks or cards (a PCIe skeleton by class codes), and with wrong PCIe speeds; both are
-noted.
+The rates are NCCL's planning numbers (NVIDIA/nccl src/graph/topo.{h,cc}):
+
+- PCIe: `width x generation / 80` GB/s, the minimum on the way up
+- NVLink: `count x` the generation's rate
+- cards: `speed / 8000` GB/s
+
+Clouds ship files without GPUs, NVLinks or cards (a PCIe skeleton by class codes), and with wrong PCIe speeds.
+Notes mention both.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ _NVSWITCH = "0x068000"
 
 
 def read_nccl_topology(text: str, file: str, base: str | None) -> FoundTopology:
-    """One node; the preset `base` is guessed from the GPUs' SM version unless given."""
+    """The topology of one node. The preset `base` is guessed from the GPUs' SM version if it is None."""
     root = _parse(text, file)
     parents = {child: parent for parent in root.iter() for child in parent}
     gpus = [element for element in root.iter("gpu") if element.get("dev") is not None]
@@ -177,7 +181,7 @@ def _nvlink(
 
 
 def _cards(root: Element, num_gpus: int, source: str, file: str, notes: list[str]) -> dict[str, Any]:
-    """The network cards of the highest speed; slower ones (management) are left out."""
+    """The network cards of the highest speed. Slower ones (for management) are left out."""
     speeds = []
     for net in root.iter("net"):
         speed = _number(net.get("speed"), 0.0, file)

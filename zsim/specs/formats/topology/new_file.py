@@ -24,7 +24,7 @@ _COMMENTS = {
 
 
 def fabric_of(text: str) -> str:
-    """The kind of fabric; raises InputError for a name that is none."""
+    """The kind of fabric. Raises InputError for a name that is none."""
     if text not in KEYS:
         raise InputError(
             f"--fabric: found '{text}'{did_you_mean(text, KEYS)}; expected one of {', '.join(KEYS)}"
@@ -33,7 +33,9 @@ def fabric_of(text: str) -> str:
 
 
 def shape_of(text: str) -> tuple[int, ...]:
-    """Nodes along each dimension of a torus, from "4x4"; raises InputError for another form."""
+    """The numbers of nodes along each dimension of a torus, from "4x4". Raises InputError for another
+    form.
+    """
     if not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){1,2}", text):
         raise InputError(f"--shape: found '{text}', expected nodes along two or three dimensions, as 4x4")
     return tuple(int(size) for size in text.split("x"))
@@ -41,21 +43,26 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NewTopology:
-    """A cluster as a person describes it. `nodes_per_leaf` and `oversubscription`: of trees alone; `cards`
-    and `card_bandwidth` ("400 Gb/s"): None as in `like`; `shape`: nodes along each dimension of a torus."""
+    """A cluster as a person describes it: a preset with another fabric or other cards."""
 
     name: str
     like: str
+    """The preset."""
     fabric: str
     nodes_per_leaf: int | None = None
+    """Nodes under one leaf switch, for trees alone."""
     oversubscription: float | None = None
+    """Downlinks of a leaf switch over its uplinks, for trees alone."""
     cards: int | None = None
+    """Network cards of a node. None keeps the preset's."""
     card_bandwidth: str | None = None
+    """Bandwidth of a card, as "400 Gb/s". None keeps the preset's."""
     source: str | None = None
     shape: tuple[int, ...] | None = None
+    """Nodes along each dimension of a torus."""
 
     def text(self) -> str:
-        """The file, which has been read back.
+        """The text of the file, which is checked by reading it back.
 
         Raises InputError for what a topology file refuses.
         """

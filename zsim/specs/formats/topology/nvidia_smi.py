@@ -19,7 +19,9 @@ _LINKS = {6: (25.0, "dgx-2"), 12: (25.0, "dgx-a100-80gb"), 18: (25.0, "dgx-h100"
 
 
 def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
-    """The matrix of one node; the preset is guessed from the number of NVLinks unless `base` is given."""
+    """The topology of one node, from its matrix. The preset is guessed from the number of NVLinks unless
+    `base` is given.
+    """
     rows = _matrix(re.sub(r"\x1b\[[0-9;]*m", "", text), file)
     gpus = [name for name in rows if name.startswith("GPU")]
     cards = [name for name in rows if name.startswith(("NIC", "mlx", "bnxt", "efa"))]

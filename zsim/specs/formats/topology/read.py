@@ -1,7 +1,7 @@
 """Other programs' descriptions of machines and fabrics -> zsim's topology TOML.
 
-Every importer yields tables over a preset (`extends`): what the file says, with the file as source; the
-preset supplies the rest. Files are untrusted: size and depth are limited first.
+Every importer yields tables over a preset (`extends`). They hold what the file says, with the file as source,
+and the preset supplies the rest. Files are untrusted, so size and depth are limited first.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def import_topology(
     network: Path | None = None,
     name: str | None = None,
 ) -> Imported:
-    """Read `path` in the format `format_` (recognised by its content if None).
+    """Read the topology description in `path`. The format is recognised from the content if `format_` is
+    None.
 
-    `base`: preset for what the file does not say (guessed from the file if None). `network`: a TOML file
-    whose `[network]` table joins the nodes. Raises InputError for files that are not what they claim.
+    `base` is the preset for what the file does not say. If it is None, it is guessed from the file. `network`
+    is a TOML file whose `[network]` table joins the nodes. Raises InputError for files that are not what they
+    claim.
     """
     readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
         "nccl": read_nccl_topology,

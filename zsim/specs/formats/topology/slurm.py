@@ -1,7 +1,7 @@
-"""Slurm's topology.conf and topology.yaml: which nodes are under which switch. Rates are the preset's.
+"""Slurm's topology.conf and topology.yaml: the nodes under each switch. Rates are the preset's.
 
-A tree becomes a list of links (each switch joined to the one above as often as it has nodes below, so that it
-does not block: Slurm knows no rates); blocks become leaves under one switch.
+A tree becomes a list of links. Each switch has as many links to the one above as it has nodes below, so that
+it does not block, since Slurm knows no rates. Blocks become leaves under one switch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology:
-    """A network of switches and nodes; nodes are numbered in the order of the file."""
+    """A network of switches and nodes. Nodes are numbered in the order of the file."""
     base = base or "dgx-h100"
     is_yaml = "SwitchName=" not in text and "BlockName=" not in text
     nodes_of, parent = _from_yaml(text, file) if is_yaml else _from_conf(text, file)

@@ -119,7 +119,9 @@ def _read_context(read: TitanSettings) -> None:
 
 
 def _read_experts(read: TitanSettings) -> None:
-    """The ranks of an expert's products, and what brings rows to experts (`expert_parallel_comm_backend`)."""
+    """Read the ranks of an expert's products, and the library that dispatches tokens
+    (`expert_parallel_comm_backend`).
+    """
     if EXPERT_TENSOR_DEGREE in read.values:
         read.put("parallelism.expert_tensor", read.get(EXPERT_TENSOR_DEGREE, 1), EXPERT_TENSOR_DEGREE)
     key = "parallelism.expert_parallel_comm_backend"
@@ -169,8 +171,11 @@ def _schedule(read: TitanSettings) -> str:
 
 
 def _read_micro_batches(read: TitanSettings) -> None:
-    """A local batch in pieces of `pipeline_parallel_microbatch_size`; or, after 0.3, so many local
-    batches."""
+    """Read the micro-batches of a pipeline.
+
+    A local batch is cut into pieces of `pipeline_parallel_microbatch_size`. After 0.3 the file gives the
+    number of micro-batches, and each is a local batch.
+    """
     file, local = read.file, read.get(_LOCAL, 8)
     if NUM_MICRO_BATCHES in read.values:
         count, size, key = read.get(NUM_MICRO_BATCHES, 1), local, NUM_MICRO_BATCHES
@@ -192,7 +197,9 @@ def _read_micro_batches(read: TitanSettings) -> None:
 
 
 def _read_layers(read: TitanSettings, pipeline: int, *, is_single: bool) -> None:
-    """`pipeline_parallel_layers_per_stage`: stages enough for all layers, the ends' missing ones included."""
+    """Read `pipeline_parallel_layers_per_stage`: enough stages for all layers, those that the ends lack
+    included.
+    """
     each, name = read.get(LAYERS, 1), read.file.name
     missing = read.get(FIRST_LESS, 1) + read.get(LAST_LESS, 1)
     if each < 1:
@@ -225,7 +232,7 @@ def _nearest_each(total: int, pipeline: int, each: int, *, is_single: bool) -> i
 
 
 def _read_modules(read: TitanSettings, pipeline: int) -> None:
-    """`module_fqns_per_model_part`: the layers that each part names."""
+    """Read `module_fqns_per_model_part`: the layers that each stage names."""
     parts = read.get(MODULES, [])
     if not parts or not all(isinstance(part, list) for part in parts):
         raise InputError(f"{read.file.name}: {MODULES}: found {parts!r}, expected a list of lists of names")
@@ -234,7 +241,7 @@ def _read_modules(read: TitanSettings, pipeline: int) -> None:
 
 
 def _read_split_points(read: TitanSettings, pipeline: int) -> None:
-    """`pipeline_parallel_split_points`, until 0.1: the first layer of every stage but the first."""
+    """Read `pipeline_parallel_split_points` (until 0.1): the first layer of every stage but the first."""
     points: list[int] = []
     for point in read.get(SPLIT_POINTS, []):
         found = _LAYER.fullmatch(str(point).strip())

@@ -58,7 +58,7 @@ def read_torchtitan(config: str) -> TrainingFile:
 
 
 def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
-    """Check types and unknown keys; add one note for all keys without effect on a step."""
+    """Check types and refuse unknown keys. One note names all keys that have no effect on a step."""
     idle: dict[str, None] = {}
     for key, value in settings.items():
         section, dot, rest = key.partition(".")

@@ -19,7 +19,9 @@ class TitanSettings:
         return self.values.get(key, default)
 
     def put(self, target: str, value: Any, *sources: str) -> None:
-        """Set `target`: as said by the file if it has any of `sources`, else as torchtitan's default."""
+        """Set `target` to a value: as a setting if the file has any of `sources`, else as torchtitan's
+        default.
+        """
         is_said = any(source in self.values for source in sources)
         (self.file.says if is_said else self.file.assumes)[target] = value
 

@@ -1,4 +1,6 @@
-"""torchtitan's settings as text: a TOML, a saved JSON, a command line; all as dotted keys and values."""
+"""torchtitan's settings as text: a TOML, a saved JSON or a command line. All become dotted keys and
+values.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the checkpointing policy, which 0.3 saves without its name, by the policy's keys."""
+    """Name the checkpointing policy by its keys, since 0.3 saves it without its name."""
     policy = saved.get("activation_checkpoint", {})
     if not isinstance(policy, Mapping):
         mode = "none"
@@ -104,7 +106,7 @@ def _registered(module: str, config: str) -> dict[str, Any]:
 
 
 def _renamed(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The settings in today's spelling; raises InputError for two different values of one setting."""
+    """The settings in today's spelling. Raises InputError for two different values of one setting."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         new = RENAMED.get(key, key)
@@ -115,8 +117,9 @@ def _renamed(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
-    """(nodes and GPUs given to torchrun or as NGPU, the options left for torchtitan, CONFIG_FILE among
-    them)."""
+    """(nodes and GPUs as torchrun or NGPU gives them, the options that are left for torchtitan). CONFIG_FILE
+    is among the latter.
+    """
     options: list[str] = []
     counts: dict[str, int] = {}
     waiting = ""

@@ -29,7 +29,7 @@ _POLICIES = {None: "default", True: "always", False: "never"}
 
 
 def why_not_torchtitan(job: Job) -> str | None:
-    """Why torchtitan's TOML cannot express this job; None if it can."""
+    """The reason why torchtitan's TOML cannot express this job, or None if it can."""
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2):
         return "it shards with FSDP2 only"
@@ -147,15 +147,16 @@ def _quantize(strategy: Fsdp2, training: Training) -> dict[str, Any]:
 
 
 def _compile(training: Training) -> dict[str, Any]:
-    """`[compile]`: model and loss are compiled, or one of them (`components`); a loss that is not compiled is
-    eager."""
+    """The section `[compile]`. Model and loss are compiled, or one of them (`components`). A loss that is not
+    compiled is eager.
+    """
     is_fused = training.cross_entropy == "fused"
     parts = [name for name, is_it in (("model", training.compile), ("loss", is_fused)) if is_it]
     return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
 
 
 def torchtitan_model(job: Job) -> tuple[str, str] | None:
-    """torchtitan 0.2's name and flavor of the job's model; None if it has none."""
+    """The name and flavor of the job's model in torchtitan 0.2, or None if it has none."""
     asked = job.experiment.model
     return next((key for key, preset in PRESETS.items() if preset == asked and key not in _NOT_IN_0_2), None)
 

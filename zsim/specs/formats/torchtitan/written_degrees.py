@@ -16,7 +16,7 @@ _DEFAULT_ENDS, _DEFAULT_STAGES = (1, 1), 2
 
 
 def why_not_degrees(job: Job) -> str | None:
-    """Why torchtitan's keys cannot express this job's parallelism; None if they can."""
+    """The reason why torchtitan's keys cannot express this job's parallelism, or None if they can."""
     parallelism, strategy = job.parallelism, job.strategy
     assert isinstance(strategy, Fsdp2)
     if job.data_parallel_size % strategy.replicate:
@@ -66,7 +66,9 @@ def degrees_of(job: Job) -> dict[str, Any]:
 
 
 def _pipeline(job: Job) -> dict[str, Any]:
-    """The schedule, its micro-batches, and the split: by the ends' missing layers where those give it."""
+    """The schedule, its micro-batches and the split. The split is given by the layers that the ends lack,
+    where that is enough.
+    """
     parallelism, table = job.parallelism, job.experiment.parallelism
     schedules = {own: name for name, own in SCHEDULES.items()}
     keys: dict[str, Any] = {
@@ -91,7 +93,7 @@ def _pipeline(job: Job) -> dict[str, Any]:
 
 
 def _module_names(layers_per_stage: tuple[int, ...]) -> list[list[str]]:
-    """torchtitan's names of the modules of every stage: embedding first, norm and head last."""
+    """torchtitan's names of the modules of every stage. The embedding is first, norm and head are last."""
     starts = accumulate(layers_per_stage, initial=0)
     parts = [
         [f"layers.{number}" for number in range(start, start + layers)]
