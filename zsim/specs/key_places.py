@@ -1,4 +1,4 @@
-"""Where a key belongs that stands in the wrong table: `power_limit` of a cluster is a key of its GPU."""
+"""Finds the table that a misplaced key belongs to: `power_limit` of a cluster is a key of its GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _ALIKE = 0.8  # of spellings: a slip of the finger, not another word
 def nearest_key(
     key: str, value: object, table: Sequence[str], model_type: type[BaseModel], *, prefix: str = ""
 ) -> str:
-    """The end of an error message about a key that its `table` does not have: the one of its keys that is
-    spelt so, the tables of `model_type` with such a key, or both; "" if there is none.
+    """The end of an error message about a key that its `table` does not have.
 
-    `value`: what stands there; a table's only key is put right too. `prefix`: of keys in other tables.
-    A model may name tables that its annotations do not show: `inner_tables()`, by key.
+    It names the key of the table that is spelt most like it, the tables of `model_type` that have such a key,
+    or both. It is empty if there is neither.
+
+    `value` is the key's value. If it is a table with a single key, that key is corrected too. `prefix` begins
+    the dotted keys of other tables in the message. A model may name tables that its annotations do not show,
+    by key, in `inner_tables()`.
     """
     near = nearest(key, table)
     if near and SequenceMatcher(None, key, near).ratio() >= _ALIKE:
@@ -45,8 +48,10 @@ def nearest_key(
 
 
 def first_unknown(parts: list[str], model_type: type[BaseModel]) -> int | None:
-    """The place among the parts of a dotted key of the first that its table does not have; None if every part
-    is known, or inside a table of free keys or a value."""
+    """The index of the first segment of a dotted key that its table does not have.
+
+    None if every segment is known, or if it lies inside a value or a table with free keys.
+    """
     choices: list[Any] = [model_type]
     for number, part in enumerate(parts):
         tables = [one for one in choices if _is_table(one)]
@@ -67,7 +72,7 @@ def keys_at(parts: list[str], model_type: type[BaseModel]) -> list[str]:
 
 
 def takes_text(dotted: str, model_type: type[BaseModel]) -> bool:
-    """Whether the value of a dotted key can only be text: a release, a name, one of several words."""
+    """Whether the value of a dotted key can only be text, such as a release, a name or a fixed word."""
     *parents, key = dotted.split(".")
     choices: list[Any] = [model_type]
     for part in parents:
@@ -81,14 +86,14 @@ def _is_word(annotation: Any) -> bool:
 
 
 def _deeper(path: str, key: str, every: list[str]) -> str:
-    """`path` with the key of its table that is spelt most like `key`; "" if there is none."""
+    """`path` with the key of its table that is spelt most like `key`. Empty if no key is close."""
     inner = [one.removeprefix(f"{path}.") for one in every if one.startswith(f"{path}.")]
     near = get_close_matches(key, [one for one in inner if "." not in one], n=1)
     return f"{path}.{near[0]}" if near else ""
 
 
 def _places(model_type: type[BaseModel], prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """The dotted keys of all tables in `model_type`, without those of lists' items."""
+    """The dotted keys of all tables in `model_type`, without those of the items of lists."""
     for key in _keys(model_type):
         yield prefix + key
         if depth < _MAX_DEPTH:
@@ -105,7 +110,7 @@ def _keys(model_type: type[BaseModel]) -> list[str]:
 
 
 def _inside(model_type: type[BaseModel], key: str) -> list[Any]:
-    """The types that a value may have at a key, without lists of tables."""
+    """The types that the value of a key may have, without lists of tables."""
     hidden = _hidden(model_type)
     return [hidden[key]] if key in hidden else behind(model_type, key)
 

@@ -1,4 +1,4 @@
-"""Tables whose validators are built, and whose modules are imported, when a file first gives one.
+"""Tables whose validators are built, and whose modules are imported, only when a file has one.
 
 [Note: annotations of tables] Modules with many keys do not import `annotations` from `__future__`: pydantic
 would compile every key's annotation from text, whenever zsim starts.
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class LateTable:
-    """Annotation of a field with a table, or with one of several tables that their `kind` tells apart.
+    """Annotation of a field with a table, or with one of several tables that their `kind` distinguishes.
 
-    The table around it does not hold their validators, whose building would cost every run what few files
-    ask for: a value is validated by its own table. A table that is given by its `home`, "module:class", is
-    imported then too; the field's type is `Any` while zsim runs.
+    The enclosing table does not hold their validators. Building them would cost every run time that only a
+    few files need. Each value is validated by its own table instead. A table given by its `module_path`,
+    "module:class", is also imported only then. The field's type is `Any` while zsim runs.
     """
 
     def __init__(self, home: str = "") -> None:
         self.home = home
 
     def table(self) -> type[BaseModel]:
-        """The table that is given by its home."""
+        """The class at `module_path`."""
         module, _, name = self.home.partition(":")
         return cast(type[BaseModel], getattr(importlib.import_module(module), name))
 
@@ -66,7 +66,7 @@ def _class_of(table: LateTable | type[BaseModel]) -> type[BaseModel]:
 
 
 def _whole(schema: Any) -> CoreSchema:
-    """The schema of the table whose validator `_validated_by` puts off."""
+    """The schema of the table whose validator `_lazy_schema` defers."""
     table = _class_of(schema["metadata"]["table"])
     table.model_rebuild()
     return core_schema.definitions_schema(table.__pydantic_core_schema__, [])

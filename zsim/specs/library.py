@@ -14,7 +14,7 @@ from zsim.specs.own_code import load_named_model
 
 
 class Library:
-    """Looks up models and clusters as an experiment names them; each is read once and kept."""
+    """Looks up models and clusters as an experiment names them. Each is read once and kept."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelSpec] = {}
@@ -22,8 +22,10 @@ class Library:
         self._files = HardwareFiles()
 
     def model(self, asked: str | Mapping[str, Any] | ModelSpec) -> ModelSpec:
-        """The model of a preset's name, of a file, of a config.json's content, or a model itself. Raises
-        InputError, for a function (`package.module:function`) too."""
+        """The model of a preset's name, of a file, of a config.json's content, or a model itself.
+
+        Raises InputError, also for a function (`package.module:function`).
+        """
         if isinstance(asked, ModelSpec):
             return asked
         key = _key(asked)
@@ -51,5 +53,5 @@ def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _key(asked: str | Mapping[str, Any]) -> str:
-    """Key of a name or a content; equal numbers of different types are different contents."""
+    """Cache key of a name or of a content. Equal numbers of different types are different contents."""
     return f"name {asked}" if isinstance(asked, str) else json.dumps(asked, sort_keys=True, default=repr)

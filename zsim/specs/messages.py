@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Model:
-    """`data` as a `model_type`; raises InputError with the file's name."""
+    """`data` as a `model_type`. Raises InputError with the file's name."""
     try:
         return model_type.model_validate(with_booleans_apart(data, [model_type]))
     except ValidationError as error:
@@ -35,7 +35,7 @@ def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Mo
 
 
 def raise_input_error(error: ValidationError, file: str, model_type: type[BaseModel]) -> NoReturn:
-    """Raises InputError for all problems in `error`: where, what was found and what was expected."""
+    """Raises InputError for all problems in `error`: where each is, its value, and what was expected."""
     raise InputError(listed(file, problems_of(error, model_type))) from None
 
 
@@ -46,7 +46,7 @@ def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str
 
 
 def listed(file: str, sentences: Sequence[str]) -> str:
-    """Text of an error: one problem as a sentence, several numbered in one paragraph."""
+    """Text of an error. One problem is a sentence, several are numbered in one paragraph."""
     if len(sentences) == 1:
         return f"{file}: {sentences[0]}"
     shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MAX_LISTED], 1)]
@@ -55,9 +55,12 @@ def listed(file: str, sentences: Sequence[str]) -> str:
 
 
 def _distinct(details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> list[ErrorDetails]:
-    """Problems to report, unknown keys first. Left out: a missing key that an unknown key of the same table
-    misspells, and problems of the other types of a union with the same value: where a type took the value and
-    found something wrong inside, the others do not count."""
+    """The problems to report, unknown keys first.
+
+    A missing key is left out if an unknown key of the same table misspells it. Where a union has a problem
+    with a value, the problems of its other types with the same value are left out. If one type accepted the
+    value and found something wrong inside it, the other types do not count.
+    """
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
     found = list(unknown)
     for detail in details:
@@ -80,7 +83,9 @@ def _distinct(details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> l
 
 
 def _is_refined(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> bool:
-    """Whether a problem is of one member of a union, and another member's is further inside the value."""
+    """Whether the problem belongs to one member of a union, and another member has a problem deeper inside
+    the value.
+    """
     location = detail["loc"]
     own = place(location, model_type)
     if not location or location[-1] == "[key]" or own != place(location[:-1], model_type):
@@ -108,7 +113,7 @@ def _sentence(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
 
 
 def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type: type[BaseModel]) -> str:
-    """The words for what a file may have there: of a union, all that its members take."""
+    """Describes the values that a file may have there. For a union, all that its members accept."""
     kind, location = detail["type"], detail["loc"]
     if kind in ("model_type", "dict_type"):
         return f"a table{_of(_keys(model_type, location))}"
@@ -134,7 +139,9 @@ def _expected(detail: ErrorDetails, details: Sequence[ErrorDetails], model_type:
 
 
 def _known(key: str, value: Any, table: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
-    """Hint: the nearest key, else another table that has the key, else the keys that the table may have."""
+    """Hint about an unknown key: the nearest key, another table that has the key, or the keys that the table
+    may have.
+    """
     near = nearest_key(key, value, _keys(model_type, table), model_type)
     if near:
         return near
@@ -144,7 +151,7 @@ def _known(key: str, value: Any, table: tuple[int | str, ...], model_type: type[
 
 
 def _of(keys: list[str]) -> str:
-    """The keys that a table may have, if a sentence holds them."""
+    """The keys that a table may have, if they fit into a sentence."""
     text = ", ".join(keys)
     return f" of {text}" if 0 < len(text) <= LONGEST_LIST else ""
 
@@ -155,15 +162,17 @@ def _where(location: tuple[int | str, ...], model_type: type[BaseModel]) -> str:
 
 
 def place(location: tuple[int | str, ...], model_type: type[BaseModel]) -> tuple[int | str, ...]:
-    """The parts of a path that a file has: keys and numbers of items, without the names that pydantic gives
-    the members of a union there, and without its mark of a key that is wrong itself."""
+    """The path to a value as the file has it: keys, and indices of items.
+
+    pydantic's names for the members of a union and its mark of a key that is wrong itself are left out.
+    """
     return _walk(location, model_type)[0]
 
 
 def _walk(
     location: tuple[int | str, ...], model_type: type[BaseModel]
 ) -> tuple[tuple[int | str, ...], list[Any]]:
-    """The parts of a path as `place` has them, and the types that the value there may have."""
+    """The path that `path_in_file` returns, and the types that the value there may have."""
     found: list[int | str] = []
     choices: list[Any] = [model_type]
     is_inside = True  # of a union: the part that chose its member is behind
@@ -180,7 +189,7 @@ def _walk(
 
 
 class _Boolean:
-    """A boolean where numbers are meant, which pydantic would take for 0 or 1; no validator takes it."""
+    """A boolean where a number is meant. pydantic would take it for 0 or 1, but no validator accepts it."""
 
     __slots__ = ("value",)
 
@@ -195,7 +204,9 @@ _NO_BOOLEANS = frozenset({str, int, float, type(None)})
 
 
 def with_booleans_apart(data: Any, types: Sequence[Any]) -> Any:
-    """The data of a file for one of `types`, booleans where numbers are meant as what pydantic refuses."""
+    """The data of a file for one of `types`, in which booleans where numbers are meant are replaced by an
+    object that pydantic refuses.
+    """
     if isinstance(data, bool):
         is_number = any(map(_takes_numbers, types)) and not any(map(_takes_booleans, types))
         return _Boolean(data) if is_number else data
@@ -231,7 +242,7 @@ def _values(annotation: Any) -> tuple[Any, ...]:
 
 
 def _shown(value: object) -> str:
-    """The value as the file spells it, shortened; a table or list by its type alone."""
+    """The value as the file spells it, shortened. A table or a list is named by its type alone."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):

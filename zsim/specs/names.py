@@ -1,4 +1,4 @@
-"""Checks the names in an experiment: which of them cannot be read."""
+"""Checks which names of an experiment cannot be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zsim.specs.own_code import load_named_model
 
 
 def unreadable(data: Mapping[str, Any]) -> list[str]:
-    """One sentence each for the model and the cluster named in file-shaped `data` that cannot be read."""
+    """One sentence for each of the model and the cluster named in file-shaped `data` that cannot be read."""
     found = []
     for key, load in (("model", load_named_model), ("cluster", load_cluster)):
         if isinstance(data.get(key), str):

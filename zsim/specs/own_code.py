@@ -1,10 +1,11 @@
-"""Models that are functions of the user's own, `package.module:function`, and whose word runs them.
+"""Models that are functions of the user's own, `package.module:function`, and the permission to run them.
 
 # [Note: who may run code] Experiments, studies, other programs' files, tables of runs and the page's address
-are data: no text in them imports or calls anything. A function runs where its user names it: `--model` on
-the command line, `zsim.Experiment(model=...)` in Python, or a file of a command that has `--allow-code`. It
-then becomes a `ModelSpec` at once, which has numbers and no code, so that workers and later steps run none.
-The permission is an object, an `OwnCode`, that only commands and `Experiment` make: data cannot hold it.
+are data: no text in them imports or calls anything. A function runs only where its user names it: in
+`--model` on the command line, in `zsim.Experiment(model=...)` in Python, or in a file of a command that has
+`--allow-code`. It then becomes a `ModelSpec` at once, which has numbers and no code, so that workers and
+later steps run none. The permission is an object, a `UserCode`, that only commands and `Experiment` make:
+data cannot hold it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _JOBS = "jobs"
 
 
 class OwnCode:
-    """The permission to import and call functions of the user's own; each is called once."""
+    """The permission to import and call functions of the user's own. Each function is called once."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelSpec] = {}
@@ -34,7 +35,7 @@ class OwnCode:
         return self._models[text]
 
     def named(self, text: str) -> str | ModelSpec:
-        """The model of a function; any other name as it is."""
+        """The model of a function. Any other name is returned as it is."""
         return self.model(text) if names_function(text) else text
 
 
@@ -45,7 +46,7 @@ def load_named_model(text: str | Path) -> ModelSpec:
 
 
 def refuse_function(model: object, where: str) -> None:
-    """Raise InputError where data names a function as its model; `where` begins the message."""
+    """Raises InputError where data names a function as its model. `where` begins the message."""
     if isinstance(model, str) and names_function(model):
         before = f"{where}: " if where else ""
         raise InputError(
@@ -57,8 +58,12 @@ def refuse_function(model: object, where: str) -> None:
 
 
 def with_models(data: Mapping[str, Any], where: str, code: OwnCode | None) -> dict[str, Any]:
-    """File-shaped data, or dotted overrides, in which the functions that are named as models, of co-located
-    jobs too, are run with `code`. Raises InputError about them without it."""
+    """File-shaped data, or dotted overrides, in which every function named as a model is replaced by its
+    model.
+
+    Models of co-located jobs are included. The functions are run with `code`. Without it, InputError is
+    raised about them.
+    """
     found = dict(data)
     for key, value in data.items():
         parts = key.split(".")

@@ -12,8 +12,9 @@ from zsim.specs.late_table import LateTable
 
 
 def behind(annotation: Any, part: int | str) -> list[Any]:
-    """The types that a value of type `annotation` may have at a key or number; several for a union, of which
-    None is none."""
+    """The types that a value of type `annotation` may have at a key or an index. A union has several, and
+    None is not among them.
+    """
     arguments = get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         by_key = {field.alias or name: field for name, field in annotation.model_fields.items()}
@@ -29,7 +30,7 @@ def behind(annotation: Any, part: int | str) -> list[Any]:
 
 
 def members_of(annotation: Any) -> list[Any]:
-    """The members of a union but for None, else the type alone."""
+    """The members of a union without None, or the type itself."""
     if get_origin(annotation) is Annotated:
         inner, *notes = get_args(annotation)
         late = next((note for note in notes if isinstance(note, LateTable) and note.home), None)

@@ -9,7 +9,7 @@ added_latency = "5 us"
 
 [faults.slow_gpus]
 17 = 1.2                                     # rank 17: kernels take 1.2 times as long
-node4 = 1.05                                 # all GPUs of a node; node4.gpu2: one of them
+node4 = 1.05                                 # all GPUs of a node, or node4.gpu2 for one of them
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LinkFault(BaseModel):
 
 
 class FaultsTable(BaseModel):
-    """`[faults]`. Links by name: `zsim.specs.cluster.link_names`."""
+    """`[faults]`. `zsim.specs.cluster.link_names` describes the names of links."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -87,8 +87,7 @@ class FaultsTable(BaseModel):
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested tables into one with dotted keys; a table with anything but tables in it is an
-    entry."""
+    """Flattens nested tables into one with dotted keys. A table with a plain value in it is an entry."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         is_nested = isinstance(value, Mapping) and bool(value)
@@ -100,7 +99,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_faults(topology: Topology, table: FaultsTable) -> Topology:
-    """The topology in the condition that `[faults]` describes; unchanged if no link or card is named.
+    """The topology with the faults of `[faults]`. It is unchanged if they name no link and no card.
 
     Raises InputError for names that the fabric does not have, and for a node whose cards are all dead.
     """
@@ -118,9 +117,11 @@ def with_faults(topology: Topology, table: FaultsTable) -> Topology:
 
 
 def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
-    """Per network card, the card that carries its traffic: itself or, if dead, the next working card of its
-    node (NCCL 2.21 src/graph/topo.cc, ncclTopoGetLocalNet: of the equally near cards, the one of the GPU's
-    number)."""
+    """Per network card, the card that carries its traffic.
+
+    A working card carries its own. For a dead card it is the next working card of its node (NCCL 2.21
+    src/graph/topo.cc, ncclTopoGetLocalNet: of the equally near cards, the one of the GPU's number).
+    """
     nics = topology.cluster.nic.per_node
     carriers = np.arange(topology.num_nodes * nics)
     is_dead = np.zeros(len(carriers), dtype=bool)
@@ -142,10 +143,10 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
 
 
 def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str:
-    """A note that names the links and cards of `[faults]` on nodes that no job uses; "" if there are none.
+    """A note that names the links and cards of `[faults]` on nodes that no job uses. Empty if there are none.
 
-    `places`: placements by job, the experiment's main job first. Node numbers in `[faults]` are the fabric's,
-    not a job's. (An entry of `slow_gpus` without a rank is an error: `kernel_slowdowns`.)
+    `placements` are by job, the experiment's main job first. Node numbers in `[faults]` are the fabric's, not
+    a job's. An entry of `slow_gpus` without a rank is an error, see `kernel_slowdowns`.
     """
     used = {node for place in places.values() for node in place.nodes}
     named = [*(f"links.{name}" for name in table.links), *(f"dead_nics '{name}'" for name in table.dead_nics)]
@@ -180,10 +181,12 @@ def kernel_slowdowns(
 ) -> Floats:
     """Per rank, the factor by which its kernels take longer.
 
-    `beside`: the same fabric with the ranks of each co-located job. `is_beside`: `topology` is a co-located
-    job's, so entries by rank, which count the main job's ranks, are skipped, and nodes without a rank of it
-    are no error. Raises InputError for a rank that the main job does not have, and for a node or GPU without
-    a rank of any job.
+    `colocated_topologies` are the same fabric with the ranks of each co-located job. With `is_colocated`,
+    `topology` is that of a co-located job. Entries by rank count the main job's ranks, so they are skipped
+    then, and nodes without a rank of the job are no error.
+
+    Raises InputError for a rank that the main job does not have, and for a node or GPU without a rank of any
+    job.
     """
     factors = np.ones(topology.world_size)
     for name, factor in table.slow_gpus.items():

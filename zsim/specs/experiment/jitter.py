@@ -29,8 +29,11 @@ Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class JitterTable(BaseModel):
-    """`[jitter]`. Factors are of mean 1 and log-normal: one drawn anew for every kernel, rank and step, one
-    drawn once per rank. Published values: `zsim/presets/jitter.toml`."""
+    """`[jitter]`. Factors are log-normal with mean 1. One is drawn for every kernel, rank and step, and
+    another once per rank.
+
+    Published values: `zsim/presets/jitter.toml`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -69,15 +72,16 @@ class _Spreads(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """The jitter to simulate, with the sources of both sigmas. `evidence`: "measured" if both sigmas are
-    published measurements, else "assumed"."""
+    """The jitter to simulate."""
 
     seed: int
     steps: int
     kernel_sigma: float
     rank_sigma: float
     sources: dict[str, str]
+    """The sources of both sigmas by name, "kernel" and "rank"."""
     evidence: Evidence
+    """"measured" if both sigmas are published measurements, else "assumed"."""
 
 
 @cache
@@ -86,12 +90,12 @@ def _published() -> _Spreads:
 
 
 def slowest_gpu(num_gpus: int) -> float:
-    """Kernel duration on the slowest of `num_gpus` equal GPUs, relative to the slowest of a node of eight,
-    for which GPUs are calibrated; 1 for up to eight GPUs.
+    """Kernel duration on the slowest of `num_gpus` equal GPUs, relative to the slowest of a node of eight.
 
-    Ranks wait for each other, so a step takes as long as on its slowest GPU. The expected maximum of n
-    standard normal numbers is at the quantile (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and
-    Transformed Beta-Variables, 1958), and the spread of GPUs is lognormal.
+    GPUs are calibrated on such a node, so it is 1 for up to eight GPUs. Ranks wait for each other, so a step
+    takes as long as on its slowest GPU. The expected maximum of n standard normal numbers is at the quantile
+    (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and Transformed Beta-Variables, 1958), and the
+    spread of GPUs is lognormal.
     """
     if num_gpus <= _CALIBRATED_ON:
         return 1.0
@@ -103,7 +107,7 @@ def _largest(count: int) -> float:
 
 
 def resolve_jitter(table: JitterTable) -> Jitter | None:
-    """`table` with defaults filled in; None without a seed."""
+    """`table` with its defaults filled in. None without a seed."""
     if table.seed is None:
         return None
     published = _published()

@@ -34,13 +34,12 @@ Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 
 @dataclass(frozen=True)
 class Job:
-    """The input of a simulation. `gpus_per_node`: maximum number of GPUs that the job uses on a node.
-    `others`: co-located jobs on the same fabric. `sequences`: per rank and step, if they are not a whole
-    number of micro-batches (the last one is smaller), else None. `micro_batch_sizes`: by type of the
-    cluster's nodes, if they differ (`training` has that of the first), else (). `experiment`: the request as
-    given; all other fields describe what is simulated."""
+    """The input of a simulation. `experiment` is the request, and all other fields describe what is
+    simulated. `gpus_per_node` is the maximum number of GPUs that the job uses on a node.
+    """
 
     experiment: Experiment
+    """The request as the user wrote it."""
     model: ModelSpec
     cluster: Cluster
     placement: Placement
@@ -48,9 +47,16 @@ class Job:
     strategy: Strategy
     notes: tuple[str, ...]
     others: Mapping[str, Job] = field(default_factory=dict)
+    """Co-located jobs on the same fabric, by name."""
     parallelism: Parallelism = field(default_factory=Parallelism)
     sequences: float | None = None
+    """Sequences per rank and step if they are not a whole number of micro-batches, so that the last one is
+    smaller. Else None.
+    """
     micro_batch_sizes: tuple[int, ...] = ()
+    """Sequences of a micro-batch by type of the cluster's nodes, if they differ. `training` has that of the
+    first. Else ().
+    """
     simulation: SimulationTable = field(default_factory=SimulationTable)
     faults: FaultsTable = field(default_factory=FaultsTable)
     jitter: Jitter | None = None
@@ -86,7 +92,7 @@ class Job:
 
     @cached_property
     def rank_types(self) -> Ints:
-        """Per rank, the type of its node, by its place in the cluster's `gpus`."""
+        """Per rank, the type of its node, as an index into the cluster's `gpus`."""
         if not self.cluster.nodes:
             return np.zeros(self.world_size, dtype=np.int64)
         return np.repeat(self.cluster.type_of_node[list(self.placement.nodes)], self.placement.gpus)
@@ -124,7 +130,7 @@ def topology_beside(topology: Topology, other: Job) -> Topology:
 
 
 def slowdowns_of(job: Job, topology: Topology) -> Floats:
-    """Per rank of the job, the factor by which its kernels take longer; `topology` is the job's.
+    """Per rank of the job, the factor by which its kernels take longer. `topology` is the job's.
 
     Raises InputError for ranks and nodes that no job is on.
     """
@@ -133,6 +139,8 @@ def slowdowns_of(job: Job, topology: Topology) -> Floats:
 
 
 def slowest_of(job: Job) -> float:
-    """The factor by which kernels take longer on the job's slowest GPU (`slowest_gpu`); 1 with jitter, where
-    each GPU is drawn."""
+    """The factor by which kernels take longer on the job's slowest GPU (`slowest_gpu_factor`).
+
+    It is 1 with jitter, where each GPU is drawn.
+    """
     return 1.0 if job.jitter is not None else slowest_gpu(job.world_size)

@@ -1,4 +1,4 @@
-"""The kernels that a training runs on: as `[training]` chooses them, or by default."""
+"""The kernels that a training runs on, as `[training]` chooses them or by default."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def attention_of(
     model: ModelSpec,
     parallelism: Parallelism,
 ) -> AttentionChoice | None:
-    """The generation of fused attention on GPUs of one kind: as chosen, or what the program takes of itself:
-    Transformer Engine under Megatron, else torch's scaled_dot_product_attention, on Hopper."""
+    """The generation of fused attention on GPUs of one kind, as chosen or by the program's default.
+
+    Transformer Engine chooses under Megatron. Else torch's scaled_dot_product_attention does, on Hopper.
+    """
     if isinstance(strategy, MegatronTable):
         if not strategy.runs_transformer_engine:
             return table.attention
@@ -46,12 +48,17 @@ def attention_of(
 def _of_transformer_engine(
     table: TrainingTable, strategy: MegatronTable, gpus: Sequence[Gpu], model: ModelSpec
 ) -> AttentionChoice | None:
-    """Transformer Engine 1.2 to 2.18 (pytorch/attention.py, then pytorch/attention/dot_product_attention/
-    utils.py `get_attention_backend`; common/fused_attn/fused_attn.cpp `nvte_get_fused_attn_backend`): cuDNN's
-    on Hopper, from 2.0 on Blackwell too, before FlashAttention-3 even where that is installed; in
-    deterministic mode FlashAttention-2's deterministic backward before Hopper, and on Blackwell where scores
-    are dropped out, which cuDNN's deterministic backward there does not do. That backward is taken to be as
-    fast as its other, and to be there (cuDNN 9.18.1); on Hopper see `zsim.cost.rates.deterministic`."""
+    """The generation of fused attention that Transformer Engine 1.2 to 2.18 chooses.
+
+    It takes cuDNN's on Hopper, from 2.0 on also on Blackwell, in preference to FlashAttention-3 even where
+    that is installed. In deterministic mode it takes FlashAttention-2's deterministic backward before Hopper.
+    It also does on Blackwell where scores are dropped out, since cuDNN's deterministic backward there does
+    not support that. On Blackwell, cuDNN's deterministic backward is assumed to be as fast as its other one,
+    and to be available (cuDNN 9.18.1). On Hopper see `zsim.cost.rates.deterministic`.
+
+    Sources: pytorch/attention.py, then pytorch/attention/dot_product_attention/utils.py
+    `get_attention_backend`. common/fused_attn/fused_attn.cpp `nvte_get_fused_attn_backend`.
+    """
     is_open = table.attention in (None, "flash")
     is_second = is_open or table.attention == "flash2"
     has_cudnn = _has_cudnn(gpus)
@@ -66,10 +73,13 @@ def _of_transformer_engine(
 
 
 def runs_flash_2(choice: AttentionChoice | None, strategy: StrategyTable, gpu: Gpu) -> bool:
-    """Whether fused attention is FlashAttention-2's CUDA kernel: asked for by name, in engines that call it
-    (nanotron, InternEvo), and from Ampere on but on Hopper and Blackwell's data-centre GPUs, where torch's
-    SDPA (2.13 ATen/native/transformers/cuda/sdp_utils.cpp `check_prefer_cudnn_attention`) and Transformer
-    Engine prefer cuDNN's."""
+    """Whether fused attention is FlashAttention-2's CUDA kernel.
+
+    It is if asked for by name, in engines that call it (nanotron, InternEvo), and on GPUs from Ampere on. The
+    exceptions are Hopper and Blackwell's data-centre GPUs, where torch's SDPA (2.13
+    ATen/native/transformers/cuda/sdp_utils.cpp `check_prefer_cudnn_attention`) and Transformer Engine prefer
+    cuDNN's.
+    """
     if gpu.vendor != "nvidia" or _is_before(gpu, _AMPERE) or gpu.compute_capability is None:
         return False
     calls_it = isinstance(strategy, MegatronTable) and strategy.engine != "megatron"
@@ -87,12 +97,15 @@ def _is_hopper(gpus: Sequence[Gpu]) -> bool:
 
 
 def _torch_takes_cudnn(model: ModelSpec) -> bool:
-    """Whether torch's scaled_dot_product_attention gives all of the model's attention to cuDNN: from torch
-    2.11, whose wheel brings cuDNN 9.19 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
-    `check_prefer_cudnn_attention`: after 9.15.0, on compute capability 9 and 10; 2.10 has the same code and
-    cuDNN 9.10), not with dropout other than sixteenths (`check_cudnn_dropout`, from 2.12), and up to 128 wide
-    or 192 with values of 128, by eights (`check_cudnn_tensor_shapes`). A window is a mask there, which no
-    kernel skips; a softcap and sinks it does not have: these keep the GPU's own curve."""
+    """Whether torch's scaled_dot_product_attention gives all of the model's attention to cuDNN.
+
+    It does from torch 2.11 on, whose wheel brings cuDNN 9.19
+    (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp `check_prefer_cudnn_attention`: after 9.15.0, on
+    compute capability 9 and 10). torch 2.10 has the same code and cuDNN 9.10. Dropout must be in sixteenths
+    (`check_cudnn_dropout`, from 2.12). Heads may be up to 128 wide, or 192 with values of 128, in multiples
+    of eight (`check_cudnn_tensor_shapes`). A window is a mask there, which no kernel skips. A softcap and
+    sinks are not supported. Models with any of these keep the GPU's own curve.
+    """
     works = _attentions(model)
     return bool(works) and all(_is_cudnns(work) for work in works)
 
@@ -124,9 +137,11 @@ def _is_before(gpu: Gpu, capability: float) -> bool:
 
 
 def with_attention(cluster: Cluster, choices: Sequence[AttentionChoice | None]) -> Cluster:
-    """The cluster with its GPUs running each type's generation of fused attention; unchanged for None,
-    "flash", "math", and for "flash2" on GPUs whose files have that curve as their own, as NVIDIA's before
-    Blackwell."""
+    """The cluster with its GPUs running each type's generation of fused attention.
+
+    It is unchanged for None, "flash" and "math", and for "flash2" on GPUs whose files have that curve as
+    their own, as those of NVIDIA's GPUs before Blackwell.
+    """
     if all(choice in (None, "flash", "math") for choice in choices):
         return cluster
     return cluster.with_gpus(
@@ -174,7 +189,7 @@ def _second(gpu: Gpu) -> Gpu:
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
-    """The chosen kind of attention; by default fused if all GPUs and the precision allow it."""
+    """The chosen kind of attention. The default is fused attention if all GPUs and the precision allow it."""
     gpu = next((gpu for gpu in cluster.gpus if not gpu.supports_flash_attention), cluster.gpu)
     if choice is None:
         is_possible = precision != "fp32" or gpu.vendor == "cpu"
@@ -191,10 +206,12 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
 
 
 def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> TrainingTable:
-    """`[training]` with Megatron's defaults: fused kernels (`layer_kernels_of` says which), a loss that works
-    in place, gradients clipped at 1, checkpoints that run all again (`CheckpointFunction` of core
-    tensor_parallel/random.py, as in nanotron and InternEvo). An engine other than "megatron" keeps `compile`
-    as given."""
+    """`[training]` with Megatron's defaults.
+
+    These are fused kernels (`layer_kernels_of` says which), a loss that works in place, gradients clipped at
+    1, and checkpoints that run everything again (`CheckpointFunction` of core tensor_parallel/random.py, as
+    in nanotron and InternEvo). An engine other than "megatron" keeps `compile` as it is.
+    """
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
     own: CrossEntropy = "megatron" if is_newer(version) and engine == "megatron" else "megatron-before-0.8"
     loss = table.cross_entropy or ("fused_linear" if table.liger else own)
@@ -209,8 +226,11 @@ def as_megatron_runs(table: TrainingTable, engine: Engine, version: str) -> Trai
 
 
 def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism: Parallelism) -> LayerKernels:
-    """Whose kernels blocks have; by default Megatron's under Megatron, nanotron's and InternEvo's under their
-    engines, and those of Megatron-LM 2, from which it was forked, with Megatron-DeepSpeed's layers."""
+    """Whose kernels blocks have.
+
+    The default is Megatron's under Megatron, and nanotron's and InternEvo's under their engines.
+    Megatron-DeepSpeed's layers have those of Megatron-LM 2, from which it was forked.
+    """
     if table.layer_kernels is not None:
         return table.layer_kernels
     if isinstance(strategy, MegatronTable) and strategy.engine == "megatron":
@@ -222,8 +242,11 @@ def layer_kernels_of(table: TrainingTable, strategy: StrategyTable, parallelism:
 
 
 def with_release(parallelism: Parallelism, strategy: StrategyTable, asked: ParallelismTable) -> Parallelism:
-    """The parallelism with the reductions of inputs' gradients as asked, or as in the release of Megatron
-    that the strategy names. Raises InputError where there are none to choose."""
+    """The parallelism with the reductions of inputs' gradients as requested, or as in the release of Megatron
+    that the strategy names.
+
+    Raises InputError where there are none to choose.
+    """
     overlaps = asked.overlap_tensor_reduce
     if overlaps is None:
         is_old = isinstance(strategy, MegatronTable) and is_before_3(strategy.version)
@@ -246,8 +269,11 @@ def as_megatron_deepspeed_runs(table: TrainingTable) -> TrainingTable:
 
 
 def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable:
-    """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is given: Megatron's arguments.py asserts
-    it before Blackwell if tensor or context parallelism is on (core 0.16.1 `validate_args`)."""
+    """`[training]` with CUDA_DEVICE_MAX_CONNECTIONS = 1, unless it is set.
+
+    Megatron's arguments.py asserts it before Blackwell if tensor or context parallelism is on (core 0.16.1
+    `validate_args`).
+    """
     capabilities = [gpu.compute_capability for gpu in cluster.gpus if gpu.compute_capability is not None]
     if "device_max_connections" in table.model_fields_set or not capabilities:
         return table
@@ -256,16 +282,19 @@ def with_one_connection(table: TrainingTable, cluster: Cluster) -> TrainingTable
 
 
 def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
-    """The chosen kernels of the loss; by default fused with the LM head under Liger, one kernel under
-    torch.compile."""
+    """The chosen kernels of the loss. The default is fused with the LM head under Liger, and one kernel under
+    torch.compile.
+    """
     if table.cross_entropy is not None:
         return table.cross_entropy
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
 
 
 def check_stored_types(training: Training, table: TrainingTable, strategy: StrategyTable) -> None:
-    """Raises InputError for an `autocast` or `stored_dtype` of `[training]` that its strategy does not
-    have, NotSimulatedError for what zsim lacks beside weights that FSDP2 keeps in 16 bits."""
+    """Raises InputError for an `autocast` or `stored_dtype` of `[training]` that its strategy does not have.
+
+    Raises NotSimulatedError for settings that zsim lacks with weights that FSDP2 keeps in 16 bits.
+    """
     kind = strategy.kind
     low = "bf16" if training.precision == "fp8" else training.precision
     if training.autocast and (kind != "fsdp1" or low == "fp32"):

@@ -37,15 +37,18 @@ def strategy_label(job: Job) -> str:
 
 
 def gpus_label(job: Job) -> str:
-    """Number of GPUs, "16 GPUs"; where nodes have GPUs that the job leaves alone, "8 GPUs on 2 nodes"."""
+    """Number of GPUs, as in "16 GPUs". Where the job does not use all GPUs of its nodes, it is "8 GPUs on 2
+    nodes".
+    """
     gpus, nodes = job.world_size, job.num_nodes
     on = f" on {nodes:,} nodes" if nodes > 1 and min(job.placement.gpus) < job.cluster.gpus_per_node else ""
     return format_gpus(gpus) + on
 
 
 def parallelism_label(job: Job) -> str:
-    """The degrees above 1, outermost first: "PP 4 (1f1b) x DP 16 x TP 8, EP 8"; "" for data parallelism
-    alone."""
+    """The degrees above 1, outermost first, as in "PP 4 (1f1b) x DP 16 x TP 8, EP 8". Empty for data
+    parallelism alone.
+    """
     asked = job.parallelism
     if asked.is_trivial:
         return ""
@@ -62,8 +65,10 @@ def parallelism_label(job: Job) -> str:
 
 
 def batch_label(training: Training, sizes: Sequence[int] = ()) -> str:
-    """Tokens of a replica's step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"; with `sizes` of
-    micro-batches that differ "1 to 2 x 8,192 tokens"."""
+    """Tokens of a replica's step, as in "2 x 8,192 tokens" or "2 x 8,192 tokens x 4 micro-batches".
+
+    With `sizes` of micro-batches that differ, it is "1 to 2 x 8,192 tokens".
+    """
     steps = training.gradient_accumulation_steps
     of = f" x {steps:,} micro-batches" if steps > 1 else ""
     size = f"{min(sizes):,} to {max(sizes):,}" if sizes else f"{training.micro_batch_size:,}"
@@ -71,8 +76,9 @@ def batch_label(training: Training, sizes: Sequence[int] = ()) -> str:
 
 
 def training_label(job: Job) -> str:
-    """Precision and checkpointing: "bf16, full activation checkpointing", with "(1 block of 2)" or the
-    policies by block."""
+    """Precision and checkpointing, as in "bf16, full activation checkpointing", with "(1 block of 2)" or the
+    policies by block.
+    """
     training = job.training
     policy, every = training.activation_checkpointing, training.checkpoint_every
     if training.block_checkpointing:

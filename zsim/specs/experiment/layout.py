@@ -22,21 +22,22 @@ from zsim.specs.strategy.tables import DeepSpeedTable
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A model over the ranks of a job, before its training is known.
-
-    `model`: with what the framework adds to it (DeepSpeed's tiles; Megatron's predictions of several tokens
-    and its padded vocabulary); `asked`: the degrees as they are asked for; `whole`: the cluster, whose GPUs
-    run the attention that was chosen; `cluster`: with only those types of nodes that the job is on, as all
-    checks of GPUs see it; `runs_flash_2`: whether FlashAttention-2 runs on any of them.
-    """
+    """A model over the ranks of a job, before its training is known."""
 
     model: ModelSpec
+    """The model with the framework's additions: DeepSpeed's tiles, or Megatron's multi-token prediction and
+    padded vocabulary.
+    """
     asked: ParallelismTable
+    """The degrees as the experiment asks for them."""
     parallelism: Parallelism
     placement: Placement
     whole: Cluster
+    """The cluster, whose GPUs run the chosen attention."""
     cluster: Cluster
+    """The cluster with only the types of nodes that the job is on, as all checks of GPUs see it."""
     runs_flash_2: bool
+    """Whether FlashAttention-2 runs on any of the job's GPUs."""
 
     @property
     def replicas(self) -> int:
@@ -47,7 +48,7 @@ class Layout:
 def lay_out(
     experiment: Experiment, model: ModelSpec, cluster: Cluster, placement: Placement, notes: list[str]
 ) -> Layout:
-    """The layout of `model`. Adds to `notes` what the framework changes.
+    """The layout of `model`. Adds notes about what the framework changes to `notes`.
 
     Raises InputError for degrees that do not fit the ranks or the model, NotSimulatedError for what zsim
     lacks.
@@ -81,7 +82,9 @@ def _types_in_use(cluster: Cluster, placement: Placement) -> list[int]:
 
 
 def _of_types(cluster: Cluster, used: list[int]) -> Cluster:
-    """The cluster with only those types of nodes; the first of them where a single one is asked for."""
+    """The cluster with only the types of nodes in `used`. The first of them is used where a single one is
+    needed.
+    """
     if not cluster.nodes:
         return cluster
     nodes = [cluster.nodes[kind] for kind in used]

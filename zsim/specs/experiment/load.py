@@ -26,11 +26,11 @@ def load_experiment(
     origin: str | None = None,
     code: OwnCode | None = None,
 ) -> Experiment:
-    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that replace its values.
+    """Read an experiment file. `overrides` are dotted keys (`"training.precision"`) that replace its values.
 
-    Paths in the file are relative to the file, paths in overrides to the working directory. `origin`: prefix
-    of error messages (default: the file's name). `code`: the permission to run functions that are named as
-    models, see [Note: who may run code].
+    Paths in the file are relative to the file, paths in overrides to the working directory. `origin` is the
+    prefix of error messages, by default the file's name. `code` is the permission to run functions that are
+    named as models, see [Note: who may run code].
     """
     path = Path(path)
     data = located(read_toml(path), path.parent)
@@ -50,8 +50,11 @@ _PATHS = (
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """File-shaped data as a file in `folder` means it: paths that lead to a file from there are joined with
-    `folder`, and "null" in the content of another program's file is None."""
+    """File-shaped data as a file in `folder` means it.
+
+    Paths that lead to a file from there are joined with `folder`, and "null" in the content of another
+    program's file becomes None.
+    """
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     if isinstance(data.get("model"), dict):
         data["model"] = with_nulls(data["model"])
@@ -68,10 +71,11 @@ def experiment_from(
 ) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
-    Overriding `strategy.kind` drops the keys of the old kind; overriding `nodes` drops the file's `gpus`, and
-    so on, a cluster that lists its nodes both; overriding `model` keeps [training], see
+    Overriding `strategy.kind` drops the keys of the old kind. Overriding `nodes` drops the file's `gpus`, and
+    the other way round. A cluster that lists its nodes drops both. Overriding `model` keeps [training], see
     `zsim.specs.experiment.model_change`. If `strategy.config` is another program's training file, the file's
-    content replaces it."""
+    content replaces it.
+    """
     if "model" not in overrides:
         data = with_models(data, origin, code)
     overrides = with_models(overrides, "--set", code)

@@ -1,8 +1,8 @@
-"""Another model in an experiment: which of its training settings are kept.
+"""Another model in an experiment, and which of its training settings are kept.
 
-One rule, wherever the model is changed (`--model`, `--set model=`, the page, a sweep's axis): every setting
-of [training] is kept, except a sequence that is longer than the new model's learned positions: unless the
-same overrides set it, it is shortened to them. The report's notes say both.
+One rule applies wherever the model is changed (`--model`, `--set model=`, the page, a sweep's axis). Every
+setting of [training] is kept, except a sequence that is longer than the new model's learned positions. It is
+shortened to them, unless the same overrides set it. The report's notes say both.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _LENGTH = "sequence_length"
 
 
 def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """File-shaped `data` for the new model of the dotted `overrides`: a [training] that the new model can
-    run, and notes of what is kept; unchanged if no model is changed.
+    """File-shaped `data` for the new model of the dotted `overrides`, with a [training] that the new model
+    can run.
 
-    Raises InputError for a model that cannot be read.
+    It also has notes of the settings that are kept. It is unchanged if no model is changed. Raises InputError
+    for a model that cannot be read.
     """
     before, after = data.get("model"), overrides.get("model")
     training = data.get("training")

@@ -16,9 +16,12 @@ _MASK_BLOCK = 128  # torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZ
 
 
 def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
-    """Raises InputError for heads, widths or micro-batches that do not divide among the ranks, and
-    for what torch refuses beside its schedules and its asynchronous tensor parallelism; NotSimulatedError for
-    checkpoints of which it recomputes a block once per parameter."""
+    """Raises InputError for heads, widths or micro-batches that do not divide among the ranks.
+
+    It also raises InputError for settings that torch refuses with its schedules and its asynchronous tensor
+    parallelism. Raises NotSimulatedError for checkpoints of which torch recomputes a block once per
+    parameter.
+    """
     _check_loss(parallelism)
     _check_gathers(parallelism)
     _check_halves(model, parallelism)
@@ -45,8 +48,7 @@ def check_split(model: ModelSpec, training: Training, parallelism: Parallelism) 
 
 
 def check_tokens(training: Training, parallelism: Parallelism) -> None:
-    """Raises InputError for a sequence that cannot be cut into equal parts for its ranks, of which some would
-    have no token."""
+    """Raises InputError for a sequence that cannot be cut into equal parts for its ranks."""
     shards = parallelism.token_shards * (2 if _is_zigzag(parallelism) else 1)
     if training.sequence_length % shards:
         nearest = max(shards, round(training.sequence_length / shards) * shards)
@@ -92,8 +94,12 @@ def _check_gathers(parallelism: Parallelism) -> None:
 
 
 def _check_async(training: Training, parallelism: Parallelism) -> None:
-    """torchtitan v0.2.2 distributed/tensor_parallel.py; torch 2.13 _inductor/fx_passes/micro_pipeline_tp.py,
-    which knows gathers and scatters. Megatron-Core 0.16.1 training/arguments.py `validate_args`."""
+    """Checks asynchronous tensor parallelism as the frameworks do.
+
+    Sources: torchtitan v0.2.2 distributed/tensor_parallel.py. torch 2.13
+    _inductor/fx_passes/micro_pipeline_tp.py, which knows gathers and scatters. Megatron-Core 0.16.1
+    training/arguments.py `validate_args`.
+    """
     if not parallelism.async_tensor or parallelism.style not in ("torch", "megatron"):
         return
     if parallelism.tensor == 1 and parallelism.style == "torch":
@@ -162,7 +168,7 @@ def _check_block(block: Block, model: ModelSpec, parallelism: Parallelism) -> No
 
 
 def _is_zigzag(parallelism: Parallelism) -> bool:
-    """Whether each rank has a chunk from the front and one from the back of every sequence."""
+    """Whether each rank has one chunk from the front and one from the back of every sequence."""
     return parallelism.context > 1 and parallelism.style in ("torch", "megatron")
 
 
@@ -175,9 +181,12 @@ def _check_divides(what: str, count: int, tensor: int, model: ModelSpec) -> None
 
 
 def with_context_inner(parallelism: Parallelism, world_size: int, gpus_per_node: int) -> Parallelism:
-    """The parallelism with the ranks of a context group that exchange heads under "a2a+p2p": the most that
-    divide the group and are on one node of `gpus_per_node` GPUs. All ranks on one node, or each on its own,
-    leave one of the two methods (`attn_forward_func_with_cp`, TransformerEngine 2.17.1)."""
+    """The parallelism with the number of ranks of a context group that exchange heads under "a2a+p2p".
+
+    It is the largest number that divides the group and is on one node of `gpus_per_node` GPUs. If all ranks
+    are on one node, or each is on a node of its own, only one of the two methods is left
+    (`attn_forward_func_with_cp`, TransformerEngine 2.17.1).
+    """
     if parallelism.context_method != "a2a+p2p" or parallelism.context == 1:
         return parallelism
     apart, ranks = 1, parallelism.context
@@ -206,10 +215,13 @@ def with_context_masks(parallelism: Parallelism, model: ModelSpec, sequence_leng
 def flex_note(
     parallelism: Parallelism, gpus: Sequence[Gpu], model: ModelSpec, training: Training
 ) -> str | None:
-    """The note on whose rates FlexAttention has: no GPU's file has a curve of it. Fused attention in chunks
-    is torch's, too: transformers' Llama 4 takes no FlashAttention, and its SDPA computes all scores beneath a
-    mask (5.24 models/llama4/modeling_llama4.py `_supports_flash_attn`, masking_utils.py
-    `_ignore_causal_mask_sdpa`); torchtitan gives it FlexAttention."""
+    """The note about the rates that FlexAttention is simulated with, since no GPU's file has a curve of it.
+
+    Fused attention in chunks is torch's FlexAttention too. transformers' Llama 4 does not use FlashAttention,
+    and its SDPA computes all scores under a mask (5.24 models/llama4/modeling_llama4.py
+    `_supports_flash_attn`, masking_utils.py `_ignore_causal_mask_sdpa`). torchtitan uses FlexAttention for
+    it.
+    """
     works = [module.work for block in model.distinct_blocks for module in block.modules]
     in_chunks = training.attention == "flash" and any(
         isinstance(work, Attention) and work.chunk is not None and work.chunk < training.sequence_length
@@ -231,8 +243,10 @@ def _has_window(work: Attention, sequence_length: int) -> bool:
 
 
 def _check_context(model: ModelSpec, training: Training, parallelism: Parallelism) -> None:
-    """Raises InputError for heads that the ranks cannot exchange and attention that is not fused;
-    NotSimulatedError for windows, and for what zsim does not know of a framework."""
+    """Raises InputError for heads that the ranks cannot exchange and for attention that is not fused.
+
+    Raises NotSimulatedError for windows, and for behaviour of a framework that zsim does not know.
+    """
     name = FRAMEWORK_NAMES[parallelism.style]
     if parallelism.style == "nanotron":
         raise NotSimulatedError("parallelism.context: zsim does not simulate nanotron's ring attention")
@@ -283,7 +297,7 @@ def _check_mask_blocks(training: Training, parallelism: Parallelism) -> None:
 
 
 def _unshared(work: Attention, sequence_length: int) -> str:
-    """The trait of an attention that ranks do not share in zsim; "" if none."""
+    """The trait of an attention that zsim does not simulate across context ranks. Empty if there is none."""
     traits = {
         "sees all tokens": not work.is_causal,
         "is in chunks": work.chunk is not None and work.chunk < sequence_length,
@@ -294,7 +308,9 @@ def _unshared(work: Attention, sequence_length: int) -> str:
 
 
 def _check_heads(work: Attention, model: ModelSpec, parallelism: Parallelism) -> None:
-    """Ranks that exchange heads for tokens each take as many heads; DeepSpeed repeats heads of K and V."""
+    """Ranks that exchange heads for tokens each take the same number of heads. DeepSpeed repeats heads of K
+    and V.
+    """
     is_inner = parallelism.context_method == "a2a+p2p"
     ranks, tensor = parallelism.context_inner if is_inner else parallelism.context, parallelism.tensor
     heads, groups = work.num_heads // tensor, max(1, work.num_kv_heads // tensor)

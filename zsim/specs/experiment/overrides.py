@@ -29,10 +29,10 @@ _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """File-shaped `data` with dotted `overrides` applied; an override of None unsets its key, one of the
-    model's says null in its config.json.
+    """File-shaped `data` with dotted `overrides` applied.
 
-    Raises InputError where a dotted key leads through something that is not a table.
+    An override of None unsets its key. For a key of the model it writes null into the config.json. Raises
+    InputError where a dotted key leads through something that is not a table.
     """
     changed = _copy(data)
     deeper: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
@@ -55,7 +55,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
-    """Set a dotted key; missing or null tables on the way are created. None removes the key."""
+    """Set a dotted key. Missing or null tables on the path are created. None removes the key."""
     *parents, key = dotted.split(".")
     table = data
     for parent in parents:
@@ -117,7 +117,7 @@ def _spelt_as_in(config: Mapping[str, Any], key: str) -> str:
 
 
 def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of the model's config.json with `changes` applied; a key that nothing reads is an error."""
+    """The content of the model's config.json with `changes` applied. A key that nothing reads is an error."""
     if isinstance(base, Mapping):
         config, name = _copy(base), str(base.get("_name_or_path", "model"))
     elif isinstance(base, str | Path):
@@ -142,8 +142,9 @@ def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster as tables over the file that it extends; a changed table's source says that the user set
-    it."""
+    """The cluster as tables on top of the file that it extends. The source of a changed table says that the
+    user set it.
+    """
     if isinstance(base, Mapping):
         tables = _copy(base)
     elif isinstance(base, str):

@@ -1,8 +1,8 @@
 """The placement of a job in its fabric: which nodes, and how many GPUs on each.
 
 [placement]
-fabric_nodes = 128                 # the whole fabric; without it, as many nodes as the job needs
-nodes = "0-7,32-39"                # these nodes, in this order; or let a policy choose:
+fabric_nodes = 128                 # the whole fabric. Left out: as many nodes as the job needs
+nodes = "0-7,32-39"                # these nodes, in this order, or let a policy choose:
 policy = "spread"                  # packed (the first nodes), spread over the pods (or leaves), random
 gpus_per_node = [8, 8, 4]          # uneven nodes: GPUs used on each of them
 """
@@ -30,8 +30,11 @@ MAX_GPUS = 2**20
 
 
 class PlacementTable(BaseModel):
-    """`[placement]`: which nodes of its fabric a job runs on. All three policies number ranks by node;
-    "spread" takes nodes at even intervals where the fabric has neither pods nor leaves."""
+    """`[placement]`: which nodes of its fabric a job runs on.
+
+    All three policies number ranks by node. "spread" takes nodes at even intervals where the fabric has
+    neither pods nor leaves.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -92,11 +95,14 @@ def node_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`nodes[i]` of the fabric's `fabric_nodes` is the job's i-th node, on which it uses `gpus[i]` GPUs."""
+    """The nodes of a job in its fabric, and the GPUs that it uses on each."""
 
     fabric_nodes: int
+    """Number of nodes of the whole fabric."""
     nodes: tuple[int, ...]
+    """`nodes[i]` is the number in the fabric of the job's i-th node."""
     gpus: tuple[int, ...]
+    """`gpus[i]` is the number of GPUs that the job uses on its i-th node."""
 
     @property
     def world_size(self) -> int:
@@ -121,7 +127,7 @@ class Placement:
 
 
 def evenly(nodes: int, gpus_per_node: int) -> Placement:
-    """A job on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
+    """A placement on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
     return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
 
 
@@ -133,11 +139,11 @@ def place(
     where: str = "",
     taken: Mapping[int, str] | None = None,
 ) -> Placement:
-    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken`: nodes of
-    co-located jobs -> the job's name.
+    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe.
 
-    Raises InputError, beginning with `where`, if they contradict each other, the cluster or `taken`, and for
-    more GPUs than zsim simulates.
+    `node_owners` maps the nodes of co-located jobs to the job's name. Raises InputError, beginning with
+    `where`, if they contradict each other, the cluster or `node_owners`, and for more GPUs than zsim
+    simulates.
     """
     taken = taken or {}
     if cluster.nodes:
@@ -174,8 +180,10 @@ def place(
 def _on_listed_nodes(
     table: PlacementTable, cluster: Cluster, nodes: int | None, gpus: int | None, where: str
 ) -> tuple[PlacementTable, int | None]:
-    """The table and the number of nodes on a cluster that lists its nodes, which are the fabric's: all of
-    them, unless the table says which the job uses."""
+    """The table and the number of nodes on a cluster that lists its nodes.
+
+    Its nodes are the fabric's. The job uses all of them, unless the table says which it uses.
+    """
     total = len(cluster.type_of_node)
     if table.fabric_nodes not in (None, total):
         raise InputError(
@@ -259,7 +267,7 @@ def _uneven_counts(
 def _chosen(
     table: PlacementTable, cluster: Cluster, fabric: int, free: Sequence[int], count: int
 ) -> tuple[int, ...]:
-    """The free nodes that the policy takes, in the order of their numbers, as schedulers list them."""
+    """The free nodes that the policy chooses, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":
         generator = np.random.default_rng(table.seed)
         return tuple(sorted(generator.choice(np.array(free), count, replace=False).tolist()))

@@ -1,12 +1,13 @@
-"""Settings that can be expressed in each program whose files zsim reads: one table, each row with its source.
+"""Settings that can be expressed in each program whose files zsim reads. It is one table, and each row has
+its source.
 
-A row gives, for one key of an experiment (or all keys with the prefix before a star), the values that a
-program can be given, where, and how. A setting without a row cannot be expressed in that program. An
-experiment without a program can use every setting; `OWN` lists those that need more than files.
+For one key of an experiment, or for all keys with the prefix before a star, a row gives the values that a
+program accepts, where they are set, and how. A setting without a row cannot be expressed in that program. An
+experiment without a program can use every setting. `ZSIM_MAPPINGS` lists those that need more than files.
 
 # [Note: transformers checkpoints every block]
 `activation_checkpointing_kwargs.every_n_layers` is in transformers 5.23 (training_args.py) and not in earlier
-releases; a file does not say which release reads it, so the table has no row for every n-th block.
+releases. A file does not say which release reads it, so the table has no row for every n-th block.
 """
 
 from __future__ import annotations
@@ -35,16 +36,20 @@ NAMES: Mapping[Program, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How a program is given `values` of `key` (any value if empty), under the strategies `kinds` (all if
-    empty): in its file, or by a change of the script that it runs. `source`: where this was read, and of
-    which release."""
+    """How a program is configured with values of one key of an experiment."""
 
     key: str
+    """Dotted key of an experiment. A star at its end stands for all keys with that prefix."""
     place: Place
+    """The program's file, or a change of the script that it runs."""
     how: str
+    """The program's own key, option or code."""
     source: str
+    """Where this was read, and in which release."""
     values: tuple[Any, ...] = ()
+    """The values that can be expressed. Empty: any value."""
     kinds: tuple[str, ...] = ()
+    """The strategies under which they can be expressed. Empty: all."""
 
     def is_of(self, kind: str, key: str, value: Any) -> bool:
         is_key = key.startswith(self.key[:-1]) if self.key.endswith("*") else key == self.key
@@ -71,7 +76,7 @@ _TITAN_DEGREES = "torchtitan 0.2.2, config/job_config.py, distributed/pipeline_p
 
 
 def _torchtitan_degrees(source: str) -> tuple[Telling, ...]:
-    """Rows of `[parallelism]`; its mesh has one order."""
+    """Rows of `[parallelism]`. torchtitan's mesh has a single order."""
     keys = {
         "tensor": "tensor_parallel_degree",
         "async_tensor": "enable_async_tensor_parallel, with compile.enable",
@@ -311,14 +316,18 @@ _IN_A_FILE = Telling("*", "file", "", "zsim export")
 
 
 def program_of(program: Program | None, kind: str) -> Program | None:
-    """`program` if it knows the strategy; Megatron for its own, which nothing else runs; else None."""
+    """`program` if it supports the strategy. Megatron's own strategy always has Megatron, since nothing else
+    runs it. Else None.
+    """
     if program is None and kind == "megatron":
         return "megatron"
     return program if program is not None and kind in KINDS[program] else None
 
 
 def telling(program: Program | None, kind: str, key: str, value: Any) -> Telling | None:
-    """How a program is given a value of a dotted key; None if it cannot be. An empty table sets nothing."""
+    """How a program is configured with a value of a dotted key. None if it cannot be. An empty table sets
+    nothing.
+    """
     if isinstance(value, Mapping) and not value:
         return _IN_A_FILE
     program = program_of(program, kind)

@@ -167,7 +167,7 @@ def _trained(
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
 ) -> tuple[Training, ModelSpec, ExpertSplit]:
-    """The training that is asked for, the model as it is trained, and whose code runs its experts."""
+    """The training that the experiment asks for, the trained model, and whose code runs its experts."""
     table, model, parallelism = experiment.strategy, layout.model, layout.parallelism
     optimizer = chosen_optimizer(asked, table, deepspeed)
     training = settled_training(asked, model, layout.cluster, deepspeed, notes, optimizer.name)
@@ -221,7 +221,9 @@ def _with_experts(
     training: Training,
     deepspeed: DeepSpeedConfig | None,
 ) -> Parallelism:
-    """The layout's parallelism, with the degrees of the model's experts; `model`: as it is trained."""
+    """The layout's parallelism with the degrees of the model's experts. `model` is the model as it is
+    trained.
+    """
     table, placement, parallelism = experiment.strategy, layout.placement, layout.parallelism
     split = resolve_expert_degrees(
         layout.asked,
@@ -250,7 +252,7 @@ def _checked(
     parallelism: Parallelism,
     deepspeed: DeepSpeedConfig | None,
 ) -> list[str]:
-    """Notes on what has no effect, once all tables have been checked against each other."""
+    """Notes about settings without effect, after all tables have been checked against each other."""
     table = experiment.strategy
     notes: list[str | None] = []
     if isinstance(table, MegatronTable):

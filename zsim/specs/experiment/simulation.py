@@ -1,7 +1,7 @@
 """`[simulation]` of an experiment: how a step is simulated.
 
 [simulation]
-every_micro_batch = false          # simulate three; the others take as long as the third
+every_micro_batch = false          # simulate three. The others take as long as the third
 known_to_fit = true                # the job ran, so torch's allocator had all memory of its GPU
 """
 
@@ -11,9 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SimulationTable(BaseModel):
-    """`[simulation]`. Where not every micro-batch is simulated and torch's allocator runs short, eight are,
-    and the others are taken to be like their mean. A job that is not known to fit needs
-    `framework_memory.allocator_margin` free as well before the allocator is simulated."""
+    """`[simulation]`.
+
+    Where not every micro-batch is simulated and torch's allocator runs short, eight are simulated, and the
+    others are assumed to equal their mean. A job that is not known to fit also needs
+    `framework_memory.allocator_margin` free before the allocator is simulated.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -41,9 +41,10 @@ _PREDICTIONS = "strategy.mtp_layers"
 
 def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style | None]:
     """`[parallelism]` with the degrees of the strategy's own file, and whose tensor and pipeline parallelism
-    it is; None: the strategy has none.
+    it is.
 
-    Raises InputError for degrees that torchtitan refuses beside DDP (v0.2.2 `parallelize_llama`).
+    The style is None for a strategy without either. Raises InputError for degrees that torchtitan refuses
+    with DDP (v0.2.2 `parallelize_llama`).
     """
     table, parallelism = experiment.strategy, experiment.parallelism
     if isinstance(table, MegatronTable):
@@ -62,8 +63,11 @@ def asked_parallelism(experiment: Experiment) -> tuple[ParallelismTable, Style |
 
 
 def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTable) -> ExpertSplit:
-    """How a strategy runs the model's routed experts, of which `asked` says the degrees; one value for all
-    models without any. Raises for what the strategy's code does not do with experts."""
+    """How a strategy runs the model's routed experts. `requested` has their degrees.
+
+    Models without experts all have the same value. Raises for what the strategy's code does not support with
+    experts.
+    """
     if not has_experts(model):
         return ExpertSplit()
     if asked.expert_padding:
@@ -95,22 +99,26 @@ def resolve_experts(model: ModelSpec, table: StrategyTable, asked: ParallelismTa
 
 
 def expert_replicas(table: StrategyTable) -> int:
-    """Replicas that the ranks with the same experts are to fill: of hybrid sharding, or instances of
-    Megatron's distributed optimizer (Megatron-Core 0.16.1 core/parallel_state.py: "Expert data parallel size
-    should be divisible by partial DistOpt shard factor")."""
+    """The number of replicas that the ranks with the same experts must fill.
+
+    It is that of hybrid sharding, or the number of instances of Megatron's distributed optimizer
+    (Megatron-Core 0.16.1 core/parallel_state.py: "Expert data parallel size should be divisible by partial
+    DistOpt shard factor").
+    """
     if isinstance(table, MegatronTable):
         return table.optimizer_instances
     return table.replicate or 1 if isinstance(table, Fsdp2Table) else 1
 
 
 def _quantised_padding(table: MegatronTable) -> Literal["map", "copies"]:
-    """Megatron-Core 0.16.1 core/transformer/moe/experts.py: `TEGroupedMLP` and `SequentialMLP` copy what the
-    map leaves."""
+    """`TEGroupedMLP` and `SequentialMLP` copy what the map leaves (Megatron-Core 0.16.1
+    core/transformer/moe/experts.py).
+    """
     return "map" if table.moe_router_padding else "copies"
 
 
 def _padded(table: StrategyTable) -> ExpertSplit:
-    """Experts padded to the fullest (kempnerforge/model/moe.py at 5666d0d1)."""
+    """Experts padded to the size of the fullest (kempnerforge/model/moe.py at 5666d0d1)."""
     if isinstance(table, DeepSpeedTable | MegatronTable):
         raise InputError(
             f"parallelism.expert_padding: found true with strategy '{table.kind}', which pads no expert to "
@@ -122,8 +130,11 @@ def _padded(table: StrategyTable) -> ExpertSplit:
 def resolve_strategy(
     table: StrategyTable, training: Training, ranks: int, cluster: Cluster, num_nodes: int
 ) -> tuple[Ddp | Fsdp1 | Fsdp2 | Megatron | Reference, Cluster]:
-    """A table other than DeepSpeed's, resolved for `ranks` ranks that share one part of the model; and the
-    cluster, with the reference engine's own collectives under it."""
+    """A table other than DeepSpeed's, resolved for `ranks` ranks that share one part of the model, and the
+    cluster.
+
+    Under the reference engine the cluster has that engine's own collectives.
+    """
     if isinstance(table, DdpTable):
         strategy = Ddp(
             bucket_cap_bytes=round(table.bucket_cap_mb * 2**20),
@@ -144,9 +155,12 @@ def resolve_strategy(
 
 
 def with_threads(strategy: object, cluster: Cluster, gpus_per_node: int) -> tuple[Cluster, list[str]]:
-    """The cluster with the threads that a rank's launcher gives it, where the cluster does not say them, and
-    a note on them: torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks on a node (torch 2.13
-    distributed/run.py); DeepSpeed's launcher leaves torch all cores."""
+    """The cluster with the threads that a rank's launcher gives it, where the cluster does not set them, and
+    a note about them.
+
+    torchrun sets OMP_NUM_THREADS to 1 where it starts several ranks on a node (torch 2.13
+    distributed/run.py). DeepSpeed's launcher leaves all cores to torch.
+    """
     is_torchs = isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
     if not is_torchs or gpus_per_node == 1 or cluster.offload.threads_per_rank is not None:
         return cluster, []
@@ -171,8 +185,9 @@ def resolve_deepspeed(
     placement: Placement,
     parallelism: Parallelism,
 ) -> DeepSpeedConfig:
-    """The resolved DeepSpeed JSON of the user, or of a stage with defaults; if both give a stage, it must be
-    equal."""
+    """The resolved DeepSpeed JSON of the user, or of a stage with defaults. If both give a stage, it must be
+    equal.
+    """
     replicas = placement.world_size // parallelism.model_ranks
     config: str | Path | dict[str, Any]
     if table.config is None:
@@ -326,9 +341,10 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
 def with_predictions(
     model: ModelSpec, table: MegatronTable, parallelism: Parallelism
 ) -> tuple[ModelSpec, Parallelism]:
-    """The model with its layers of multi-token prediction, and the stages with those on the last.
+    """The model with its layers of multi-token prediction, and the stages with those layers on the last.
 
-    Raises InputError where Megatron has none, NotSimulatedError for what zsim lacks."""
+    Raises InputError where Megatron has none, NotSimulatedError for what zsim lacks.
+    """
     count = table.mtp_layers
     if table.engine != "megatron" or not is_core(table.version):
         raise InputError(

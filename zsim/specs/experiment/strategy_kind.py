@@ -1,4 +1,4 @@
-"""The kind of `[strategy]`, which its keys say where it is left out."""
+"""The kind of `[strategy]`, inferred from its keys where it is left out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from zsim.specs.strategy.tables import STRATEGIES, is_strategy
 
 
 def with_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[dict[str, Any], list[str]]:
-    """The data with the kind of `[strategy]`, inferred from its keys if left out, and without keys that the
-    kind does not have; and one sentence per problem. `file`: the tables of the experiment's file."""
+    """The data with the kind of `[strategy]`, and one sentence per problem.
+
+    The kind is inferred from the keys if it is left out. Keys that the kind does not have are dropped. `file`
+    is the model of the experiment's file.
+    """
     table = data.get("strategy")
     if not isinstance(table, Mapping):
         return data, []
@@ -50,6 +53,6 @@ def with_strategy_kind(data: dict[str, Any], file: type[BaseModel]) -> tuple[dic
 
 
 def kind_with(keys: set[str]) -> str | None:
-    """The kind that has these keys, FSDP2 if that is one of several; None if none has all."""
+    """The kind that has these keys. FSDP2 if several have them, None if no kind has all."""
     fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
     return "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None

@@ -1,6 +1,6 @@
 """The tables of an experiment: which model, on which cluster, trained how.
 
-`Experiment` has the shape of the file that people write; `resolve` (zsim.specs.experiment.resolve) looks
+`Experiment` has the shape of the file that people write. `resolve` (zsim.specs.experiment.resolve) looks
 every name up and fills every default in.
 """
 
@@ -75,7 +75,7 @@ AttentionChoice = Literal[
 
 
 class _Instance:
-    """Annotation of an object that no file spells; pydantic's `InstanceOf` describes all its fields too."""
+    """Annotation of an object that no file spells. pydantic's `InstanceOf` describes all its fields too."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: object) -> core_schema.CoreSchema:
         return core_schema.is_instance_schema(source)
@@ -87,18 +87,7 @@ _Model = Annotated[
 
 
 class TrainingTable(TableOfFile):
-    """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
-    GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
-    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name), but
-    "cudnn" under Megatron on Hopper and Blackwell, and on Hopper under torch where its
-    scaled_dot_product_attention takes cuDNN's (torch 2.11 and later; causal or none, no documents apart,
-    heads up to 128 wide or 192 with values of 128, dropout in sixteenths); under Megatron in deterministic
-    mode "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out, and
-    "cudnn-deterministic" on Hopper;
-    `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
-    linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
-    "megatron" under Megatron, "fused" with `compile`, else "eager". `fp8_recipe`: "delayed" under Megatron,
-    as on its command line, else "torchao-tensorwise"; given, it says precision "fp8" as well."""
+    """`[training]`. `liger` is linkedin/Liger-Kernel."""
 
     @model_validator(mode="before")
     @classmethod
@@ -112,7 +101,7 @@ class TrainingTable(TableOfFile):
     @field_validator("transformers", mode="before")
     @classmethod
     def _reads_numbers(cls, value: object) -> object:
-        """4.51 without quotes is a number; what is read of a release is whether it is one of 5."""
+        """Turns a release without quotes, such as 4.51, into text. Only its major number is read."""
         return str(value) if type(value) in (int, float) else value
 
     sequence_length: Count | None = Field(
@@ -144,6 +133,7 @@ class TrainingTable(TableOfFile):
         description='how products are cast with precision "fp8": the scales, and whose kernels; left out: '
         '"delayed" under Megatron, else "torchao-tensorwise"',
     )
+    """A given recipe implies precision "fp8". The default under Megatron is that of its command line."""
     lengths: Late[LengthsTable] | None = Field(
         default=None, description="documents of different lengths, packed or padded"
     )
@@ -159,6 +149,15 @@ class TrainingTable(TableOfFile):
         description="fused attention, of a generation by name, or written out; left out: the best "
         "that the GPU's file knows",
     )
+    """The default is flash where the GPU supports it, of the generation that its file is calibrated for. That
+    is FlashAttention-2 on NVIDIA's GPUs. "flash3" on Hopper and "flash4" on Blackwell are asked for by name.
+    The default is "cudnn" under Megatron on Hopper and Blackwell. It is also "cudnn" under torch on Hopper
+    where torch's scaled_dot_product_attention takes cuDNN's. That is so in torch 2.11 and later for attention
+    that is causal or has no mask, without documents kept apart, with heads up to 128 wide or 192 with values
+    of 128, and with dropout in sixteenths. Under Megatron in deterministic mode the default is
+    "flash2-deterministic" before Hopper, and on Blackwell where scores are dropped out. On Hopper it is
+    "cudnn-deterministic".
+    """
     transformers: str | None = Field(
         default=None,
         description="the release of Hugging Face's transformers that runs routed experts: up to 4.57 one by "
@@ -177,6 +176,9 @@ class TrainingTable(TableOfFile):
     cross_entropy: CrossEntropy | None = Field(
         default=None, description="whose kernels compute the loss; left out: those of the framework"
     )
+    """The default is "fused_linear" with Liger, "megatron" under Megatron, "fused" with `compile`, and else
+    "eager".
+    """
     optimizer: str = Field(default="adamw", description="by name, as docs/recipes/28 lists them")
     lora: Late[LoraTable] | None = None
     frozen: tuple[str, ...] = Field(
@@ -249,7 +251,7 @@ class ExperimentFile(TableOfFile):
 
     @staticmethod
     def inner_tables() -> Mapping[str, type[BaseModel]]:
-        """Tables that other files may hold, and so their keys' types do not show."""
+        """Tables that other files may hold, so that their keys' types do not show them."""
         from zsim.specs.cluster.cluster import Cluster
 
         return {"cluster": Cluster}
@@ -308,9 +310,10 @@ class ExperimentFile(TableOfFile):
 
 
 class Experiment(ExperimentFile):
-    """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`. As in
-    a file `strategy.config` may be another program's training file or command line, which fills in the rest.
-    Unlike in a file a model `package.module:function` is imported and called.
+    """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
+
+    As in a file, `strategy.config` may be another program's training file or command line, which fills in the
+    rest. Unlike in a file, a model `package.module:function` is imported and called.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
     """
@@ -320,14 +323,15 @@ class Experiment(ExperimentFile):
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any], *, origin: str = "experiment") -> Self:
-        """The experiment of data, which runs no code: see [Note: who may run code]. zsim makes experiments
-        with nothing else. Raises InputError as `Experiment` does, and for a model that is a function."""
+        """The experiment of data, which runs no code, see [Note: who may run code]. zsim makes experiments in
+        no other way. Raises InputError as `Experiment` does, and for a model that is a function.
+        """
         made = cls.__new__(cls)
         made._fill(with_models(data, origin, None), origin)
         return made
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """The experiment in the shape of its file, in which a captured model stays the object that it is."""
+        """The experiment in the shape of its file. A captured model stays an object."""
         data = super().model_dump(**options)
         if options.get("mode", "python") == "python":
             if isinstance(self.model, ModelSpec) and "model" in data:
@@ -372,7 +376,7 @@ def _with_its_file(origin: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokens(origin: str, run: _RunTable | None, cost: CostTable | None) -> None:
-    """Raises InputError where a run and its price are for different tokens."""
+    """Raises InputError where a run and its price are for different numbers of tokens."""
     asked = None if run is None else run.total_tokens
     if asked is None or cost is None or cost.tokens is None:
         return

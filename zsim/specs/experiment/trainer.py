@@ -20,7 +20,7 @@ _Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
 
 
 class TrainerTable(BaseModel):
-    """`[trainer]`. Logits that are held stay until those of the next micro-batch replace them."""
+    """`[trainer]`. Referenced logits stay until those of the next micro-batch replace them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -14,10 +14,13 @@ from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Inventory, Links
 
 
 class Dragonfly(HopWiring):
-    """Groups of a routers, all joined within a group; between every two groups a trunk of m cables.
+    """Groups of a routers that are all connected within a group. A trunk of m cables connects every two
+    groups.
 
-    Minimal routing: to the router that holds the trunk to the target's group, over the trunk, to the target's
-    router. With h global ports per router and g groups, m is the largest divisor of h up to a h / (g - 1).
+    Minimal routing goes to the router that holds the trunk to the target's group, over the trunk, and to the
+    target's router. With h global ports per router and g groups, m is the largest divisor of h up to a h / (g
+    - 1).
+
     Source: Kim, Dally, Scott, Abts, Technology-driven, highly-scalable dragonfly topology (ISCA 2008).
     """
 
@@ -55,7 +58,7 @@ class Dragonfly(HopWiring):
         return nics // (self.cards.per_node * self.nodes_per_router)
 
     def _gateway(self, group: Ints, other: Ints) -> Ints:
-        """Index within `group` of the router that holds the trunk to the group `other`."""
+        """Index within `group` of the router that holds the trunk to `target_group`."""
         return (other - group - 1) % max(self.groups, 1) // self.trunks_per_router
 
     def hops(self, sources: Ints, targets: Ints) -> list[Hop]:
@@ -98,8 +101,10 @@ class Dragonfly(HopWiring):
 
 
 class Torus(HopWiring):
-    """A router per node, in a ring along each of two or three dimensions. Routes go dimension by dimension,
-    the short way round (upwards if both are equally far)."""
+    """A router per node, in a ring along each of two or three dimensions.
+
+    Routes go dimension by dimension, the short way round, and upwards if both ways are equally long.
+    """
 
     def __init__(self, network: Network, cards: Cards, where: str) -> None:
         super().__init__(network)

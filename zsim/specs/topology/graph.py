@@ -20,7 +20,7 @@ _GLOBAL = "global"
 
 
 def topology_graph(topology: Topology) -> networkx.DiGraph[str]:
-    """The graph of devices and directed links; parallel links of two devices are one edge with `links`."""
+    """The graph of devices and directed links. Parallel links of two devices are one edge with `links`."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()
@@ -51,10 +51,10 @@ def topology_graph(topology: Topology) -> networkx.DiGraph[str]:
 
 
 def bisection_bandwidth(topology: Topology) -> float:
-    """Bytes per second, one way, from the first half of the nodes to the second: the maximum flow over cards
-    and switches (at most what the nodes' cards can send).
+    """Bytes per second, in one direction, from the first half of the nodes to the second.
 
-    Equal nodes are cut in the order of their numbers, as jobs are placed; 0 for one node.
+    It is the maximum flow over cards and switches, so at most what the nodes' cards can send. Equal nodes are
+    divided in the order of their numbers, as jobs are placed. 0 for one node.
     """
     import networkx
 
@@ -109,7 +109,7 @@ def _nic_host_side(topology: Topology, nic: int) -> str:
 
 
 def link_ends(topology: Topology, name: str, position: int) -> tuple[str, str] | None:
-    """The devices that link `position` of a class joins; None for a mesh link of a GPU to itself."""
+    """The two devices that link `position` of a class connects. None for a mesh link of a GPU to itself."""
     gpus = topology.gpus_per_node
     if name in ("nvlink_out", "nvlink_in"):
         ends = f"gpu{position}", f"nvswitch{position // topology.ranks_per_domain}"

@@ -1,5 +1,6 @@
-"""A fabric as an explicit list of links: traffic takes all shortest paths evenly, or those that a hash
-chooses."""
+"""A fabric as an explicit list of links. Traffic takes all shortest paths evenly, or those that a hash
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ _MAX_PATHS = 64
 
 
 class LinkList:
-    """Switches and cables, listed one by one. A card is plugged into the switch that its cable names, else
-    into that of its node's cable; several switches of a node take its cards in turn."""
+    """Switches and cables, listed one by one.
+
+    A card is connected to the switch that its cable names, or else to that of its node's cable. If a node has
+    several switches, its cards are connected to them in turn.
+    """
 
     planes = 1
 

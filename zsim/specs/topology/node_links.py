@@ -11,38 +11,43 @@ from zsim.specs.cluster.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class LinkClass:
-    """All links of one kind and direction: `count` links numbered from `first`.
-
-    `tier`: the name in reports; `bandwidth`: the data sheet's figure per link and direction, `capacity`: the
-    part of it that large transfers get, both in bytes per second.
-    """
+    """All links of one kind and direction, numbered consecutively."""
 
     name: str
     tier: str
+    """Name of the kind of link in reports."""
     first: int
+    """Number of the first link."""
     count: int
     bandwidth: float
+    """Bytes per second of one link in one direction, as the data sheet says."""
     capacity: float
+    """Bytes per second of one link that large transfers reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Faults of a fabric. Per link: the fraction of its capacity that is left, and the seconds added to a
-    message; per network card: the card of the node that carries its traffic (itself, unless dead)."""
+    """Faults of a fabric."""
 
     fractions: Floats
+    """Per link, the fraction of its capacity that is left."""
     delays: Floats
+    """Per link, the seconds added to a message."""
     carriers: Ints
+    """Per network card, the card of the node that carries its traffic. It is the card itself unless that is
+    dead.
+    """
 
 
 class NodeLinks:
-    """Slots and links inside the nodes of a topology; `classes`: the classes of links by name."""
+    """Slots and links inside the nodes of a topology."""
 
     cluster: Cluster
     gpus_per_node: int
     ranks_per_domain: int
     switches_per_node: int
     classes: dict[str, LinkClass]
+    """The classes of links by name."""
     condition: Condition | None
 
     def node_of(self, slots: Ints) -> Ints:
@@ -58,12 +63,14 @@ class NodeLinks:
         return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // self.cluster.gpus_per_node
 
     def nic_of(self, slots: Ints) -> Ints:
-        """The network card that each slot uses: the nearest, or another card of the node if that is dead."""
+        """The network card that each slot uses. It is the nearest, or another card of the node if that one is
+        dead.
+        """
         own = self.own_card_of(slots)
         return own if self.condition is None else self.condition.carriers[own]
 
     def local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
-        """Columns of links, one entry per pair; -1 where a pair has no link."""
+        """Columns of links, with one entry per pair. An entry is -1 where a pair has no link."""
         first = {name: link_class.first for name, link_class in self.classes.items()}
         kind = self.cluster.node_link.kind
         if kind == "switch":
@@ -95,12 +102,14 @@ class NodeLinks:
 
         # [Note: staged bytes]
         Without GPUDirect the GPU copies into the host's memory, from which the card reads. A card under the
-        GPUs' switches reads over its own switch's uplink, which carries what a GPU there sends up and down
-        again: what a port gives both ways halves (NCCL's authors, github.com/NVIDIA/nccl/issues/638).
+        GPUs' switches reads over its own switch's uplink, which carries the bytes that a GPU there sends up
+        and down again. So a port with traffic in both directions gets half (NCCL's authors,
+        github.com/NVIDIA/nccl/issues/638).
 
         # [Note: another GPU's card]
         A GPU whose nearest card is dead reaches another card over NVLink and through the GPU nearest to that
-        card (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
+        card (PXN, NCCL 2.12). Without an NVLink switch it goes through the host, over both PCIe switches'
+        uplinks.
         """
         first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
         cards = self.cluster.nic
@@ -130,7 +139,7 @@ class NodeLinks:
 
     @property
     def copies_twice(self) -> bool:
-        """Whether bytes cross two PCIe uplinks on their way to a card; see [Note: staged bytes]."""
+        """Whether bytes cross two PCIe uplinks on their way to a card. See [Note: staged bytes]."""
         cards = self.cluster.nic
         return not cards.gpudirect and cards.attached == "switch"
 
@@ -149,8 +158,9 @@ class NodeLinks:
         return np.minimum(-(-(self.nic_of(slots) % nics) * gpus // nics), self.gpus_per_node - 1)
 
     def _proxies(self, slots: Ints) -> Ints:
-        """The slot nearest to the card that each slot uses (the slot itself, unless its nearest card is
-        dead)."""
+        """The slot nearest to the card that each slot uses. It is the slot itself unless its nearest card is
+        dead.
+        """
         at_card = self.node_of(slots) * self.gpus_per_node + self._nearest_to_card(slots)
         return np.where(self.nic_of(slots) == self.own_card_of(slots), slots, at_card)
 
@@ -160,7 +170,9 @@ class NodeLinks:
         return self.node_of(slots) * self.switches_per_node + local
 
     def socket_of(self, slots: Ints) -> Ints:
-        """The socket that each slot's GPU is attached to; a node's GPUs are split evenly, in order."""
+        """The socket that each slot's GPU is attached to. A node's GPUs are divided evenly among its sockets,
+        in order.
+        """
         sockets = self.cluster.host.sockets
         local = slots % self.gpus_per_node * sockets // self.cluster.gpus_per_node
         return self.node_of(slots) * sockets + local

@@ -1,10 +1,10 @@
-"""Links of nodes of several types: what they carry more or less than the links of the first type.
+"""Links of nodes of several types, relative to the links of the first type.
 
-Nodes of one fabric are joined alike; their links differ in rates and latencies. A link of another type has
-the capacity of the first type's times a fraction, which may be above 1. Cards of a node with another number
-of them are taken together: the node has the first type's number of cards, which share the bandwidth of its
-own. A longer latency than the first type's is added to every message over the link; a shorter one is not
-taken off.
+All nodes of a fabric are connected in the same way, and their links differ in rates and latencies. A link of
+another type has the capacity of the first type's times a fraction, which may be above 1. If a node has
+another number of cards, they are combined: it counts as having the first type's number of cards, which share
+the bandwidth of its real ones. A longer latency than the first type's is added to every message over the
+link. A shorter one is not subtracted.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ def require_alike(cluster: Cluster, what: str) -> None:
 
 
 def condition_of_types(topology: NodeLinks, num_nodes: int, num_links: int) -> Condition | None:
-    """The capacities and latencies of the links of a cluster with several types of nodes, against the first
-    type's; None where all nodes are alike or their types differ in their GPU alone."""
+    """The capacities and latencies of the links of a cluster with several types of nodes, relative to the
+    first type's.
+
+    None where all nodes are identical or their types differ only in their GPU.
+    """
     types = topology.cluster.nodes
     cards = topology.cluster.nic.per_node
     if all(_rates(one) == _rates(types[0]) for one in types[1:]):
@@ -86,5 +89,5 @@ def _types_of_links(cluster: Cluster, links: LinkClass, num_nodes: int) -> Ints:
 
 
 def combined(first: Condition | None, fractions: Floats, delays: Floats) -> tuple[Floats, Floats]:
-    """`fractions` and `delays` of faults on links in the condition `first`."""
+    """`fractions` and `delays` of faults, combined with those of the condition `first`."""
     return (fractions, delays) if first is None else (fractions * first.fractions, delays + first.delays)

@@ -1,13 +1,13 @@
 """Devices, directed links and routes of a cluster: where bytes can flow.
 
-Links are numbered arithmetically from the node template, so that a route is a formula and the links of
-16,384 GPUs cost a few arrays; `topology_graph` gives the same as a networkx graph, and tests hold every route
-to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.topology.wiring).
+Links are numbered arithmetically from the node template, so that a route is a formula and the links of 16,384
+GPUs cost a few arrays. `topology_graph` gives the same as a networkx graph, and tests check that every route
+is a shortest path in it. A `Wiring` (zsim.specs.topology.wiring) connects the nodes.
 
 # [Note: ranks and slots]
-A slot is a GPU's place in the fabric: node * gpus_per_node + GPU of the node. Links and routes go by slots;
-`slots[rank]` is where a job's rank sits. A job that fills its fabric has rank r on slot r; the slots of a job
-on scattered or uneven nodes, or of a co-located job, are arbitrary.
+A slot is a GPU's position in the fabric: node * gpus_per_node + GPU of the node. Links and routes are defined
+between slots, and `slots[rank]` is the slot of a job's rank. A job that fills its fabric has rank r on slot
+r. The slots of a job on scattered or uneven nodes, or of a co-located job, are arbitrary.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from zsim.specs.topology.wiring import Inventory, weighted_count
 
 
 class Topology(NodeLinks):
-    """`num_nodes` nodes of `cluster`, `gpus_per_node` GPUs used on each.
+    """`num_nodes` nodes of `cluster`, with `gpus_per_node` GPUs used on each.
 
-    `slots`: the slot of each rank; see [Note: ranks and slots]. A *domain* is a set of GPUs that NVLink
-    joins: a node, or several nodes under a switched NVLink domain. One job on the whole fabric (`slots` None)
-    is placed in equal segments (`NodeLink.segment`), named slots are in domains that are full. `condition`:
-    faults, and the links of other types of nodes than the first; None if there are none. Raises InputError if
-    the nodes do not fit the network's description, or are not as many as the cluster lists.
+    `slots` holds the slot of each rank, see [Note: ranks and slots]. A *domain* is a set of GPUs that NVLink
+    connects: a node, or several nodes under a switched NVLink domain. `condition` describes faults, and links
+    of types of nodes other than the first. It is None if there are neither.
+
+    Raises InputError if the nodes do not fit the network's description, or their number is not the one that
+    the cluster lists.
     """
 
     def __init__(
@@ -97,8 +98,11 @@ class Topology(NodeLinks):
 
     @property
     def form(self) -> Hashable:
-        """The facts that the links of routes depend on: equal for fabrics that differ in their rates alone.
-        None for a fabric with faults."""
+        """The facts that the links of routes depend on. They are equal for fabrics that differ only in their
+        rates.
+
+        None for a fabric with faults.
+        """
         if self.condition is not None:
             return None
         cluster, network = self.cluster, self.cluster.network
@@ -151,8 +155,11 @@ class Topology(NodeLinks):
 
     def gather_routes(self, values: Floats, sources: Ints, targets: Ints, *, is_peak: bool = False) -> Floats:
         """Per pair of slots, the sum of `values` over the links of its route, each times the share of the
-        pair's bytes on it: the reverse of `add_routes`. `is_peak`: the maximum over parallel links instead of
-        their mean."""
+        pair's bytes on it.
+
+        It is the reverse of `add_routes`. With `is_peak`, the maximum over parallel links replaces their
+        mean.
+        """
         found = np.zeros(len(sources))
         is_local = self.domain_of(sources) == self.domain_of(targets)
         found[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))

@@ -5,10 +5,11 @@ Numbering, with n1 uplinks of a leaf and n2 uplinks of a middle switch, in every
     leaf_up      leaf (planes n1) + plane n1 + i              leaf -> spine i (of its pod, with 3 levels)
     core_up      pod (planes n1 n2) + plane n1 n2 + i n2 + j        spine i of a pod -> core (i, j)
 
-and leaf_down, core_down the other way. A leaf holds `nodes_per_leaf` nodes with all their cards, or, rail
-optimised, one rail of them. Source of the shapes: C. Leiserson, Fat-trees (1985); Al-Fares et al., A
-scalable, commodity data center network architecture (SIGCOMM 2008); NVIDIA DGX SuperPOD reference
-architecture, "Compute fabric" (rails).
+leaf_down and core_down are numbered likewise, in the other direction. A leaf holds `nodes_per_leaf` nodes
+with all their cards or, if rail-optimized, one rail of them.
+
+Sources of the shapes: C. Leiserson, Fat-trees (1985). Al-Fares et al., A scalable, commodity data center
+network architecture (SIGCOMM 2008). NVIDIA DGX SuperPOD reference architecture, "Compute fabric" (rails).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SingleSwitch(HopWiring):
 
 
 class Tree(HopWiring):
-    """Two or three levels of switches; leaves by nodes, or by nodes and rail."""
+    """Two or three levels of switches. A leaf connects a group of nodes, or one rail of a group of nodes."""
 
     def __init__(self, network: Network, cards: Cards, where: str) -> None:
         super().__init__(network)
@@ -147,14 +148,15 @@ class Tree(HopWiring):
         return Inventory(switches, ports, cables)
 
     def _packed(self, count: int, ports: int) -> tuple[int, int]:
-        """(switches, ports of each) after packing several small switches into one large one (parallel
-        cables)."""
+        """(switches, ports of each) after several small switches are packed into one large one (parallel
+        cables).
+        """
         together = max((self.network.switch_ports or ports) // ports, 1)
         return -(-count // together), ports * min(together, count)
 
 
 def _whole(where: str, key: str, links: float) -> int:
-    """`links` as an integer; raises InputError unless it is whole (to rounding)."""
+    """`links` as an integer. Raises InputError unless it is a whole number, up to rounding."""
     count = round(links)
     if count < 1 or abs(links - count) > 1e-6 * count:
         raise InputError(
@@ -165,8 +167,10 @@ def _whole(where: str, key: str, links: float) -> int:
 
 
 def _larger_fabric(where: str) -> str:
-    """End of an error text: how to get room for more leaves than two levels have; `where` begins with the
-    cluster's name, and some clusters ship a preset with a third level."""
+    """End of an error text: how to get room for more leaves than two levels have.
+
+    `where` begins with the cluster's name. Some clusters ship a preset with a third level.
+    """
     name = where.partition(":")[0].partition(",")[0]
     preset = f"{name}-3-level"
     if preset in topology_preset_names():

@@ -1,8 +1,8 @@
-"""The interface of every kind of fabric: how network cards are joined.
+"""The interface of every kind of fabric: how network cards are connected.
 
-A fabric numbers its links arithmetically, class by class, so that the links which a million flows use are a
-few array operations. Flows go from card to card; a *hop* of many flows is a bundle of `width` parallel
-links per flow, and path number p of P takes link p * width // P of every bundle on its way.
+A fabric numbers its links arithmetically, class by class, so that the links that a million flows use are a
+few array operations. Flows go from card to card. A *hop* of many flows is a bundle of `width` parallel links
+per flow, and path number p of P takes link p * width // P of every bundle on its way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Path = list[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """The network cards that a fabric joins: `per_node` on each of `num_nodes` nodes, numbered node by
-    node."""
+    """The network cards that a fabric connects, numbered node by node."""
 
     num_nodes: int
     per_node: int
+    """Cards of each node."""
     bandwidth: float
 
     @property
@@ -36,33 +36,37 @@ class Cards:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """One class of a fabric's links: `count` directed links of `bandwidth` bytes per second each."""
+    """One class of a fabric's directed links."""
 
     name: str
     tier: str
     count: int
     bandwidth: float
+    """Bytes per second of each link."""
     efficiency: float
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Bundles of `width` links of a class: `bundles[i]` is the bundle of the i-th flow for which `mask`
-    holds."""
+    """Bundles of `width` links of a class, one for each flow of `mask`."""
 
     name: str
     bundles: Ints
+    """`bundles[i]` is the bundle of the i-th flow for which `mask` holds."""
     width: int
     mask: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Parts of a fabric: switches by role, ports per switch by role, and cables by tier."""
+    """Switches, ports and cables of a fabric."""
 
     switches: dict[str, int]
+    """Number of switches by role."""
     ports: dict[str, int]
+    """Ports in use per switch, by role of the switch."""
     cables: dict[str, int]
+    """Number of cables by tier."""
 
     @property
     def num_switches(self) -> int:
@@ -79,44 +83,50 @@ class Inventory:
 
 
 class Wiring(Protocol):
-    """A fabric between network cards. `planes`: ports of every card (each port in a plane of its own)."""
+    """A fabric between network cards."""
 
     planes: int
+    """Ports of every card. Each port is in a plane of its own."""
 
     def links(self) -> Sequence[Links]:
-        """The classes of links between switches (the cards' own links are the topology's)."""
+        """The classes of links between switches. The cards' own links belong to the topology."""
         ...
 
     def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
-        """Add `amount` per flow to the links between cards; `view(name)` is a class's part of the usage."""
+        """Adds `amount` per flow to the links between cards. `view(name)` is the part of the usage that
+        belongs to a class.
+        """
         ...
 
     def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
-        """Per flow, the sum of the links' values, each times the flow's share on it; `view` as above.
-        `is_peak`: the maximum over parallel links instead of their mean."""
+        """Per flow, the sum of the links' values, each times the flow's share on it.
+
+        `view(name)` gives the values of a class. With `is_peak`, the maximum over parallel links replaces
+        their mean.
+        """
         ...
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
-        """The paths from card to card: share of the traffic, plane, links in order."""
+        """The paths from card to card, each with its share of the traffic, plane, and links in order."""
         ...
 
     def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
-        """Per flow and plane, the share of the flow's traffic; None if all planes share evenly."""
+        """Per flow and plane, the share of the flow's traffic. None if all planes share evenly."""
         ...
 
     def port(self, nic: int, plane: int) -> str:
-        """The switch that a card is plugged into."""
+        """The switch that a card is connected to."""
         ...
 
     def ends(self, name: str, position: int) -> tuple[str, str]:
-        """The two switches that a link joins."""
+        """The two switches that a link connects."""
         ...
 
     def inventory(self) -> Inventory: ...
 
 
 class HopWiring:
-    """A fabric whose routes are hops: the base of all generated fabrics."""
+    """A fabric whose routes are hops. It is the base of all generated fabrics."""
 
     planes = 1
     num_paths = 1
@@ -129,7 +139,7 @@ class HopWiring:
         raise NotImplementedError
 
     def hops(self, sources: Ints, targets: Ints) -> list[Hop]:
-        """The hops between switches of each flow, in order; none for two cards on one switch."""
+        """The hops between switches of each flow, in order. Two cards on one switch have none."""
         raise NotImplementedError
 
     def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
@@ -201,7 +211,9 @@ class HopWiring:
 
 
 def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_paths: int) -> Ints:
-    """The path of every flow: a fixed mixing of (source, target, flow, seed), as a switch hashes a header."""
+    """The path of every flow. It is a fixed mix of source, target, flow and seed, as a switch hashes a
+    header.
+    """
     mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
     mixed ^= np.uint64(network.hash_seed * 0xD6E8FEB86659FD93 % 2**64)
@@ -212,7 +224,10 @@ def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_p
 
 
 def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:
-    """Per place, the sum of `amount` (one for all, or one per entry) over its entries in `places`."""
+    """Per index below `length`, the sum of `amount` over its occurrences in `indices`.
+
+    `amount` is one value for all, or one per entry.
+    """
     weights = amount if isinstance(amount, np.ndarray) else None
     counts = np.bincount(places, weights, length).astype(np.float64)
     return counts if isinstance(amount, np.ndarray) else counts * amount

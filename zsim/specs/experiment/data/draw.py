@@ -1,16 +1,17 @@
-"""Micro-batches of drawn documents: what the mean rank computes, and the slowest.
+"""Micro-batches of drawn documents, as the mean rank and the slowest rank compute them.
 
 # [Note: the slowest rank of a micro-batch]
 Ranks that gather parameters or reduce gradients in every micro-batch (FSDP2, FSDP1, ZeRO-3) wait for one
-another there: a step takes the sum of its micro-batches' slowest ranks. Others meet once a step: it takes the
-largest of the ranks' sums. Ranks that share experts exchange rows in every layer: each such group takes the
-sum of its own slowest ranks, and a step the largest of the groups' sums. All are means over drawn steps. The
-slowest rank has the most FLOPs: a for each token and b for each pair of a token and a token of its document.
+another there, so a step takes the sum of its micro-batches' slowest ranks. Other ranks synchronize once a
+step, which takes the largest of the ranks' sums. Ranks that share experts exchange rows in every layer. Each
+such group takes the sum of its own slowest ranks, and a step takes the largest of the groups' sums. All
+values are means over drawn steps. The slowest rank has the most FLOPs, a for each token plus b for each pair
+of a token and a token of its document.
 
-Uniform numbers are those of numpy's PCG64; lengths are made of them by inverse distributions, normal numbers
-by Box and Muller's (1958), so that a seed means the same lengths everywhere. Between bounds, numbers are
-drawn from the part of the distribution function that lies between them, normal ones by Wichura's inverse
-(1988).
+Uniform numbers are those of numpy's PCG64. Lengths are made of them by inverse distributions, and normal
+numbers by Box and Muller's method (1958), so that a seed means the same lengths everywhere. Between bounds,
+numbers are drawn from the part of the distribution function between them, with Wichura's inverse (1988) for
+normal numbers.
 """
 
 from __future__ import annotations
@@ -33,23 +34,27 @@ _LEAST = 1e-12  # of a law that must lie between its bounds
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A step's micro-batches: of `ranks` replicas, each of `micro_batches` with `sequences` of at most
-    `length` tokens; `meeting`: of so many replicas is a group that waits for one another in each of them."""
+    """A step's micro-batches, before the lengths of their documents are drawn."""
 
     ranks: int
+    """Replicas of the model."""
     micro_batches: int
+    """Micro-batches of a replica in a step."""
     sequences: int
+    """Sequences of a micro-batch."""
     length: int
+    """Largest number of tokens of a sequence."""
     meeting: int
+    """Replicas of a group that waits for one another in each micro-batch."""
 
 
 def draw_lengths(
     table: LengthsTable, plan: BatchPlan, token_flops: float, pair_flops: float, multiple: int = 1
 ) -> DrawnLengths:
-    """The mean and the slowest rank's micro-batches; tokens of a padded sequence are rounded up to
-    `multiple`.
+    """The micro-batches of the mean and of the slowest rank.
 
-    Raises InputError for a table that names no lengths, or several.
+    The tokens of a padded sequence are rounded up to `multiple`. Raises InputError for a table that names no
+    lengths, or several.
     """
     check_lengths(table)
     micro_batches = min(plan.micro_batches, max(1, _MOST // (plan.ranks * plan.sequences)))
@@ -78,7 +83,9 @@ def draw_lengths(
 
 
 def _of_slowest(cost: Floats, values: Floats, plan: BatchPlan) -> float:
-    """Mean over steps and micro-batches of `values` of the slowest rank; see the module's note."""
+    """Mean over steps and micro-batches of `values` of the slowest rank. See [Note: the slowest rank of a
+    micro-batch].
+    """
     groups = (*cost.shape[:2], -1, gcd(plan.meeting, plan.ranks))
     cost, values = cost.reshape(groups), values.reshape(groups)
     in_group = cost.argmax(axis=3)[..., None]
@@ -114,7 +121,7 @@ def _lengths(table: LengthsTable, generator: np.random.Generator, count: int) ->
 def _bounded(table: LengthsTable, uniform: Floats) -> Floats:
     """Lengths of the exponential or the lognormal law that round to the bounds or lie between them.
 
-    Raises InputError where the law has next to none there.
+    Raises InputError where the law has almost no lengths there.
     """
     ends = (table.low or 1) - 0.5, inf if table.high is None else table.high + 0.5
     normal = NormalDist()
@@ -142,8 +149,9 @@ def _bounded(table: LengthsTable, uniform: Floats) -> Floats:
 def _padded(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Real tokens, tokens, and pairs of tokens of each micro-batch of one document a sequence, as long as the
-    longest."""
+    """Real tokens, tokens, and pairs of tokens of each micro-batch. A sequence is one document, padded to the
+    longest.
+    """
     drawn = np.minimum(_lengths(table, generator, int(np.prod(shape))), length).reshape(shape)
     longest = np.minimum(np.ceil(drawn.max(axis=3) / table.pad_to) * table.pad_to, length)
     tokens = longest * shape[3]
@@ -153,8 +161,9 @@ def _padded(
 def _packed(
     table: LengthsTable, generator: np.random.Generator, shape: tuple[int, ...], length: int
 ) -> tuple[Floats, Floats]:
-    """Real tokens and pairs of each micro-batch of documents one after the other, cut at the ends of
-    sequences."""
+    """Real tokens and pairs of tokens of each micro-batch, whose documents follow one another and are cut at
+    the ends of sequences.
+    """
     count = int(np.prod(shape))
     total, ends, reached = count * length, [np.zeros(1)], 0.0
     while reached < total:

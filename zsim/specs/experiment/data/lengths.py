@@ -5,14 +5,14 @@ micro-batches.
     law = "lognormal"      # or documents = [512, 4096], or file = "lengths.csv" with lines `length,count`
     median = 600
     sigma = 1.1            # standard deviation of the natural logarithm
-    batching = "packed"    # documents one after the other, cut at sequence_length; "padded": one a sequence
-    pad_to = 64            # padded sequences are a multiple of it long; left out: 1
+    batching = "packed"    # documents in a row, cut at sequence_length, or "padded": one a sequence
+    pad_to = 64            # padded sequences are a multiple of it long. Left out: 1
     seed = 0
 
-Laws: "constant" (`mean`), "uniform" (`low` to `high`), "exponential" (`mean`), "lognormal" (`median`,
-`sigma`). The last two take bounds, `low` and `high`: documents beyond them are left out, and `mean` and
-`median` stay those of the law without bounds. Documents are at least a token long; padded ones are cut at
-`sequence_length`.
+The laws are "constant" (`mean`), "uniform" (`low` to `high`), "exponential" (`mean`) and "lognormal"
+(`median`, `sigma`). The last two take bounds, `low` and `high`. Documents beyond the bounds are left out, and
+`mean` and `median` stay those of the law without bounds. A document has at least one token. Padded documents
+are cut at `sequence_length`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _LONGEST = 100  # characters of a value
 
 
 class LengthsTable(BaseModel):
-    """`[training.lengths]`. `attention_by_document`: in packed sequences a token sees its own document alone,
-    a mask of blocks; false: all tokens before it. `seed`: of the drawn documents."""
+    """`[training.lengths]`. In packed sequences `attention_by_document` is a mask of blocks. Without it a
+    token sees all tokens before it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -91,7 +92,7 @@ class LengthsTable(BaseModel):
 
 
 def check_lengths(table: LengthsTable) -> None:
-    """Raises InputError unless the lengths come from one place, with the parameters of their law."""
+    """Raises InputError unless the lengths have a single source, with the parameters of their law."""
     given = [key for key in ("documents", "file", "law") if getattr(table, key) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
@@ -125,8 +126,8 @@ def check_lengths(table: LengthsTable) -> None:
 def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Lengths and their weights, of `documents` or `file`.
 
-    Raises InputError for a file that cannot be read as a histogram, of which it quotes nothing: whoever names
-    the file need not be who may read it.
+    Raises InputError for a file that cannot be read as a histogram. The message quotes nothing of the file,
+    since whoever names a file need not have the right to read it.
     """
     if table.documents is not None:
         return table.documents, (1.0,) * len(table.documents)
@@ -159,7 +160,7 @@ def histogram_of(table: LengthsTable) -> tuple[tuple[int, ...], tuple[float, ...
 
 
 def _shape(row: Sequence[str]) -> str:
-    """A line in words that tell nothing of its content."""
+    """Describes a line without any of its content."""
     if len(row) == 1 and len(row[0]) > _LONGEST:
         return "more than a line of numbers has"
     if len(row) > 2:

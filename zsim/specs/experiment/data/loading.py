@@ -1,13 +1,13 @@
 """`[data]`: how fast the hosts load samples.
 
     [data]
-    samples_per_second_per_host = 40.0   # sequences that the loaders of a node deliver together
-    prefetch = true                      # while the step before runs; false: the step waits for all of them
+    samples_per_second_per_host = 40.0   # sequences that all loaders of a node deliver
+    prefetch = true                      # during the previous step. false: the step waits for all of them
 
-A loader that runs ahead delivers a step's samples in the time of the step before: the step waits for what is
-left (torch's DataLoader with workers, `prefetch_factor` batches ahead; queues that are full level out only
-what varies). Ranks of one model read the same samples; each host loads those of the replicas that it has a
-part of.
+A loader that runs ahead delivers a step's samples during the previous step, so the step waits only for those
+that are left. This is torch's DataLoader with workers, which loads `prefetch_factor` batches ahead. Full
+queues smooth only the variation. Ranks of one model read the same samples. Each host loads those of the
+replicas that it has a part of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zsim.specs.strategy.training import Training
 
 
 class DataTable(BaseModel):
-    """`[data]`. Left out, samples are there when a step begins."""
+    """`[data]`. If it is left out, samples are available when a step begins."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -35,9 +35,10 @@ class DataTable(BaseModel):
 def waiting_seconds(
     table: DataTable, training: Training, gpus_per_node: int, model_ranks: int, step_seconds: float
 ) -> float:
-    """Seconds that a step of `step_seconds` waits for its samples: n / r - t, with prefetch, else n / r.
+    """Seconds that a step of `step_seconds` waits for its samples.
 
-    n: sequences that a host loads for a step; r: its rate; t: the step.
+    n / r - t with prefetch, but at least 0, and n / r without. n is the number of sequences that a host loads
+    for a step, r its rate in sequences per second, and t the step's seconds.
     """
     if table.samples_per_second_per_host is None:
         return 0.0

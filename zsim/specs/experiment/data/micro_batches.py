@@ -29,11 +29,13 @@ def with_lengths(
     deepspeed: DeepSpeedConfig | None = None,
     exchanging: int = 1,
 ) -> Training:
-    """The training with sequences of the slowest rank's length; `nodes`: of the job;
-    `deepspeed`: the strategy, if it is DeepSpeed's; `exchanging`: ranks that share the experts of a layer.
+    """The training with sequences of the slowest rank's length.
 
-    Raises InputError for a table that names no lengths, NotSimulatedError for documents kept apart by
-    attention that does not, or that several ranks share.
+    `nodes` is the job's number of nodes. `deepspeed` is the strategy if it is DeepSpeed's. `expert_ranks` is
+    the number of ranks that share the experts of a layer.
+
+    Raises InputError for a table that names no lengths. Raises NotSimulatedError for attention by document
+    where the attention does not support it, or where several ranks share a sequence.
     """
     is_apart = table.batching == "packed" and table.attention_by_document
     if is_apart and parallelism.context > 1:
@@ -62,8 +64,11 @@ def with_lengths(
 
 
 def _flops(model: ModelSpec) -> tuple[float, float]:
-    """FLOPs of a token in the blocks' products, forward and backward, and of a pair of tokens in attention:
-    of 4 d, the mask leaves half, and backward is two and a half times forward."""
+    """FLOPs of a token in the blocks' products, and of a pair of tokens in attention, forward and backward.
+
+    The causal mask leaves half of attention's 4 d per pair, and backward takes two and a half times as many
+    as forward.
+    """
     products = pairs = 0.0
     for block in model.blocks:
         for module in block.modules:
@@ -76,14 +81,15 @@ def _flops(model: ModelSpec) -> tuple[float, float]:
 
 
 def _meeting(strategy: StrategyTable, deepspeed: DeepSpeedConfig | None, replicas: int, nodes: int) -> int:
-    """How many replicas in a row wait for one another in every micro-batch: those that gather parameters or
-    reduce gradients there.
+    """The number of consecutive replicas that wait for one another in every micro-batch.
+
+    They are those that gather parameters or reduce gradients there.
 
     # [Note: FSDP's no_sync]
-    Gradients stay whole until the last micro-batch, and nothing meets the replicas of the sharded group
-    before. Its own ranks still gather parameters in every micro-batch, but where FSDP1 keeps them gathered
-    (torch 2.13 `_runtime_utils._should_free_in_backward`: without a reduction only strategies that reshard
-    after forward free them).
+    Gradients stay whole until the last micro-batch, and nothing synchronizes the replicas of the sharded
+    group before. The group's own ranks still gather parameters in every micro-batch, except where FSDP1 keeps
+    them gathered (torch 2.13 `_runtime_utils._should_free_in_backward`: without a reduction only strategies
+    that reshard after forward free them).
     """
     if deepspeed is not None:
         return replicas if deepspeed.stage >= _EVERY_MICRO_BATCH else 1

@@ -1,1 +1,1 @@
-"""The recipe of fp8 training: what an experiment asks for, held against GPU, framework and shapes."""
+"""The recipe of fp8 training that an experiment asks for, checked against GPU, framework and shapes."""

@@ -1,4 +1,4 @@
-"""The recipe of fp8 training that an experiment asks for, held against its GPU and framework."""
+"""The recipe of fp8 training that an experiment asks for, checked against its GPU and framework."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _OF_TORCHAO: dict[Fp8Recipe, Fp8Recipe] = {"torchao-tensorwise": "current", "tor
 
 
 def with_fp8_precision(table: TrainingTable) -> TrainingTable:
-    """`[training]` with precision "fp8" where a recipe is given and no precision.
+    """`[training]` with precision "fp8" where a recipe is set and no precision.
 
-    Raises InputError for keys of fp8 with another precision."""
+    Raises InputError for keys of fp8 with another precision.
+    """
     if table.fp8_recipe is not None and table.precision is None:
         return table.model_copy(update={"precision": "fp8"})
     for key in ("fp8_recipe", "bf16_first_layers", "bf16_last_layers"):
@@ -39,10 +40,10 @@ def with_fp8_precision(table: TrainingTable) -> TrainingTable:
 def resolve_fp8(
     table: TrainingTable, strategy: StrategyTable, gpu: Gpu, model: ModelSpec, notes: list[str]
 ) -> tuple[Fp8, ModelSpec]:
-    """The recipe, and the model with its products marked.
+    """The recipe, and the model with its fp8 products marked.
 
-    By default Megatron's is "delayed" (`--fp8-recipe`) on every GPU, torch's frameworks have
-    "torchao-tensorwise". Raises InputError for a recipe that the GPU or the framework lacks.
+    The default is "delayed" (`--fp8-recipe`) under Megatron on every GPU, and "torchao-tensorwise" under
+    torch's frameworks. Raises InputError for a recipe that the GPU or the framework lacks.
     """
     is_megatron = isinstance(strategy, MegatronTable) and strategy.engine == "megatron"
     recipe = table.fp8_recipe or ("delayed" if is_megatron else "torchao-tensorwise")
@@ -84,8 +85,10 @@ def _has_quantized_weights(strategy: StrategyTable) -> bool:
 
 
 def _transposes(gpu: Gpu) -> bool:
-    """Whether 8-bit operands are read along one direction only (`is_non_tn_fp8_gemm_supported`); assumed not
-    on other vendors' GPUs."""
+    """Whether 8-bit operands are read along one direction only (`is_non_tn_fp8_gemm_supported`).
+
+    GPUs of other vendors are assumed to read both.
+    """
     low, high = _CONSUMER_BLACKWELL
     capability = gpu.compute_capability
     if gpu.vendor != "nvidia" or capability is None:
@@ -128,7 +131,7 @@ def _check_framework(
 
 
 def _check_gpu(recipe: Fp8Recipe, gpu: Gpu) -> None:
-    """Raises InputError where the GPU lacks the recipe, with the nearest that it has."""
+    """Raises InputError where the GPU lacks the recipe. The message names the nearest recipe that it has."""
     capability, least = gpu.compute_capability, _LEAST.get(recipe, _FP8_LEAST)
     if gpu.vendor != "nvidia" or capability is None:
         if recipe in _LEAST:

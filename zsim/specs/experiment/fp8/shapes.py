@@ -14,12 +14,14 @@ def check_fp8_shapes(model: ModelSpec, training: Training, parallelism: Parallel
     """Raises InputError for tokens and, on a tensor-parallel rank, features that a recipe cannot cast.
 
     The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
-    torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
-    pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so), Transformer
-    Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8, its mxfp8 tensors other than
-    multiples of 32 in both dimensions. With blocks of 128, a part that is gathered must be whole blocks
-    (`is_quantizable`), else it is gathered in 16 bits. Source: pytorch/ao issue 571,
-    torchao/float8/config.py; NVIDIA/TransformerEngine 2.17, pytorch/utils.py, csrc/quantizer.cpp.
+    torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"). torchao
+    pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so). Transformer
+    Engine's `assert_dim_for_fp8_exec` refuses sizes that are not multiples of 8, and its mxfp8 tensors those
+    that are not multiples of 32 in both dimensions. With blocks of 128, a part that is gathered must be whole
+    blocks (`is_quantizable`), else it is gathered in 16 bits.
+
+    Sources: pytorch/ao issue 571, torchao/float8/config.py. NVIDIA/TransformerEngine 2.17, pytorch/utils.py,
+    csrc/quantizer.cpp.
     """
     if training.precision != "fp8":
         return

@@ -5,7 +5,7 @@ every = "auto"                      # steps, a time ("30 min"), or auto: the int
 mode = "async"                      # sync | async | in-memory | local-then-remote | none
 staging = "pinned"                  # pageable | pinned
 writer = "process"                  # thread | process
-format = "dcp"                      # left out: the framework's own; dcp | deepspeed |
+format = "dcp"                      # left out: the framework's own. Or dcp | deepspeed |
                                     # universal | megatron | full
 keep = 3
 """
@@ -27,7 +27,7 @@ TWO_TIERS: tuple[CheckpointMode, ...] = ("in-memory", "local-then-remote")
 
 
 def steps_or_time(value: Any) -> Any:
-    """A number of steps, or a time with a unit, as it is; raises ValueError for anything else."""
+    """A number of steps, or a time with a unit, unchanged. Raises ValueError for anything else."""
     if isinstance(value, str) and value != "auto":
         if parse_quantity(value, DURATION) <= 0:
             raise ValueError(f"'{value}' must be more than nothing")
@@ -37,10 +37,13 @@ def steps_or_time(value: Any) -> Any:
 
 
 class CheckpointTable(BaseModel):
-    """`[run.checkpoint]`. Modes: "sync", training waits until all is written; "async", until it is staged in
-    host memory; "in-memory", each node's shard is copied to host memory of another node; "local-then-remote",
-    to the node's drives and from there to the store, which alone survives the loss of a node and its peer
-    (in-memory), of a node (local-then-remote)."""
+    """`[run.checkpoint]`.
+
+    In mode "sync" training waits until everything is written, and in "async" until it is staged in host
+    memory. In mode "in-memory" each node's shard is copied to the host memory of another node. In
+    "local-then-remote" it is copied to the node's drives and from there to the store. Only the store survives
+    the loss of a node together with its peer (in-memory), or of a node (local-then-remote).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""`[run.failures]` of an experiment: what fails how often, and what it takes along.
+"""`[run.failures]` of an experiment: what fails, how often, and how many nodes each failure affects.
 
 [run.failures]                      # or preset = "llama-3-405b", "rsc-1", ...
 per_1000_node_days = 4.0            # nodes of 8 GPUs
@@ -71,7 +71,7 @@ class CauseTable(BaseModel):
 
 
 class FailuresTable(Table):
-    """`[run.failures]`. Laws of repair: lognormal with its median, else exponential."""
+    """`[run.failures]`. The law of repair is lognormal where its median is set, else exponential."""
 
     preset: str | None = Field(
         default=None,
@@ -137,7 +137,9 @@ class FailuresTable(Table):
     @model_validator(mode="before")
     @classmethod
     def _exponential_repair(cls, data: object) -> object:
-        """A mean alone is of an exponential law: the default's median belongs to the default's mean."""
+        """A mean without a median belongs to an exponential law. The default's median belongs to the
+        default's mean.
+        """
         if isinstance(data, dict) and "repair" in data and "repair_median" not in data:
             return {**data, "repair_median": None}
         return data
@@ -163,15 +165,18 @@ class FailuresTable(Table):
         return self
 
     def total_per_1000_node_days(self) -> float:
-        """The rate of all causes together."""
+        """The rate of all causes combined."""
         if self.per_1000_node_days is not None:
             return self.per_1000_node_days
         return sum(cause.per_1000_node_days or 0.0 for cause in self.causes.values())
 
 
 def resolve_failures(table: FailuresTable | None) -> FailuresTable:
-    """The table with its preset's numbers filled in; a table without any rate, and no table, has the rate of
-    preset "typical". Raises InputError for an unknown preset."""
+    """The table with its preset's numbers filled in.
+
+    A table without any rate has the rate of preset "typical", and so has a missing table. Raises InputError
+    for an unknown preset.
+    """
     found = with_preset(table or FailuresTable(preset="typical"), _FILE, "run.failures")
     if found.per_1000_node_days is None and not any(
         cause.per_1000_node_days is not None for cause in found.causes.values()

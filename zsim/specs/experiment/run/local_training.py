@@ -1,9 +1,9 @@
-"""`[run.local]` of an experiment: replicas that train apart and meet every so many steps.
+"""`[run.local]` of an experiment: replicas that train independently and synchronize every so many steps.
 
 [run.local]
 method = "diloco"                   # diloco | local-sgd
 replicas = 8
-every = 40                          # inner steps from one meeting to the next
+every = 40                          # inner steps from one synchronization to the next
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ _Count = Annotated[int, Field(gt=0, strict=True)]
 
 
 class LocalTrainingTable(BaseModel):
-    """`[run.local]`. "local-sgd": parameters are averaged, and all wait (Stich 2019, arXiv 1805.09767);
-    "diloco": the change since the last meeting is averaged and given to an outer optimizer (Douillard et al.
-    2023, arXiv 2311.08105), one fragment at a time, beside `delay` inner steps (Streaming DiLoCo, arXiv
-    2501.18512; torchft 73dafea local_sgd.py)."""
+    """`[run.local]`.
+
+    In method "local-sgd" parameters are averaged, and all replicas wait (Stich 2019, arXiv 1805.09767). In
+    "diloco" the change since the last synchronization is averaged and given to an outer optimizer (Douillard
+    et al. 2023, arXiv 2311.08105). This happens one fragment at a time, concurrently with `delay` inner steps
+    (Streaming DiLoCo, arXiv 2501.18512, and torchft 73dafea local_sgd.py).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -21,8 +21,10 @@ def preset_names(file: str) -> tuple[str, ...]:
 
 
 def with_preset(table: _Preset, file: str, where: str) -> _Preset:
-    """The table, and for all that it does not say the numbers of the preset that it names. What is said on
-    top of a preset makes it "assumed". Raises InputError for an unknown preset."""
+    """The table, with the numbers of the preset that it names for all keys that it leaves out.
+
+    Keys that are set in addition to a preset make it "assumed". Raises InputError for an unknown preset.
+    """
     name: str | None = getattr(table, "preset", None)
     if name is None:
         return table

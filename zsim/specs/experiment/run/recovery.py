@@ -22,11 +22,14 @@ _Count = Annotated[int, Field(ge=0, strict=True)]
 
 
 class RecoveryTable(BaseModel):
-    """`[run.recovery]`. Policies: "restart", all stop, failed nodes are replaced from `spares` or their
-    repair is awaited; "shrink", without a spare training goes on with fewer nodes, at the same batch per GPU,
-    and grows when nodes are back; "in-process", as restart, but processes stay, so that only communicators
-    and loading are needed unless a node is lost; "per-step", the other replicas of HSDP go on after `stall`
-    while one is away, and wait `rejoin` when it is back (torchft)."""
+    """`[run.recovery]`.
+
+    With policy "restart" all ranks stop, and failed nodes are replaced from `spares` or their repair is
+    awaited. With "shrink", training without a spare goes on with fewer nodes at the same batch per GPU, and
+    grows when nodes are back. "in-process" is like "restart", but processes stay, so that only communicators
+    and loading are needed unless a node is lost. With "per-step" the other replicas of HSDP go on after
+    `stall` while one is missing, and wait `rejoin` when it is back (torchft).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 

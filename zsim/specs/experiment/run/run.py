@@ -74,7 +74,7 @@ class EvaluationTable(BaseModel):
 
 
 class TrainingRunTable(BaseModel):
-    """`[run]`. How far: `tokens`, `steps`, `days` on the clock, or phases with tokens each."""
+    """`[run]`. `tokens`, `steps`, `days` on the clock, or phases with tokens each say how far it goes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -134,5 +134,5 @@ class TrainingRunTable(BaseModel):
 
     @property
     def total_tokens(self) -> float | None:
-        """Tokens of the run, where it is told in tokens."""
+        """Tokens of the run, where its length is set in tokens."""
         return sum(phase.tokens for phase in self.phases) if self.phases else self.tokens

@@ -66,6 +66,9 @@ class StorageTable(Table):
 
 
 def resolve_storage(table: StorageTable | None) -> StorageTable:
-    """The table with its preset's numbers filled in; without a table, what one writer thread is known to
-    reach and no other limit. Raises InputError for an unknown preset."""
+    """The table with its preset's numbers filled in.
+
+    A missing table has the rate that one writer thread is known to reach and no other limit. Raises
+    InputError for an unknown preset.
+    """
     return with_preset(table or StorageTable(preset="writers"), _FILE, "run.storage")

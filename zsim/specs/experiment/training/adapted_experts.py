@@ -1,5 +1,7 @@
-"""Which of a model's routed experts get adapters, by the code that trains them: see [Note: adapters on
-experts] of `zsim.specs.model.expert_adapters`."""
+"""Which of a model's routed experts get adapters, by the code that trains them.
+
+See [Note: adapters on experts] of `zsim.specs.model.expert_adapters`.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,10 @@ def on_experts(
     split: ExpertSplit,
     deepspeed: DeepSpeedConfig | None,
 ) -> Adapters:
-    """The adapters with those on a model's routed experts: Megatron-Bridge's where targets are Megatron's
-    products, else PEFT's, of what names a stacked weight.
+    """The adapters with those on a model's routed experts.
+
+    They are Megatron-Bridge's where targets are Megatron's products. Else they are PEFT's, on the stacked
+    weights that are named.
 
     Raises InputError and NotSimulatedError for adapters that the strategy cannot have.
     """
@@ -69,7 +73,9 @@ def on_experts(
 
 
 def _with_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> Adapters:
-    """The adapters with targets that were products of experts in transformers 4 as what they are now."""
+    """The adapters, whose targets that were products of experts in transformers 4 become the stacked weights
+    of today.
+    """
     targets, names = adapters.targets, old_names(model.family)
     if adapters.is_pattern:
         experts = "model.layers.0.mlp.experts"
@@ -105,7 +111,7 @@ def _with_parameters(adapters: Adapters, lora: LoraTable, model: ModelSpec) -> A
 
 
 def _check(adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpeedConfig | None) -> None:
-    """Raises for adapters merged into stacked weights that other code than transformers' reads."""
+    """Raises for adapters merged into stacked weights that are read by code other than transformers'."""
     where = f"training.lora: {adapters.parameters[0]!r} is a weight of routed experts"
     if adapters.dropout:
         raise InputError(
@@ -132,7 +138,9 @@ def _check(adapters: Adapters, kind: str, split: ExpertSplit, deepspeed: DeepSpe
 
 
 def check_adapted_experts(model: ModelSpec, table: StrategyTable, split: ExpertSplit) -> None:
-    """Raises for Megatron-Bridge's adapters on experts beside what zsim lacks with them."""
+    """Raises for Megatron-Bridge's adapters on experts combined with settings that zsim does not simulate
+    with them.
+    """
     experts = experts_of(model)
     if experts is None or experts.adapters is None or not isinstance(table, MegatronTable):
         return

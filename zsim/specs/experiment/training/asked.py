@@ -1,4 +1,6 @@
-"""`[training]` as the framework runs it: its own settings, and the micro-batches of the global batch."""
+"""`[training]` as the framework runs it: the framework's own settings, and the micro-batches of the global
+batch.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from zsim.specs.strategy.megatron_table import MegatronTable
 
 
 def asked_training(experiment: Experiment, layout: Layout, sizes: tuple[int, ...]) -> TrainingTable:
-    """`[training]` with the settings of the framework's layers. `sizes`: micro-batches by type of nodes, if
-    they differ.
+    """`[training]` with the settings of the framework's layers.
 
-    Raises InputError for a global batch that is not made of the micro-batches.
+    `sizes` are the micro-batches by type of nodes, if they differ. Raises InputError for a global batch that
+    is not made of the micro-batches.
     """
     whole, placement, parallelism = layout.whole, layout.placement, layout.parallelism
     per_micro_batch = uneven_sequences(sizes, whole, placement) if sizes else None
@@ -40,9 +42,12 @@ def asked_training(experiment: Experiment, layout: Layout, sizes: tuple[int, ...
 def _with_micro_batches(
     experiment: Experiment, replicas: int, per_micro_batch: int | None = None
 ) -> TrainingTable:
-    """`[training]` with the number of micro-batches of its global batch, of which each of `replicas` has a
-    part, and with Megatron's defaults under Megatron. `per_micro_batch`: sequences of all replicas in one
-    micro-batch, where they differ."""
+    """`[training]` with the number of micro-batches of its global batch, and with Megatron's defaults under
+    Megatron.
+
+    Each of `replicas` has a part of the global batch. `per_micro_batch` is the number of sequences of all
+    replicas in one micro-batch, where they differ.
+    """
     table, strategy = with_fp8_precision(experiment.training), experiment.strategy
     if table.global_batch_size is not None and per_micro_batch is not None:
         steps = uneven_micro_batches(table.global_batch_size, per_micro_batch)

@@ -21,7 +21,7 @@ def micro_batches_of(global_batch_size: int, micro_batch_size: int, world_size: 
 
 
 def sequences_of(global_batch_size: int | None, training: Training, world_size: int) -> float | None:
-    """Sequences that one rank trains on per step if they are not a whole number of micro-batches; else None.
+    """Sequences that one rank trains on per step, if they are not a whole number of micro-batches. Else None.
 
     Raises InputError if `global_batch_size` needs another number of micro-batches than `training` has, or
     leaves ranks without a sequence.
@@ -63,10 +63,10 @@ def micro_batch_sizes_of(
     cluster: Cluster,
     placement: Placement,
 ) -> tuple[int, ...]:
-    """The sequences in a micro-batch by type of the cluster's nodes, `other` where `asked` names no size; ()
-    if all are the same.
+    """The sequences in a micro-batch by type of the cluster's nodes, or () if all are equal.
 
-    Raises InputError for types that the cluster does not have, and for strategies whose ranks cannot differ.
+    It is `default_size` where `requested` names no size. Raises InputError for types that the cluster does
+    not have, and for strategies whose ranks cannot differ.
     """
     key = "training.micro_batch_sizes"
     names = [one.name for one in cluster.nodes]
@@ -107,8 +107,10 @@ def uneven_sequences(sizes: Sequence[int], cluster: Cluster, placement: Placemen
 
 
 def uneven_micro_batches(global_batch_size: int, sequences: int) -> int:
-    """Micro-batches in a step if all ranks together have `sequences` in one. Raises InputError if the batch
-    is no whole number of them."""
+    """Micro-batches in a step if all ranks combined have `sequences` in one.
+
+    Raises InputError if the batch is not a whole number of them.
+    """
     if global_batch_size % sequences:
         below = global_batch_size // sequences * sequences
         near = f"{below:,} or {below + sequences:,}" if below else f"{sequences:,}"

@@ -1,11 +1,11 @@
 """Activation checkpointing: which blocks and modules are recomputed.
 
-`training.block_checkpointing` names blocks; `recompute_modules`, `recompute_method` and `recompute_layers`
-are Megatron's. Read in Megatron-Core 0.16.1 (`core/transformer/transformer_block.py` `_checkpointed_forward`,
-`transformer_config.py`, `transformer_layer.py`): "full" by the method "uniform" has one checkpoint per n
-layers of a stage, by "block" it checkpoints the first n layers of every (virtual) stage; "selective" runs
-modules again, by default the core of attention. Core runs a fused core again as well; Megatron-LM before
-Core did not checkpoint it (`megatron/model/transformer.py` of core 0.4).
+`training.block_checkpointing` names blocks. `recompute_modules`, `recompute_method` and `recompute_layers`
+are Megatron's, as in Megatron-Core 0.16.1 (`core/transformer/transformer_block.py` `_checkpointed_forward`,
+`transformer_config.py`, `transformer_layer.py`). "full" by the method "uniform" has one checkpoint per n
+layers of a stage. By "block" it checkpoints the first n layers of every (virtual) stage. "selective" runs
+modules again, by default the core of attention. Core runs a fused core again as well. Megatron-LM before Core
+did not checkpoint it (`megatron/model/transformer.py` of core 0.4).
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ _METHOD, _LAYERS, _MODULES = (
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """The work that is recomputed: `policy` in every block unless `blocks` gives each its own; whole blocks
-    in groups of `layers_per_checkpoint`; `modules` beside the core of attention, by Megatron's names."""
+    """The work that is recomputed."""
 
     policy: Checkpointing
+    """Policy of every block, unless `blocks` has one for each."""
     blocks: tuple[Checkpointing, ...] = ()
+    """Policy of each block, or () if all have the same."""
     layers_per_checkpoint: int = 1
+    """Layers of a group under one checkpoint, where whole blocks are recomputed."""
     modules: tuple[str, ...] = ()
+    """Modules that are recomputed in addition to the core of attention, by Megatron's names."""
 
 
 def recomputation_of(
@@ -51,8 +54,8 @@ def recomputation_of(
 ) -> Recomputation:
     """The recomputation that `[training]` asks for.
 
-    Raises InputError for keys that contradict each other and for what Megatron refuses; NotSimulatedError for
-    what it has and zsim lacks.
+    Raises InputError for keys that contradict each other and for what Megatron refuses. Raises
+    NotSimulatedError for what Megatron has and zsim lacks.
     """
     _check_keys(table)
     _check_policies(experiment, table)
@@ -83,9 +86,12 @@ def recomputation_of(
 
 
 def _keeps_norm(strategy: MegatronTable, parallelism: Parallelism) -> bool:
-    """Whether the norm before the router is an output of the router's CUDA graph, which stays where it is:
-    Megatron then makes only the norm before attention again (core 0.16.1
-    core/transformer/transformer_layer.py `can_recompute_pre_mlp_layernorm_for_cudagraph`)."""
+    """Whether the norm before the router is an output of the router's CUDA graph, and therefore not
+    recomputed.
+
+    Megatron then recomputes only the norm before attention (core 0.16.1 core/transformer/transformer_layer.py
+    `can_recompute_pre_mlp_layernorm_for_cudagraph`).
+    """
     graphs = strategy.cuda_graph_modules
     is_inside = "moe_preprocess" in graphs and parallelism.experts.dispatcher == "all-to-all"
     return "moe_router" in graphs and not is_inside
@@ -94,10 +100,11 @@ def _keeps_norm(strategy: MegatronTable, parallelism: Parallelism) -> bool:
 def with_interval(
     table: TrainingTable, config: DeepSpeedConfig | None, parallelism: Parallelism
 ) -> TrainingTable:
-    """`[training]` with the checkpoints that PipelineModule makes, one around every so many layers of a
-    stage (`pipeline.activation_checkpoint_interval` of DeepSpeed's JSON), by default with reentrant ones.
+    """`[training]` with the checkpoints that PipelineModule makes, by default reentrant ones.
 
-    Raises InputError where `[training]` says something else, NotSimulatedError for several layers in one.
+    There is one for every `pipeline.activation_checkpoint_interval` layers of a stage, as DeepSpeed's JSON
+    says. Raises InputError where `[training]` says something else, NotSimulatedError for several layers in
+    one.
     """
     interval = 0 if config is None else config.pipeline.activation_checkpoint_interval
     if config is None or parallelism.pipeline == 1 or not interval:
@@ -150,7 +157,7 @@ def _check_policies(experiment: Experiment, table: TrainingTable) -> None:
 
 
 def _first_blocks(stages: tuple[int, ...], count: int) -> tuple[Checkpointing, ...]:
-    """The first `count` layers of every stage are checkpointed; () if those are all."""
+    """The first `count` layers of every stage are checkpointed. Empty if those are all layers."""
     policies: list[Checkpointing] = []
     for layers in stages:
         policies += ["full" if number < count else "none" for number in range(layers)]
@@ -170,8 +177,10 @@ def _uniform(stages: tuple[int, ...], count: int) -> int:
 
 
 def _check_group(experiment: Experiment, count: int) -> None:
-    """Raises NotSimulatedError for one checkpoint around several layers but under Megatron's DDP, whose
-    parameters stay whole."""
+    """Raises NotSimulatedError for one checkpoint around several layers, except under Megatron's DDP.
+
+    Parameters stay whole there.
+    """
     table = experiment.strategy
     if count == 1 or (isinstance(table, MegatronTable) and table.fsdp_sharding is None):
         return
@@ -182,11 +191,10 @@ def _check_group(experiment: Experiment, count: int) -> None:
 
 
 def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing, ...]:
-    """The policy of every block; () if all blocks have the same. Blocks that are not named have
-    `activation_checkpointing`.
+    """The policy of every block, or () if all blocks have the same.
 
-    Raises InputError for blocks that the model does not have, for a block named twice, and together with
-    `checkpoint_every`.
+    Blocks that are not named have `activation_checkpointing`. Raises InputError for blocks that the model
+    does not have, for a block named twice, and in combination with `checkpoint_every`.
     """
     if not table.block_checkpointing:
         return ()

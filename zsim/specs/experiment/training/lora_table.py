@@ -27,9 +27,11 @@ _Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class LoraTable(BaseModel):
-    """`[training.lora]`. Defaults are PEFT 0.21's (tuners/lora/config.py): rank 8, alpha 8 (without effect on
-    cost), no dropout, the family's own targets, adapters in fp32 (`autocast_adapter_dtype`). `quantized`: the
-    frozen products in bitsandbytes' 4 bits. `modules_to_save`: trained whole."""
+    """`[training.lora]`. Defaults are PEFT 0.21's (tuners/lora/config.py).
+
+    These are rank 8, alpha 8 (without effect on cost), no dropout, the family's own targets, and adapters in
+    fp32 (`autocast_adapter_dtype`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -102,9 +104,9 @@ _OTHER_WORK: dict[str, tuple[Any, ...]] = {
 
 
 def read_adapter_config(path: str | Path) -> dict[str, Any]:
-    """The keys of `[training.lora]` that PEFT's adapter_config.json gives.
+    """The keys of `[training.lora]` that PEFT's adapter_config.json sets.
 
-    Raises InputError for a file that is none, NotSimulatedError for variants of LoRA with other work.
+    Raises InputError for a file that is not one, NotSimulatedError for variants of LoRA with other work.
     """
     try:
         data = json.loads(read_text(Path(path)))
@@ -138,7 +140,7 @@ def read_adapter_config(path: str | Path) -> dict[str, Any]:
 
 
 def with_adapter_config(table: LoraTable) -> LoraTable:
-    """The table with what its `config` says; two different values are an error."""
+    """The table combined with the content of its `config`. Two different values are an error."""
     if table.config is None:
         return table
     found = read_adapter_config(table.config)

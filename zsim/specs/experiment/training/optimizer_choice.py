@@ -1,9 +1,10 @@
-"""The optimizer of a job: named by `[training]` or by a DeepSpeed JSON, and refused where a framework does.
+"""The optimizer of a job, named by `[training]` or by a DeepSpeed JSON. It is refused where a framework
+refuses it.
 
 # [Note: plain kernels and DTensors]
 FSDP2's parameters are DTensors. bitsandbytes' optimizers call operators of their own on them, and on plain
 tensors of scales, which torch refuses ("got mixed torch.Tensor and DTensor", bitsandbytes 0.50.2 with torch
-2.13; its 32-bit operator "does not have a sharding strategy registered"). DeepSpeed's FusedLion reads raw
+2.13). Its 32-bit operator "does not have a sharding strategy registered". DeepSpeed's FusedLion reads raw
 pointers (csrc/adam/multi_tensor_apply.cuh of 0.19.8), and `data_ptr()` of a DTensor is 0 (torch 2.13).
 Transformer Engine's FusedAdam takes the local tensors (pytorch/optimizers/fused_adam.py of 2.17).
 """
@@ -27,8 +28,8 @@ def chosen_optimizer(
 ) -> Optimizer:
     """The optimizer, checked against its strategy.
 
-    Raises InputError for pairs that the framework refuses, and for keys without effect; NotSimulatedError
-    for what zsim lacks.
+    Raises InputError for pairs that the framework refuses, and for keys without effect. Raises
+    NotSimulatedError for what zsim lacks.
     """
     name = table.optimizer if deepspeed is None else _named_twice(table, deepspeed)
     optimizer = optimizer_of(name)
@@ -58,9 +59,11 @@ def chosen_optimizer(
 
 
 def _check_megatron(name: str, strategy: MegatronTable) -> None:
-    """Megatron-Core 0.16.1 to 0.19.0 training/arguments.py (`--optimizer`) and
-    core/optimizer/distrib_optimizer.py, whose assertion names Lion from 0.19 on; its Muon is checked in
-    zsim/specs/strategy/megatron_muon.py."""
+    """Checks an optimizer as Megatron-Core 0.16.1 to 0.19.0 does.
+
+    Sources: training/arguments.py (`--optimizer`) and core/optimizer/distrib_optimizer.py, whose assertion
+    names Lion from 0.19 on. Its Muon is checked in zsim/specs/strategy/megatron_muon.py.
+    """
     if name == "muon" and strategy.engine != "megatron":
         raise InputError(
             f"{_WHERE}: 'muon' belongs to engine 'megatron', found '{strategy.engine}'; expected 'adamw'"
@@ -84,7 +87,7 @@ def _check_megatron(name: str, strategy: MegatronTable) -> None:
 
 
 def _named_twice(table: TrainingTable, deepspeed: DeepSpeedConfig) -> str:
-    """The JSON's optimizer where it has one, which `[training]` may repeat."""
+    """The JSON's optimizer where it has one. `[training]` may repeat it."""
     named = deepspeed.optimizer.training_name
     if named is None:
         return table.optimizer
@@ -132,8 +135,10 @@ def _check_fsdp2(optimizer: Optimizer) -> None:
 
 
 def _check_deepspeeds_muon(config: DeepSpeedConfig) -> None:
-    """DeepSpeed 0.19.8 runtime/zero/stage3.py `__init__`; 0.19.5 and earlier orthogonalise every bucket of
-    every micro-batch (its issue 8443)."""
+    """Checks DeepSpeed's Muon as 0.19.8 runtime/zero/stage3.py `__init__` does.
+
+    0.19.5 and earlier orthogonalize every bucket of every micro-batch (DeepSpeed's issue 8443).
+    """
     zero, where = config.zero, f"{_WHERE}: 'muon' of DeepSpeed"
     if config.stage == 3 and zero.reduce_scatter:
         raise InputError(

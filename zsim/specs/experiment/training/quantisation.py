@@ -1,20 +1,21 @@
 """Frozen weights in bitsandbytes' 4 bits: which products have them, and where they are refused.
 
 # [Note: what is quantised]
-transformers puts bitsandbytes' `Linear4bit` in the place of every `torch.nn.Linear` but the head (5.24
-integrations/bitsandbytes.py `replace_with_bnb_linear`, which asks for `type(module) is nn.Linear`; 4.57.6
+transformers replaces every `torch.nn.Linear` but the head by bitsandbytes' `Linear4bit` (5.24
+integrations/bitsandbytes.py `replace_with_bnb_linear`, which asks for `type(module) is nn.Linear`, and 4.57.6
 `_replace_with_bnb_linear`). Up to 4.57 a routed expert is three of them, and in most families the router is
-one. From 5 on the experts of a layer are two stacked parameters and a router has a weight of its own; neither
+one. From 5 on the experts of a layer are two stacked parameters and a router has a weight of its own. Neither
 is quantised.
 
 # [Note: what PEFT prepares]
 PEFT's `prepare_model_for_kbit_training` (0.21.2 utils/other.py) casts every 16-bit parameter that is not in 4
 bits to fp32: embedding, head, norms, and stacked experts. The residual stream is fp32 then, a product in 4
-bits gives back the type that it gets, and autocast casts the head to 16 bits for its product. axolotl calls
-it (067b021c loaders/model.py; not under FSDP or ZeRO-3, nor with quantised stacked experts), TRL did up to
-0.24 (models/utils.py `prepare_peft_model`; not under FSDP or ZeRO-3) and has none from 0.26 on. LLaMA-Factory
-does not (ff6d4d12 model/model_utils/checkpointing.py), nor does unsloth, which casts what is trained alone
-(unsloth_zoo 2026.10.9 training_utils.py `prepare_model_for_training`). DeepSpeed's engine casts all back.
+bits returns the type of its input, and autocast casts the head to 16 bits for its product. axolotl calls it
+(067b021c loaders/model.py), but not under FSDP or ZeRO-3, nor with quantised stacked experts. TRL did up to
+0.24 (models/utils.py `prepare_peft_model`), but not under FSDP or ZeRO-3, and has none from 0.26 on.
+LLaMA-Factory does not (ff6d4d12 model/model_utils/checkpointing.py). Nor does unsloth, which casts only
+trained weights (unsloth_zoo 2026.10.9 training_utils.py `prepare_model_for_training`). DeepSpeed's engine
+casts all back.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def product_type(lora: LoraTable) -> str:
 
 
 def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
-    """Whether PEFT prepares the model: see [Note: what PEFT prepares].
+    """Whether PEFT prepares the model, see [Note: what PEFT prepares].
 
     Raises InputError where that is without effect, NotSimulatedError for experts that it would cast.
     """
@@ -94,8 +95,10 @@ def is_prepared(table: TrainingTable, kind: str, model: ModelSpec) -> bool:
 
 
 def quantisation_notes(lora: LoraTable, model: ModelSpec, kind: str, *, prepared: bool) -> list[str]:
-    """Sentences on the weights that are not quantised, and on a mixture's experts; see [Note: what is
-    quantised]."""
+    """Sentences about the weights that are not quantised, and about a mixture's experts.
+
+    See [Note: what is quantised].
+    """
     if lora.quantized is None:
         return []
     notes = []

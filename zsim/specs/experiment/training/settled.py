@@ -1,4 +1,4 @@
-"""`[training]` settled: every setting of a step has a value that the model and the GPUs allow."""
+"""`[training]` resolved: every setting of a step has a value that the model and the GPUs allow."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def settled_training(
     notes: list[str],
     optimizer: str,
 ) -> Training:
-    """The training of `table`, by the name of its optimizer; what a JSON file says counts under DeepSpeed.
-    Adds to `notes` what has no effect.
+    """The training of `table`, with the optimizer of that name. Under DeepSpeed the values of its JSON file
+    apply.
 
-    Raises InputError for a precision that a GPU lacks and a sequence that the model cannot take.
+    Adds notes about settings without effect to `notes`. Raises InputError for a precision that a GPU lacks
+    and for a sequence that the model cannot take.
     """
     precision = deepspeed.precision if deepspeed else table.precision or default_precision(cluster)
     gpu = next((gpu for gpu in cluster.gpus if getattr(gpu.peak, precision) is None), cluster.gpu)
@@ -95,7 +96,7 @@ def settled_training(
 def size_words(
     model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
 ) -> str | None:
-    """A warning for a step that takes long to simulate; None for one of a usual size."""
+    """A warning for a step that takes long to simulate. None for one of a usual size."""
     blocks = _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch)
     if blocks <= _MANY_BLOCKS:
         return None
@@ -120,8 +121,11 @@ def check_size(
     model: ModelSpec, training: Training, parallelism: Parallelism, *, every_micro_batch: bool
 ) -> None:
     """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
-    memory; of micro-batches that are alike, only those count that are simulated: three for every pipeline
-    rank at most."""
+    memory.
+
+    Of micro-batches that are identical, only those that are simulated count: at most three for every pipeline
+    rank.
+    """
     context, micro_batches = parallelism.context, training.gradient_accumulation_steps
     if _num_blocks(model, training, parallelism, every_micro_batch=every_micro_batch) > MAX_BLOCKS:
         raise InputError(

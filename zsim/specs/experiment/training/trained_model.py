@@ -1,11 +1,11 @@
-"""The model as `[training]` trains it: adapters on its products, frozen weights, the types they are kept in.
+"""The model as `[training]` trains it: adapters on its products, frozen weights, and the types of both.
 
 # [Note: the types of adapters and of frozen weights]
-A checkpoint is loaded in the low type, and stays so where it is frozen; PEFT keeps adapters in fp32. torch's
-FSDP casts what it gathers, DDP trains under autocast, which casts at every product, and where a whole model
-is kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and
-Megatron cast every weight, and keep fp32 masters of those that are trained. Beside a product in 4 bits PEFT
-leaves the adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
+A checkpoint is loaded in the low type, and stays so where it is frozen. PEFT keeps adapters in fp32. torch's
+FSDP casts what it gathers. DDP trains under autocast, which casts at every product. Where a whole model is
+kept in 16 bits (`stored_dtype`) nothing casts, so adapters compute in fp32. DeepSpeed's engine and Megatron
+cast every weight, and keep fp32 masters of those that are trained. With a product in 4 bits PEFT leaves the
+adapter's casts to autocast, which has none to do in 16 bits (0.21.2 tuners/lora/bnb.py).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def trained_model(
     is_offloaded: bool = False,
     deepspeed: DeepSpeedConfig | None = None,
 ) -> ModelSpec:
-    """The model with adapters and frozen parameters, for a strategy of `kind`; unchanged without them.
-    `experts`: whose code runs routed experts. Adds to `notes` what names nothing.
+    """The model with adapters and frozen parameters, for a strategy of `kind`. It is unchanged without them.
 
+    `experts` says whose code runs routed experts. Adds notes about names that match nothing to `notes`.
     Raises InputError for impossible adapters, NotSimulatedError for what zsim lacks.
     """
     lora = table.lora
@@ -104,8 +104,11 @@ def trained_model(
 
 
 def _names_megatrons(lora: LoraTable, model: ModelSpec, parallelism: Parallelism) -> bool:
-    """Whether the adapters are Megatron-Bridge's, on Megatron's own products: with its names, beside its
-    parallelisms, or where a mixture of experts has no names."""
+    """Whether the adapters are Megatron-Bridge's, on Megatron's own products.
+
+    They are if they have its names, if the job has model parallelism, or where a mixture of experts has no
+    names.
+    """
     targets = lora.targets if isinstance(lora.targets, tuple) else ()
     is_named = bool(targets) and all(name.rpartition(".")[2] in MEGATRON_PRODUCTS for name in targets)
     is_all = lora.targets in (None, ALL_LINEAR) and has_experts(model)
@@ -115,9 +118,11 @@ def _names_megatrons(lora: LoraTable, model: ModelSpec, parallelism: Parallelism
 def _as_megatron_bridge(
     lora: LoraTable, model: ModelSpec, parallelism: Parallelism
 ) -> tuple[ModelSpec, LoraTable]:
-    """The model with Megatron's products, and the adapters on them; all four where none are named
-    (Megatron-Bridge 0.6.0 peft/lora.py). Each tensor-parallel rank has a part of both weights
-    (`ParallelLinearAdapter`, peft/utils.py)."""
+    """The model with Megatron's products, and the adapters on them. Without names the adapters are on all
+    four products (Megatron-Bridge 0.6.0 peft/lora.py).
+
+    Each tensor-parallel rank has a part of both weights (`ParallelLinearAdapter`, peft/utils.py).
+    """
     targets = lora.targets
     if targets in (None, ALL_LINEAR):
         targets = MEGATRON_PRODUCTS

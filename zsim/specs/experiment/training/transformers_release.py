@@ -1,5 +1,7 @@
-"""Which release of transformers runs a model's routed experts: `training.transformers`, or what other
-software of the job lets expect."""
+"""Which release of transformers runs a model's routed experts.
+
+`training.transformers` names it, or other software of the job implies it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ _FIRST_BESIDE_5 = (0, 18, 5)
 def runs_experts_one_by_one(
     model: ModelSpec, release: str | None, strategy: StrategyTable, split: ExpertSplit, notes: list[str]
 ) -> bool:
-    """Whether every routed expert is modules of its own, as up to transformers 4.57 (`release`:
-    `training.transformers`; None: by DeepSpeed's release, else 5). Adds to `notes` what was assumed.
+    """Whether every routed expert has modules of its own, as up to transformers 4.57.
 
-    Raises InputError for a release that is none, and beside code that is not transformers'.
+    `release` is `training.transformers`. If it is None, DeepSpeed's release decides, else 5 is assumed. Adds
+    the assumption to `notes`.
+
+    Raises InputError for a release that does not exist, and together with code that is not transformers'.
     """
     number = None if release is None else _major(release)
     if experts_of(model) is None:
@@ -64,7 +68,9 @@ def _is_before_5(strategy: DeepSpeedTable) -> bool:
 
 
 def _newer_deepspeed(strategy: StrategyTable) -> list[str]:
-    """A note on what a DeepSpeed that nobody named does with such experts, and older ones do not."""
+    """A note where the release of DeepSpeed is a default. It fetches such experts differently from older
+    releases.
+    """
     if (
         not isinstance(strategy, DeepSpeedTable)
         or strategy.stage != 3

@@ -1,8 +1,8 @@
 """Names of `[training.lora]` that match nothing in the model.
 
 # [Note: names that match nothing]
-PEFT 0.21.2 stops where nothing at all is adapted, warns where `exclude_modules` excludes nothing
-(tuners/tuners_utils.py `inject_adapter`), and says nothing of a target among others, of `modules_to_save`
+PEFT 0.21.2 stops where nothing at all is adapted, and warns where `exclude_modules` excludes nothing
+(tuners/tuners_utils.py `inject_adapter`). It says nothing of a target among others, of `modules_to_save`
 (utils/other.py `_set_trainable`), nor of `rank_pattern` and `alpha_pattern` (`get_pattern_key` there). zsim
 stops at every target that matches nothing, and notes the rest.
 """
@@ -24,8 +24,11 @@ _WHERE = "training.lora"
 
 
 def check_targets(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
-    """Raises InputError for targets that match nothing, and where nothing is `adapted` (full names of what
-    got an adapter); names the model's products. `model`: without adapters."""
+    """Raises InputError for targets that match nothing, and where nothing is adapted. The message names the
+    model's products.
+
+    `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
+    """
     products = list(dict.fromkeys(name.rpartition(".")[2] for name in _product_names(model)))
     asked = () if adapters.is_pattern or adapters.targets == (ALL_LINEAR,) else adapters.targets
     _check_parameters(model, adapters, adapted)
@@ -52,7 +55,9 @@ def check_targets(model: ModelSpec, adapters: Adapters, adapted: Collection[str]
 
 
 def _check_parameters(model: ModelSpec, adapters: Adapters, adapted: Collection[str]) -> None:
-    """Raises InputError for `target_parameters` that match nothing; names the model's stacked weights."""
+    """Raises InputError for `target_parameters` that match nothing. The message names the model's stacked
+    weights.
+    """
     full = [
         one.name
         for module in (model.blocks[-1].modules if model.blocks else ())
@@ -73,10 +78,9 @@ def _check_parameters(model: ModelSpec, adapters: Adapters, adapted: Collection[
 def unmatched_notes(
     lora: LoraTable, model: ModelSpec, adapters: Adapters, adapted: Collection[str]
 ) -> list[str]:
-    """One sentence per name of `lora` that matches nothing; see [Note: names that match nothing]. `adapted`:
-    full names of what got an adapter, `model`: without.
+    """One sentence per name of `lora` that matches nothing. See [Note: names that match nothing].
 
-    Raises InputError if no name of `modules_to_save` is found.
+    `adapted` holds the full names of the modules with an adapter. `model` is the model without adapters.
     """
     every = list(_module_names(model))
     found = []
@@ -105,7 +109,7 @@ def unmatched_notes(
 
 
 def _near(name: str, options: Iterable[str]) -> str:
-    """The nearest of the last parts of `options`."""
+    """A hint that names the nearest of the last parts of `options`."""
     last = dict.fromkeys(option.rpartition(".")[2] for option in options)
     return did_you_mean(name.rpartition(".")[2], last)
 
