@@ -1,1 +1,1 @@
-"""Published runs and zsim's errors on them: how far its predictions are to be trusted."""
+"""Published runs and zsim's errors on them, which say how far its predictions are to be trusted."""

@@ -1,4 +1,6 @@
-"""Coverage of the intervals: how often they contain the measured step, each source judged by the others."""
+"""Coverage of the intervals: the fraction of measured steps that they contain, each source judged by the
+others.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Coverage of some runs: the fraction within its interval, and the errors (predicted over measured, less
-    one), each over rows and as the mean of sources."""
+    """Coverage of some runs, and the errors (predicted over measured, less one), over rows and as the mean of
+    sources.
+    """
 
     rows: int
     sources: int
     covered: float
+    """The fraction of rows within their interval."""
     covered_by_source: float
+    """The same as the mean of sources."""
     half_width: float
+    """The median of half of the interval's width, as a fraction of the predicted step."""
     mean_absolute_error: float
     mean_absolute_error_by_source: float
     bias: float
@@ -62,7 +68,7 @@ def leave_one_source_out(
 
 
 def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | None = None) -> Coverage | None:
-    """The coverage of the runs whose features satisfy `holds` (default: all); None if there are none."""
+    """The coverage of the runs whose features satisfy `holds` (default: all), or None if there are none."""
     chosen = [one for one in judged if holds is None or holds(one.run.features)]
     if not chosen:
         return None

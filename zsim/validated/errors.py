@@ -1,17 +1,18 @@
 """The distribution of zsim's error on a job, from validated runs of sources whose errors differ by source.
 
 # [Note: what an interval assumes]
-Runs of one source are alike: their errors are not exchangeable with those of another source, so 500 runs of
-one source say little more about a new run than 50 do. The sources of alike runs are taken to be exchangeable,
-the job's source among them. Every source has the same weight in a cell of alike runs, and a new run is
+Runs of one source have errors that are not exchangeable with those of another source, so 500 runs of one
+source say little more about a new run than 50 do. The sources of similar runs are taken to be exchangeable,
+the job's source among them. Every source has the same weight in a cell of similar runs, and a new run is
 distributed as a run drawn from a randomly drawn source: the pooled distribution of R. Dunn, L. Wasserman and
 A. Ramdas ("Distribution-free prediction sets for two-layer hierarchical models", JASA 2023).
+
 Exact guarantees there and in Y. Lee, R. Barber and R. Willett ("Distribution-free inference with hierarchical
-data", 2023) count the job's source as one more source with errors of any size: with fewer than ten sources
+data", 2023) count the job's source as one more source with errors of any size. With fewer than ten sources
 there is then no interval at all. Here that additional source has the errors of the others with the opposite
-sign (`errors_like`). Cells with few sources borrow from broader ones (`BROADER`); all of this is judged by
-leaving one source out (docs/accuracy.md), so coverage is measured, not proven, and holds for jobs like the
-published ones.
+sign (`estimate_errors`). Cells with few sources borrow from broader ones (`BROADER_CELL_WEIGHT`). All of this
+is judged by leaving one source out (docs/accuracy.md), so coverage is measured, not proven, and holds for
+jobs like the published ones.
 """
 
 from __future__ import annotations
@@ -56,24 +57,29 @@ _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Errors:
-    """Signed errors (as `ValidatedRun.error`) with weights; `alike`: the runs of the job's closest cell that
-    has any, empty if only unlike runs are left; `cell`: the number of that cell."""
+    """Signed errors (as `ValidatedRun.error`) with weights."""
 
     values: Floats
     weights: Floats
     alike: tuple[ValidatedRun, ...]
+    """The runs of the job's closest cell that has any. Empty if only dissimilar runs are left."""
     cell: int
+    """The number of that cell."""
 
     def interval(self) -> tuple[float, float]:
-        """The quantiles between which `LEVEL` of the errors lie; at least as wide as repeated runs differ."""
+        """The quantiles between which `LEVEL` of the errors lie. The interval is at least as wide as repeated
+        runs differ.
+        """
         outside = (1 - LEVEL) / 2
         low, high = quantiles(self.values, self.weights, (outside, 1 - outside))
         return min(low, -REPEATS), max(high, REPEATS)
 
 
 def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0) -> Errors:
-    """The distribution of zsim's error on a job with these features, estimated from the errors of `runs` in
-    its cells from number `first` on."""
+    """The distribution of zsim's error on a job with these features.
+
+    It is estimated from the errors of `runs` in the job's cells from number `first` on.
+    """
     runs = ValidatedRuns.of(runs)
     weights, opposite, rest = np.zeros(len(runs)), np.zeros(len(runs)), 1.0
     alike: tuple[ValidatedRun, ...] | None = None
@@ -96,10 +102,13 @@ def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0
 
 
 def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Errors, tuple[float, float]]:
-    """The errors and their interval. A job whose closest cell has runs of fewer than `ENOUGH` sources is
-    trusted no better than the closest broader cell with enough sources, nor than the narrower cells with
-    enough sources in that one (`_WITHIN`), nor than other frameworks' jobs with its binding if its framework
-    has no run with it. Jobs of the same cells have the same."""
+    """The errors and their interval.
+
+    A job whose closest cell has runs of fewer than `MIN_SOURCES` sources is trusted no better than the
+    closest broader cell with enough sources, nor than the narrower cells with enough sources in that one
+    (`_NARROWER_CELLS`), nor than other frameworks' jobs with its binding if its framework has no run with it.
+    Jobs of the same cells have the same interval.
+    """
     runs = ValidatedRuns.of(runs)
     known: tuple[Errors, tuple[float, float]] | None = runs.by_cells.get(features.cells)
     if known is None:
@@ -117,7 +126,7 @@ def _interval_like(features: Features, runs: ValidatedRuns) -> tuple[Errors, tup
 
 
 def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
-    """The number of the closest cell with runs of enough sources; of the last cell if none has enough."""
+    """The number of the closest cell with runs of enough sources, or of the last cell if none has enough."""
     runs = ValidatedRuns.of(runs)
     return next(
         (
@@ -130,8 +139,10 @@ def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
 
 
 def _broader(features: Features, runs: ValidatedRuns) -> list[tuple[int, Features]]:
-    """The broader cell and the narrower cells in it, as the cell's number and the features of a job in it;
-    empty if the closest cell has enough sources."""
+    """The broader cell and the narrower cells in it, as the cell's number and the features of a job in it.
+
+    Empty if the closest cell has enough sources.
+    """
     number = broader_cell(features, runs)
     levels, holds = _WITHIN[number]
     inside = ValidatedRuns(runs[place] for place in runs.in_cell(number, features.cells[number]))
@@ -157,8 +168,7 @@ def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:
 
 
 def quantiles(values: Floats, weights: Floats, at: Sequence[float]) -> list[float]:
-    """Weighted quantiles at the levels `at`, interpolated between the middles of the sorted values'
-    weights."""
+    """Weighted quantiles at `levels`, interpolated between the middles of the sorted values' weights."""
     counts = weights > 0
     values, weights = values[counts], weights[counts]
     order = np.argsort(values, kind="stable")

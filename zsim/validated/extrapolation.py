@@ -21,11 +21,14 @@ _Holds = Callable[[Features, Features], bool]
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """A respect (one of `RESPECTS`) in words; `steps`: how far, in doublings for counted respects, else 1."""
+    """A respect in which a job exceeds all validated runs."""
 
     respect: str
+    """One of `RESPECTS`."""
     sentence: str
+    """The respect in words."""
     steps: float = 1.0
+    """The distance, in doublings for counted respects. Otherwise 1."""
 
 
 def _same_kind(run: Features, job: Features) -> bool:
@@ -34,17 +37,25 @@ def _same_kind(run: Features, job: Features) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Respect:
-    """`applies`: which jobs have the respect; `holds`: whether a run vouches for a job; `group`: groups of
-    jobs, a new one of which an extrapolating job is taken to be; `asks`: see `asked`, default as `group`. For
-    counted respects a run vouches up to twice its count, since the widening is estimated for one doubling."""
+    """A respect in which validated runs vouch for a job.
+
+    For counted respects a run vouches up to twice its count, since the widening is estimated for one
+    doubling.
+    """
 
     applies: Callable[[Features], bool]
+    """Whether a job has the respect."""
     holds: _Holds
+    """Whether a run vouches for a job."""
     group: Callable[[Features], Any]
+    """The group of a job. An extrapolating job is taken to be of a new group."""
     asks: Callable[[Features], Any] | None = None
+    """The part that `compared_part` returns. By default as `group`."""
 
     def asked(self, job: Features) -> Any:
-        """The part of a job that `holds` reads: jobs with the same are vouched for by the same runs."""
+        """The part of a job that `vouches` reads. Runs that vouch for a job vouch for all with the
+        same part.
+        """
         return (self.asks or self.group)(job)
 
 
@@ -137,16 +148,20 @@ def _count(number: int) -> str:
 
 
 def stretch_of(found: Sequence[Extrapolation], widening: Mapping[str, float]) -> float:
-    """Factor on the interval's ends: 1 without extrapolation. The respects, and the doublings of one, are
-    taken to err independently: their excesses add in squares."""
+    """Factor on the interval's ends, which is 1 without extrapolation.
+
+    The respects, and the doublings of one, are taken to err independently: their excesses add in squares.
+    """
     return 1.0 + sqrt(sum(one.steps * (widening[one.respect] - 1.0) ** 2 for one in found))
 
 
 def estimate_widening(runs: Sequence[ValidatedRun]) -> dict[str, float]:
-    """The factor on intervals by respect: for each run, the runs of other sources that vouch for it in the
-    respect are left out as well, and its error is measured in ends of the interval that the remaining runs
-    give. `LEVEL` of these, with equal weight for every group and in it for every source, are below the
-    factor; it is at least 1."""
+    """The factor on intervals by respect, which is at least 1.
+
+    For each run, the runs of other sources that vouch for it in the respect are left out as well. Its error
+    is measured in ends of the interval that the remaining runs give. `LEVEL` of these, with equal weight for
+    every group and in it for every source, are below the factor.
+    """
     factors = {}
     for name, respect in RESPECTS.items():
         scores = scores_without(runs, respect)
@@ -185,14 +200,14 @@ def scores_without(runs: Sequence[ValidatedRun], respect: Respect | None = None)
 
 
 class _Others:
-    """The runs of other sources, with the parts of them that were asked for."""
+    """The runs of other sources, and those of them that do not vouch for a part of a job."""
 
     def __init__(self, runs: ValidatedRuns) -> None:
         self._runs = runs
         self._parts: dict[Any, ValidatedRuns] = {}
 
     def that_lack(self, respect: Respect | None, job: Features) -> ValidatedRuns:
-        """The runs that do not vouch for a job in a respect; none if the respect does not apply to it."""
+        """The runs that do not vouch for a job in a respect. None if the respect does not apply to it."""
         if respect is None:
             return self._runs
         if not respect.applies(job):

@@ -30,20 +30,26 @@ NUM_CELLS = 5  # that a job belongs to
 
 @dataclass(frozen=True)
 class Features:
-    """`framework`: FSDP, DeepSpeed, DDP ...; `strategy`: a way of the framework ("ZeRO-3"); `fabric`: what
-    joins the GPUs, the links on one node, the network on several ("" if not known or not needed); `binding`:
-    what bounds the step; `model_ranks`: how many share a replica; `is_mixture`: of experts."""
+    """The features of a job that its errors depend on."""
 
     framework: str
+    """FSDP, DeepSpeed, DDP ..."""
     strategy: str
+    """A way of the framework ("ZeRO-3")."""
     gpu: str
     nodes: int
     gpus: int
     fabric: str
+    """The connection of the GPUs: the links on one node, the network on several. Empty if not known or not
+    needed.
+    """
     binding: str
+    """The part that bounds the step."""
     parameters: int
     model_ranks: int = 1
+    """Ranks that share a replica."""
     is_mixture: bool = False
+    """Whether the model is a mixture of experts."""
 
     @property
     def chip(self) -> str:
@@ -62,8 +68,9 @@ class Features:
 
     @cached_property
     def cells(self) -> tuple[tuple[str | bool, ...], ...]:
-        """Keys of the cells of alike runs that the job belongs to, from the closest cell to that of all
-        runs."""
+        """Keys of the cells of similar runs that the job belongs to, from the closest cell to that of all
+        runs.
+        """
         alike = self.framework, self.is_several
         return (
             (*alike, self.binding, self.chip, self.is_shared, self.is_mixture),
@@ -75,7 +82,9 @@ class Features:
 
 
 def data_strategy(strategy: str) -> str:
-    """A strategy's name without the parallelisms beside data parallelism: "FSDP2" for "FSDP2 + TP + PP"."""
+    """A strategy's name without the parallelisms in addition to data parallelism: "FSDP2" for "FSDP2 + TP +
+    PP".
+    """
     return _BESIDE.sub("", strategy)
 
 
@@ -84,8 +93,11 @@ def chip_of(gpu: str) -> str:
 
 
 def binding_of(shares: Mapping[str, float], retries: float) -> str:
-    """The part that bounds a step: torch's allocator if it runs short, else the first part that takes enough
-    of the step (`shares`: fractions by the breakdown's names), else the kernels."""
+    """The part that bounds a step.
+
+    It is torch's allocator if it runs short, else the first part that takes enough of the step, else the
+    kernels. `shares` are fractions by the breakdown's names.
+    """
     if retries > 0:
         return ALLOCATOR
     return next((name for name, part, least in _SHARES if shares.get(part, 0.0) > least), KERNELS)

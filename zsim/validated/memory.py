@@ -1,13 +1,16 @@
-"""The shipped table of published memory: how full zsim says that a memory is, how far its figure was off, and
-whether the job ran; and the distribution of such errors, from which a job's probability to fit is made.
+"""The shipped table of published memory, and the distribution of its errors, by which a job's probability to
+fit is made.
+
+The table says how full zsim predicts a memory to be, the error of that figure, and whether the job ran.
 
 # [Note: what the probability assumes]
 A job needs exp(error) times what zsim says, and fits where that is no more than the memory's usable bytes.
 Errors are those of rows that no number of zsim is fitted to (role report), and that use at least a quarter of
-their GPU: what a small job is off by in proportion is the context's and the cache's doing. As for the step's
-interval (`zsim.validated.errors`), every source counts once, however many rows it has; a source more has the
-errors of the others with the opposite sign; and a cell of alike runs with few sources borrows from broader
+their GPU. The error of a small job, in proportion, is the context's and the cache's doing. As for the step's
+interval (`zsim.validated.errors`), every source counts once, however many rows it has. One more source has
+the errors of the others with the opposite sign. A cell of similar runs with few sources borrows from broader
 ones.
+
 `python validation/published/memory.py` rewrites the table and shows the calibration, each source judged by
 the others.
 """
@@ -43,21 +46,25 @@ SUREST = 0.99
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """A published run. `is_mixture`: of experts; `load`: zsim's peak over the usable bytes; `retries` and
-    `failures`: of torch's allocator in zsim's step; `kind`: which figure was published (allocated, active,
-    reserved, device; "" for none); `error`: ln(measured / predicted) of that figure, None without one."""
+    """A published run."""
 
     row_id: str
     source: str
     role: str
     framework: str
     is_mixture: bool
+    """Whether the model is a mixture of experts."""
     load: float
+    """zsim's peak over the usable bytes."""
     retries: float
+    """Retries of torch's allocator in zsim's step."""
     failures: float
+    """Failures of torch's allocator in zsim's step."""
     outcome: Outcome
     kind: str
+    """The published figure (allocated, active, reserved, device). Empty for none."""
     error: float | None
+    """ln(measured / predicted) of that figure. None without one."""
 
     @property
     def runs_short(self) -> bool:
@@ -67,19 +74,25 @@ class MemoryRun:
 
 @dataclass(frozen=True)
 class MemoryErrors:
-    """Errors with weights that add up to 1; `rows`, `sources`: how many are behind them; `ran_short`: the
-    fraction of published jobs that ran of those predicted to run short, and their number."""
+    """Errors with weights that add up to 1."""
 
     values: Floats
     weights: Floats
     rows: int
+    """Published rows behind the errors."""
     sources: int
+    """Sources behind the errors."""
     ran_short: float
+    """The fraction of published jobs predicted to run short that ran."""
     rows_short: int
+    """Published jobs predicted to run short."""
 
     def probability(self, load: float) -> float:
-        """The probability that a memory with this load suffices: of an error of at most -ln(load). Between
-        the middles of two errors' weights it is interpolated."""
+        """The probability that a memory with this load suffices, which is that of an error of at most
+        -ln(load).
+
+        Between the middles of two errors' weights it is interpolated.
+        """
         if load <= 0 or not len(self.values):
             return SUREST if load <= 1 else 1 - SUREST
         values, places = np.unique(self.values, return_inverse=True)
@@ -106,8 +119,11 @@ def shipped_errors(framework: str, is_mixture: bool = False) -> MemoryErrors:
 
 
 def errors_of(framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = False) -> MemoryErrors:
-    """The distribution of the error on a job of `framework`, dense or a mixture of experts, from the cells of
-    runs like it: those of the framework that are dense as it is or not, all of the framework, all."""
+    """The distribution of the error on a job of `framework`, dense or a mixture of experts.
+
+    It is made from three cells of runs: those of the framework that are dense or a mixture as the job is, all
+    of the framework, and all.
+    """
     known = [run for run in runs if run.role == UNFITTED and run.error is not None and run.load >= LEAST_LOAD]
     values = np.array([run.error for run in known], dtype=np.float64)
     weights, opposite, rest = np.zeros(len(known)), np.zeros(len(known)), 1.0
@@ -137,8 +153,10 @@ def errors_of(framework: str, runs: Sequence[MemoryRun], *, is_mixture: bool = F
 
 
 def fraction_that_ran(runs: Iterable[MemoryRun]) -> tuple[float, int]:
-    """The fraction that ran, as the mean of sources and of one more source of which half did; and the number
-    of runs whose outcome was published."""
+    """The fraction that ran, and the number of runs whose outcome was published.
+
+    The fraction is the mean of sources and of one more source of which half did.
+    """
     known = [run for run in runs if run.outcome]
     if not known:
         return 0.5, 0
@@ -152,7 +170,7 @@ _DIGITS = {"load": 4, "retries": 2, "failures": 2, "error": 5}
 
 
 def read_memory(text: str) -> tuple[MemoryRun, ...]:
-    """The runs of a table as `memory_text` writes it."""
+    """The runs of a table as `format_memory_table` writes it."""
     rows = csv.DictReader(io.StringIO(text))
     if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ValueError("a table of published memory has other columns than this release writes")

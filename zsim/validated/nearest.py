@@ -1,4 +1,4 @@
-"""The validated runs that a job is nearest to, for a reader; no number is made from this order."""
+"""The validated runs that a job is nearest to, for a reader. No number is made from this order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _OTHER_STRATEGY, _OTHER_GPU, _OTHER_FABRIC, _LENGTH = 3.0, 2.0, 1.0, 0.5
 
 @dataclass(frozen=True, slots=True)
 class NearRun:
-    """A run; `cell`: the number of the closest cell that it shares with the job (`Features.cells`);
-    `more`: how many runs of the same source share that cell and are not shown."""
+    """A validated run near a job."""
 
     run: ValidatedRun
     cell: int
+    """The number of the closest cell that the run shares with the job (`Features.cells`)."""
     more: int = 0
+    """Runs of the same source that share that cell and are not shown."""
 
     @property
     def error(self) -> float:
@@ -42,8 +43,11 @@ def nearest_runs(
     count: int = 6,
     per_source: int = 2,
 ) -> tuple[NearRun, ...]:
-    """The runs nearest to the job, at most `per_source` of each source: by the closest shared cell, in it by
-    strategy, GPU, fabric, and the ratios of GPUs, parameters and sequence length."""
+    """The runs nearest to the job, at most `per_source` of each source.
+
+    They are ordered by the closest shared cell, and in it by strategy, GPU, fabric, and the ratios of GPUs,
+    parameters and sequence length.
+    """
     runs = validated_runs() if runs is None else runs
     ordered = sorted(
         ((_cell(run.features, job), _distance(run, job, sequence_length), run.row_id), run) for run in runs

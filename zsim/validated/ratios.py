@@ -1,12 +1,13 @@
-"""How far a predicted difference between two configurations is to be trusted.
+"""Errors of a predicted ratio of two configurations' steps.
 
 # [Note: errors of a ratio]
 The errors of two steps on one machine have the same sign and the same causes, so the error of their ratio is
 smaller than either. It is measured on pairs of published runs of one source on one GPU that differ in one
-setting: the difference of their two signed errors. Sources weigh the same, as in [Note: what an interval
-assumes], and a setting that few sources vary borrows from all pairs (`BROADER`). Pairs in which several ranks
-share a replica are further off than others, most of all where the batch differs, and are estimated apart. A
-pair may be taken either way round, so the interval of the ratio's logarithm is symmetric.
+setting, as the difference of their two signed errors. Sources weigh the same, as in [Note: what an interval
+assumes], and a setting that few sources vary borrows from all pairs (`BROADER_CELL_WEIGHT`). Pairs in which
+several ranks share a replica have larger errors than others, most of all where the batch differs, and are
+estimated separately. A pair may be taken either way round, so the interval of the ratio's logarithm is
+symmetric.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ KINDS = (*SETTINGS, SHORT, ANY)
 
 
 def estimate_ratio_errors(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> dict[str, float]:
-    """By differing setting (`KINDS`), the bound that `LEVEL` of the errors of the ratio's logarithm do not
-    exceed. `is_shared`: only of pairs of which one has several ranks to a replica, or none has."""
+    """The bound, by differing setting (`KINDS`), that `LEVEL` of the errors of the ratio's logarithm do not
+    exceed.
+
+    With `is_shared` only pairs count of which one has several ranks to a replica, or, where it is false, none
+    has.
+    """
     return _bounds(_by_source(_pairs(runs, is_shared)))
 
 
@@ -53,7 +58,9 @@ _BySource = Mapping[str, Mapping[str, Floats]]  # errors of pairs, by kind and s
 
 
 def _by_source(pairs: Iterable[Pair]) -> _BySource:
-    """The errors of the pairs of every kind; those in `ANY` setting are all but the `SHORT` ones."""
+    """The errors of the pairs of every kind. Those in `SEVERAL_SETTINGS` are all but the `ALLOCATOR_SHORT`
+    ones.
+    """
     found: dict[str, dict[str, list[float]]] = {kind: {} for kind in KINDS}
     for pair in pairs:
         for kind in {pair.kind, pair.kind if pair.kind == SHORT else ANY}:
@@ -71,8 +78,11 @@ def _bounds(errors: _BySource, without: str | None = None) -> dict[str, float]:
 
 
 def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
-    """The bound for the settings (or `SHORT`) that differ: a difference in several is trusted no better than
-    in each of them, and a difference in a setting that no pair varies, no better than in any setting."""
+    """The bound for the settings (or `ALLOCATOR_SHORT`) that differ.
+
+    A difference in several is trusted no better than in each of them, and a difference in a setting that no
+    pair varies, no better than in any setting.
+    """
     names = list(kinds)
     if SHORT not in names and (kind := kind_of(names)) != ANY:
         return bounds[kind]
@@ -82,20 +92,24 @@ def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RatioCoverage:
-    """Coverage of the pairs that differ by `kind`: `bound` on the error of `LEVEL` of them, and the fraction
-    within the bound of the other sources' pairs, over pairs and as the mean of sources."""
+    """Coverage of the pairs that differ by `kind`."""
 
     kind: str
     pairs: int
     sources: int
     bound: float
+    """The bound on the error of `LEVEL` of the pairs."""
     covered: float
+    """The fraction of pairs within the bound of the other sources' pairs."""
     covered_by_source: float
+    """The same as the mean of sources."""
 
 
 def ratio_coverage(runs: Sequence[ValidatedRun], *, is_shared: bool | None = None) -> list[RatioCoverage]:
-    """The coverage of every kind, each source's pairs judged by those of the others; kinds without pairs are
-    left out."""
+    """The coverage of every kind, each source's pairs judged by those of the others.
+
+    Kinds without pairs are left out.
+    """
     pairs = list(_pairs(runs, is_shared))
     errors = _by_source(pairs)
     bounds = _bounds(errors)
@@ -121,18 +135,21 @@ def ratio_coverage(runs: Sequence[ValidatedRun], *, is_shared: bool | None = Non
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs of one source, model and GPU: the settings in which they differ, and the absolute error of the
-    logarithm of their ratio."""
+    """Two runs of one source, model and GPU."""
 
     kind: str
     source: str
     error: float
+    """The absolute error of the logarithm of their ratio."""
     settings: tuple[str, ...] = ()
+    """The settings in which they differ."""
 
 
 def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[Pair]:
-    """All pairs, or those of which one has several ranks to a replica, or none has; runs that differ in no
-    setting are not a pair."""
+    """All pairs, or those of which one has several ranks to a replica, or none has.
+
+    Runs that differ in no setting are not a pair.
+    """
     alike: dict[tuple[str, str, str], list[ValidatedRun]] = {}
     for run in runs:
         alike.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
@@ -151,7 +168,7 @@ def _pairs(runs: Sequence[ValidatedRun], is_shared: bool | None) -> Iterator[Pai
 
 
 def kind_of(kinds: Iterable[str]) -> str:
-    """The one of `KINDS` for settings that differ together."""
+    """The member of `KINDS` for settings that differ in combination."""
     names = list(dict.fromkeys(kinds))
     if len(names) == 2 and "batch" in names and any(name in _LEADING for name in names):
         names.remove("batch")
@@ -159,8 +176,10 @@ def kind_of(kinds: Iterable[str]) -> str:
 
 
 def _quantile(own: Sequence[Floats], every: Sequence[Floats]) -> float:
-    """The `LEVEL` quantile of the errors of `own` pairs, source by source, borrowing from `every` pair the
-    more, the fewer sources `own` has."""
+    """The `LEVEL` quantile of the errors of `selected` pairs, source by source.
+
+    It borrows from `all_pairs` the more, the fewer sources `selected` has.
+    """
     share = len(own) / (len(own) + BROADER)
     values: list[Floats] = []
     weights: list[Floats] = []
@@ -172,18 +191,24 @@ def _quantile(own: Sequence[Floats], every: Sequence[Floats]) -> float:
 
 
 def shipped_bound(kinds: Iterable[str], *, is_shared: bool) -> float:
-    """`bound_of` by the shipped pairs. `is_shared`: several ranks have a replica in one step or in both."""
+    """`bound_of` by the shipped pairs.
+
+    With `is_shared` several ranks have a replica in one step or in both.
+    """
     return bound_of(kinds, shipped_estimates()["shared_ratios" if is_shared else "ratios"])
 
 
 def ratio_range(ratio: float, kinds: Iterable[str], *, is_shared: bool) -> tuple[float, float]:
-    """The interval that contains the ratio of two steps with 80 %, where `kinds` of `SETTINGS` (or `SHORT`)
-    differ; `is_shared`: several ranks have a replica in one of them or in both."""
+    """The interval that contains the ratio of two steps with 80 %, where `kinds` of `SETTINGS` differ.
+
+    `kinds` may also be `ALLOCATOR_SHORT`. With `is_shared` several ranks have a replica in one of the steps
+    or in both.
+    """
     bound = shipped_bound(kinds, is_shared=is_shared)
     return ratio * exp(-bound), ratio * exp(bound)
 
 
 def can_tell(one_seconds: float, other_seconds: float, kinds: Iterable[str], *, is_shared: bool) -> bool:
-    """Whether the interval of the ratio excludes 1: whether zsim can tell which configuration is faster."""
+    """Whether the interval of the ratio excludes 1, so that zsim can tell which configuration is faster."""
     low, high = ratio_range(one_seconds / other_seconds, kinds, is_shared=is_shared)
     return not low <= 1.0 <= high

@@ -36,7 +36,7 @@ def by_regime(judged: Sequence[Judged]) -> dict[str, Coverage]:
 
 
 def unvalidated(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The `names` that are not among `known`."""
+    """The `names` that are not among `validated`."""
     there = set(known)
     return tuple(name for name in names if name not in there)
 

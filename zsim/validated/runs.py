@@ -1,5 +1,7 @@
-"""The shipped table of validated runs: one line per published run with its features and zsim's
-error; `python validation/published/accuracy.py` rewrites it."""
+"""The shipped table of validated runs: one line per published run with its features and zsim's error.
+
+`python validation/published/accuracy.py` rewrites it.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,26 @@ ESTIMATES = PRESETS / "validated_errors.toml"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that make two runs of one source on one GPU comparable: equal but for one of these (and the
-    number of GPUs and the strategy). `training`: precision and checkpointing; `network_gbps` per GPU, 0 on
-    one node; `degrees`: of the parallelisms beside data parallelism, as "TP 8, PP 4 x 2"."""
+    """Settings that make two runs of one source on one GPU comparable: equal but for one of these.
+
+    The number of GPUs and the strategy are the other settings by which they may differ.
+    """
 
     model: str
     sequence_length: int
     micro_batch_size: int
     gradient_accumulation_steps: float
     training: str
+    """Precision and checkpointing."""
     network_gbps: float
+    """Gbit/s per GPU. 0 on one node."""
     degrees: str = ""
+    """The degrees of the parallelisms in addition to data parallelism, as "TP 8, PP 4 x 2"."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRun:
-    """`error` is ln(measured / predicted) of the step: above 0 the run was slower than predicted."""
+    """A published run and zsim's error on it."""
 
     row_id: str
     source: str
@@ -50,23 +56,24 @@ class ValidatedRun:
     features: Features
     settings: Settings
     error: float
+    """ln(measured / predicted) of the step. Above 0 the run was slower than predicted."""
 
 
 class ValidatedRuns(tuple[ValidatedRun, ...]):
-    """Runs with a directory of their cells."""
+    """Runs with an index of their cells."""
 
     @classmethod
     def of(cls, runs: Iterable[ValidatedRun]) -> Self:
-        """The runs; themselves if they have a directory."""
+        """The runs with an index of their cells. They are returned as they are if they have one."""
         return runs if isinstance(runs, cls) else cls(runs)
 
     def in_cell(self, number: int, cell: Hashable) -> Sequence[int]:
-        """The places of the runs in a cell, see `Features.cells`."""
+        """The indices of the runs in a cell, see `Features.cells`."""
         return self._places[number].get(cell, ())
 
     @cached_property
     def _places(self) -> list[dict[Hashable, list[int]]]:
-        """By the number of the cell and its key."""
+        """The indices of the runs by the number of the cell and by its key."""
         found: list[dict[Hashable, list[int]]] = [{} for _ in range(NUM_CELLS)]
         for place, run in enumerate(self):
             for places, cell in zip(found, run.features.cells, strict=True):
@@ -111,7 +118,7 @@ def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
 
 
 def read_validated(text: str) -> ValidatedRuns:
-    """The runs of a table as `validated_text` writes it."""
+    """The runs of a table as `format_validated_table` writes it."""
     rows = csv.reader(io.StringIO(text))
     if tuple(next(rows)) != COLUMNS:
         raise ValueError("a table of validated runs has other columns than this release writes")
@@ -120,7 +127,7 @@ def read_validated(text: str) -> ValidatedRuns:
 
 
 def _run(row: Sequence[str], known: dict[tuple[str, ...], Features]) -> ValidatedRun:
-    """The run of a row; those of equal features share them, and so the names of their cells."""
+    """The run of a row. Runs of equal features share them, and so the names of their cells."""
     row_id, source, role, tier, *rest = row
     asked, settings, error = tuple(rest[: len(_FEATURES)]), rest[len(_FEATURES) : -1], rest[-1]
     if asked not in known:
@@ -156,5 +163,5 @@ def validated_text(runs: Iterable[ValidatedRun]) -> str:
 
 
 def without_source(runs: Sequence[ValidatedRun], source: str | None) -> ValidatedRuns:
-    """The runs of all other sources: no source vouches for itself; all runs without a `source`."""
+    """The runs of all other sources, or all runs without a `source`. No source vouches for itself."""
     return ValidatedRuns.of(runs if source is None else (run for run in runs if run.source != source))

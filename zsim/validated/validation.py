@@ -1,4 +1,4 @@
-"""How far to trust a step time: an interval of 80 %, and the validated runs behind it."""
+"""The trust in a step time: an interval of 80 %, and the validated runs behind it."""
 
 from __future__ import annotations
 
@@ -24,38 +24,47 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 @dataclass(frozen=True, slots=True)
 class InputSpread:
-    """The step with an input of the job at both ends of its spread, as multiples of the predicted one: `fast`
-    at most 1, `slow` at least 1. `what`: the input, for "by how fast ... may be"."""
+    """The step with an input of the job at both ends of its spread, as multiples of the predicted one."""
 
     what: str
+    """The input, for "by how fast ... may be"."""
     fast: float
+    """At most 1."""
     slow: float
+    """At least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """`low` and `high`: with 80 %, the measured step is between these multiples of the predicted one.
-    `regime`: what the `runs` behind the interval have in common with the job; `runs` is 0 if no run is like
-    it, and the errors are then None. Errors are predicted over measured, less one."""
+    """The interval of a step and the validated runs behind it.
+
+    The measured step is between `low` and `high` with 80 %. Errors are predicted over measured, less one.
+    """
 
     low: float
+    """The lower end of the interval, as a multiple of the predicted step."""
     high: float
+    """The upper end of the interval, as a multiple of the predicted step."""
     regime: str
+    """The features that the `runs` behind the interval have in common with the job."""
     runs: int
+    """Similar runs. 0 if no run is similar, and the errors are then None."""
     sources: int
     mean_absolute_error: float | None
     worst_absolute_error: float | None
     extrapolates: tuple[str, ...]
     features: Features
     runs_less_alike: int = 0  # runs of a broader cell, if the alike ones are of too few sources
+    """Runs of a broader cell, if the similar ones are of too few sources."""
     inputs: tuple[InputSpread, ...] = ()  # that the interval is wider for
+    """The inputs that the interval is wider for."""
 
     def range_of(self, step_seconds: float) -> tuple[float, float]:
         """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
 
     def from_shorter(self, share: float) -> Validation:
-        """The interval that begins with that of a step of `share` of the predicted one, a fraction."""
+        """The interval extended down to that of a step of `share` of the predicted one, a fraction."""
         return replace(self, low=self.low * share)
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +88,9 @@ def validation_of(
     *,
     without: str | None = None,
 ) -> Validation:
-    """Judge a job by validated runs (default: the shipped ones), except those of the source `without`."""
+    """Judge a job by validated runs (default: the shipped ones), except those of the source
+    `excluded_source`.
+    """
     runs = without_source(validated_runs() if runs is None else runs, without)
     widening = shipped_estimates()["widening"] if widening is None else widening
     errors, (low, high) = interval_like(features, runs)
@@ -113,7 +124,7 @@ def with_input(found: Validation, spread: InputSpread) -> Validation:
 
 
 def _less_alike(features: Features, runs: ValidatedRuns, alike: int) -> int:
-    """Number of runs in the broader cell behind the interval that are not like the job."""
+    """Number of runs in the broader cell behind the interval that are not similar to the job."""
     number = broader_cell(features, runs)
     return max(0, len(runs.in_cell(number, features.cells[number])) - alike)
 

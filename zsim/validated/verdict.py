@@ -1,4 +1,5 @@
-"""Whether a job fits: one word of four, and the probability that it does by zsim's errors on published runs.
+"""The verdict on whether a job fits: one word of four, and its probability by zsim's errors on published
+runs.
 
 Every command and page takes its word, its exit code and its probability from here.
 """
@@ -21,15 +22,16 @@ LIKELIER = 0.5  # below it the exit code is that of a job that does not fit
 class Verdict:
     """The word and the probability that the job fits.
 
-    Fits, does not fit: with a probability of at least `LEVEL`. Fits barely: the limit lies inside the band of
-    zsim's errors, and the probability says which way is likelier. Runs short: all tensors have room, but
-    torch's allocator must give its cache back and ask again, or finds no room even then; `rows_short` is the
-    number of published jobs behind its probability.
+    A job "fits" or "does not fit" with a probability of at least `LEVEL`. It "fits barely" if the limit lies
+    inside the band of zsim's errors, and the probability says which way is likelier. It "runs short" if all
+    tensors have room, but torch's allocator must give its cache back and ask again, or finds no room even
+    then.
     """
 
     word: Word
     probability: float
     rows_short: int = 0
+    """Published jobs behind the probability of a job that runs short."""
 
     @property
     def is_likely(self) -> bool:
@@ -53,12 +55,12 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        """One letter beside a figure in a table: nothing for a job that fits."""
+        """One letter for a figure in a table. Empty for a job that fits."""
         return _MARKS[self.word]
 
     @property
     def leaning(self) -> str:
-        """Which way is likelier, where that is in doubt; else ""."""
+        """The likelier way, where that is in doubt. Empty where it is not."""
         if self.word in ("fits", "does not fit"):
             return ""
         return f"likelier to {'fit' if self.is_likely else 'run out of memory'}"
@@ -91,13 +93,15 @@ _MEANINGS: dict[Word, str] = {
 
 
 def verdict_content(verdict: Verdict | None) -> dict[str, Any]:
-    """The verdict as JSON data: `verdict`, a word, and `fits_probability`; None where there is none."""
+    """The verdict as JSON data: `verdict`, a word, and `fits_probability`. Both are None where there
+    is none.
+    """
     word, probability = (None, None) if verdict is None else (verdict.word, verdict.probability)
     return {"verdict": word, "fits_probability": probability}
 
 
 def unless_fits(verdict: Verdict | None) -> str:
-    """The word behind a figure in a table, as in " (does not fit)"; "" for a job that fits."""
+    """The word after a figure in a table, as in " (does not fit)". Empty for a job that fits."""
     return "" if verdict is None or verdict.word == "fits" else f" ({verdict.word})"
 
 
@@ -110,8 +114,12 @@ def verdict_of(
     errors: MemoryErrors | None = None,
 ) -> Verdict:
     """The verdict on a job of `framework`, dense or a mixture of experts, whose fullest memory has this
-    `load`: bytes at its peak over usable bytes, of GPU, host and drives the largest. `is_short`: torch's
-    allocator retries or fails in its step; `errors`: by default those of the shipped table."""
+    `load`.
+
+    The load is the bytes at the peak over the usable bytes, the largest of GPU, host and drives. With
+    `is_short` torch's allocator retries or fails in the job's step. `errors` are by default those of the
+    shipped table.
+    """
     errors = shipped_errors(framework, is_mixture) if errors is None else errors
     probability = errors.probability(load)
     if probability <= 1 - LEVEL + 1e-9:

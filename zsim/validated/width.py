@@ -1,4 +1,4 @@
-"""Why an interval is as wide as it is: what each stage of it adds, and what its width does not count."""
+"""The reasons for an interval's width: the addition of each stage, and what the width does not count."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def width_stages(
     runs: Sequence[ValidatedRun] | None = None,
     widening: Mapping[str, float] | None = None,
 ) -> tuple[WidthStage, ...]:
-    """The stages of the job's interval; the last one is that of `zsim.validated.validation.validation_of`. A
-    stage that changes nothing is left out."""
+    """The stages of the job's interval. The last one is that of `zsim.validated.validation.validation_of`.
+
+    A stage that changes nothing is left out.
+    """
     runs = validated_runs() if runs is None else runs
     widening = shipped_estimates()["widening"] if widening is None else widening
     errors = errors_like(job, runs)
@@ -134,8 +136,11 @@ def uncounted(
     precision: str | None,
     runs: Sequence[ValidatedRun] | None = None,
 ) -> tuple[str, ...]:
-    """In what else no run vouches for the job, by which the interval is not widened: the length of the
-    sequence (a run vouches up to twice its own) and the precision, each among the framework's runs."""
+    """Further respects in which no run vouches for the job, for which the interval is not widened.
+
+    These are the length of the sequence (a run vouches up to twice its own) and the precision, each among the
+    framework's runs.
+    """
     runs = validated_runs() if runs is None else runs
     own = [run for run in runs if run.features.framework == job.framework]
     if not own:
@@ -154,14 +159,17 @@ def uncounted(
 
 
 def dtype_of(training: str) -> str:
-    """The precision in the words of a run's `training` settings; "" where they do not say."""
+    """The precision in the words of a run's `training` settings. Empty where they do not say."""
     first = training.partition(",")[0].lower()
     return next((name for name, pattern in _DTYPES if re.search(pattern, first)), "")
 
 
 def ratio_bound(kinds: Sequence[str], *, is_shared: bool) -> float:
-    """How far the ratio of two steps that differ in `kinds` (`zsim.validated.ratios.SETTINGS`) is off for
-    80 % of published pairs, as a fraction; `is_shared`: of those in which several ranks share a replica."""
+    """The error of the ratio of two steps that differ in `kinds`, for 80 % of published pairs, as a fraction.
+
+    `kinds` are of `zsim.validated.ratios.SETTINGS`. With `is_shared` only pairs count in which several ranks
+    share a replica.
+    """
     return expm1(shipped_bound(kinds, is_shared=is_shared))
 
 

@@ -1,4 +1,4 @@
-"""`nodes` of a cluster file: which types of nodes it has, and how many of each."""
+"""`nodes` of a cluster file: the types of its nodes, and the number of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _SOME_NODES = re.compile(r"^\s*([0-9]{1,7})\s*x?\s+(\S+)\s*$")
 
 
 def asked_nodes(nodes: Any, file: str) -> list[dict[str, Any]]:
-    """The entries of `nodes`, each with `count` and one of `gpu` and `like`: as the file's tables, or from
-    text like "2 dgx-h100, 2 dgx-a100-80gb".
+    """The entries of `nodes`, each with `count` and one of `gpu` and `like`.
+
+    They are as the file's tables, or from text like "2 dgx-h100, 2 dgx-a100-80gb".
 
     Raises InputError for entries of another shape, and for names of neither a GPU nor a cluster.
     """
@@ -48,8 +49,10 @@ def asked_nodes(nodes: Any, file: str) -> list[dict[str, Any]]:
 
 
 def check_nodes_take(stated: Mapping[str, Any], nodes: Any, file: str) -> None:
-    """Raises InputError where a file of several types of nodes states what none of these nodes takes from it:
-    a GPU, and with `like` in every entry anything else of a node."""
+    """Raises InputError where a file of several types of nodes states what none of these nodes takes from it.
+
+    That is a GPU, and with `like` in every entry anything else of a node.
+    """
     entries = asked_nodes(nodes, file)
     taken = () if all("like" in entry for entry in entries) else OF_NODES[1:]
     for key in OF_NODES:
@@ -67,7 +70,8 @@ def check_nodes_take(stated: Mapping[str, Any], nodes: Any, file: str) -> None:
 
 def check_is_name(text: str) -> None:
     """Raises InputError for text that counts nodes of types, "1 dgx-h100, 1 dgx-a100-80gb", in the place of a
-    cluster's name."""
+    cluster's name.
+    """
     parts = text.split(",")
     if all(_SOME_NODES.match(part) for part in parts):
         like = parts[0].split()[-1]

@@ -1,8 +1,8 @@
 """Hardware as files describe it: GPUs, and a cluster of nodes around them.
 
-Every table of numbers carries a `source` and an `evidence` grade for the numbers in it:
-`measured` (somebody timed it), `calibrated` (fitted to measurements), `data sheet` (the vendor's figure),
-`assumed` (neither; the source says why). All link rates are per direction.
+Every table of numbers carries a `source` and an `evidence` grade for the numbers in it: `measured` (somebody
+timed it), `calibrated` (fitted to measurements), `data sheet` (the vendor's figure), `assumed` (neither, and
+the source says why). All link rates are per direction.
 """
 
 # See [Note: annotations of tables].
@@ -25,11 +25,9 @@ from zsim.units import Bytes, BytesPerSecond, Seconds
 class NodeLink(Table):
     """The links between the GPUs of a node.
 
-    `switch`: every GPU has `bandwidth` into and out of a non-blocking crossbar (NVSwitch).
-    `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the other GPUs.
-    `none`: GPUs talk over PCIe.
-    `efficiency`: the fraction of `bandwidth` that a large collective gets.
-    `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
+    With `switch` every GPU has `bandwidth` into and out of a non-blocking crossbar (NVSwitch). With `mesh`
+    every GPU has `bandwidth` in all, spread evenly over direct links to the other GPUs. With `none` GPUs talk
+    over PCIe. An NVL72 is one domain of 18 trays of 4 GPUs.
     """
 
     kind: Literal["switch", "mesh", "none"] = Field(
@@ -67,7 +65,7 @@ class NodeLink(Table):
 
 
 class Pcie(Table):
-    """PCIe: each GPU has a link to a switch; `gpus_per_switch` GPUs share one uplink to the host."""
+    """PCIe. Each GPU has a link to a switch, and `gpus_per_switch` GPUs share one uplink to the host."""
 
     bandwidth: PositiveRate = Field(description="of one GPU's slot, in each direction")
     efficiency: Fraction = Field(description="what a large copy reaches of the bandwidth")
@@ -77,7 +75,7 @@ class Pcie(Table):
 
 
 class Nic(Table):
-    """Network cards of one node; GPU i uses card i * per_node // gpus."""
+    """Network cards of one node. GPU i uses card i * per_node // gpus."""
 
     per_node: int = Field(
         gt=0, le=10**4, description="network cards of a node; GPU i uses card i * per_node // gpus_per_node"
@@ -96,10 +94,8 @@ class Nic(Table):
 class HostDevice(Table):
     """The CPU side of one node.
 
-    `launch_queue`: kernel launches that a stream queues before the host waits. About 1000 on CUDA, as
-    measured by a user (stackoverflow.com/questions/53970187). `sockets` share memory, cores and GPUs evenly;
-    `socket_bandwidth` is what one socket sends to the others. `pinned_limit`: page-locked memory in all (a
-    locked-memory limit, a pool); None is no limit.
+    `launch_queue` is about 1000 on CUDA, as measured by a user (stackoverflow.com/questions/53970187).
+    `pinned_limit` may be a locked-memory limit or a pool.
     """
 
     cores: int = Field(gt=0, description="cores of a node")
@@ -134,12 +130,10 @@ class HostDevice(Table):
 
 
 class Nvme(Table):
-    """Drives of one node, striped (RAID0); capacity and rates are per drive.
+    """Drives of one node, striped (RAID0). Capacity and rates are per drive.
 
-    `efficiency`: the fraction of the data sheet's bandwidth that asynchronous I/O gets. `mixed_overlap`: how
-    far concurrent reads and writes add up, from 1 (the drive does one or the other) to 2 (independent).
-    `attached`: to root ports of the "host", or under the GPUs' PCIe switches ("switch"), spread evenly.
-    `write_cache` per drive, `sustained_write_bandwidth` beyond it (both or neither).
+    Drives at the "switch" are spread evenly over the GPUs' PCIe switches. `write_cache` and
+    `sustained_write_bandwidth` are stated both or neither.
     """
 
     drives: int = Field(ge=0, description="drives of a node, striped")
@@ -191,8 +185,7 @@ class FrameworkMemory(Table):
 
 
 class NodeType(BaseModel):
-    """`count` nodes in a row that are alike: their GPU, and the links and the host around it. `name`: of the
-    GPU, or of the cluster file that the nodes are like."""
+    """`count` identical nodes in a row: their GPU, and the links and the host around it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -207,7 +200,7 @@ class NodeType(BaseModel):
 
     @property
     def form(self) -> dict[str, object]:
-        """How the parts of a node are joined, by key: what nodes of one cluster have in common."""
+        """The layout of a node's parts, by key, which all nodes of one cluster have in common."""
         found: dict[str, object] = {
             "gpus_per_node": self.gpus_per_node,
             "node_link.kind": self.node_link.kind,
@@ -221,9 +214,11 @@ class NodeType(BaseModel):
 
 
 class Cluster(BaseModel):
-    """A cluster (a file in `topologies/`); `gpu` is resolved by the loader. Its nodes are alike, unless
-    `nodes` lists several types: then the cluster has as many nodes as these, in this order, and `gpu`,
-    `node_link`, `pcie`, `nic` and `host` are those of the first."""
+    """A cluster (a file in `topologies/`). `gpu` is resolved by the loader.
+
+    Its nodes are identical, unless `nodes` lists several types. Then the cluster has as many nodes as these,
+    in this order, and `gpu`, `node_link`, `pcie`, `nic` and `host` are those of the first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -278,17 +273,17 @@ class Cluster(BaseModel):
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPU of each type of nodes; one GPU where all nodes are alike."""
+        """The GPU of each type of nodes. One GPU where all nodes are identical."""
         return tuple(one.gpu for one in self.nodes) or (self.gpu,)
 
     @property
     def hosts(self) -> tuple[HostDevice, ...]:
-        """The host of each type of nodes; one host where all nodes are alike."""
+        """The host of each type of nodes. One host where all nodes are identical."""
         return tuple(one.host for one in self.nodes) or (self.host,)
 
     @property
     def type_of_node(self) -> Ints:
-        """Per node of a cluster with `nodes`, its type's place among them; empty where all are alike."""
+        """The index in `nodes` of the type of each node. Empty where all nodes are identical."""
         return np.repeat(np.arange(len(self.nodes)), [one.count for one in self.nodes])
 
     @property
@@ -304,7 +299,8 @@ class Cluster(BaseModel):
     @property
     def longer_links(self) -> tuple[float, float]:
         """Seconds by which link latencies exceed those of the measured rounds: (inside nodes, between
-        nodes)."""
+        nodes).
+        """
         known = self.collectives.measured_on
         if known is None:
             return 0.0, 0.0

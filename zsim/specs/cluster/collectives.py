@@ -13,15 +13,16 @@ from zsim.units import Seconds
 
 
 class ProtocolCosts(BaseModel):
-    """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
-    fraction of a link's bandwidth that it reaches.
+    """The costs of one NCCL protocol: seconds to start, seconds per round, and the fraction of a link's
+    bandwidth.
 
-    `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
-    proxy thread posts for every round).
-    `ramp`: cost of sending a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave links
-    idle while the first piece travels, more pieces cost more handling; the sum of a/p and b p has its
-    minimum, 2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms,
-    2009). `network_ramp`: the same, only once a group spans nodes: pieces that wait for a network card.
+    Once a group spans nodes, its rounds inside a node take at least `network_overhead`, since the proxy
+    thread posts for every round.
+
+    `ramp` is the cost of sending a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave
+    links idle while the first piece travels, and more pieces cost more handling. The sum of a/p and b p has
+    its minimum, 2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree
+    algorithms, 2009). `network_ramp` is the same for pieces that wait for a network card.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
@@ -65,22 +66,23 @@ _COMMON: frozenset[AlgorithmName] = frozenset({"ring", "tree", "all_to_all", "al
 
 
 class CollectiveCosts(Table):
-    """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
+    """Latency and bandwidth of collectives on this machine, by protocol. The fastest is taken.
 
-    `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
-    `protocols`: the costs of the ring, and of every algorithm that `algorithms` does not name: "ring" (there:
-    an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
-    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all", "all_to_all_inside"
-    (of a group in one NVLink domain, if it differs), "deepep_inside" and "hybridep_inside" (the kernels of
-    these libraries there; left out: as the backend's), "deepep_pair" and "hybridep_pair" (theirs between two
-    domains), "deepep_across" and "hybridep_across" (between more). NVLS and PAT exist only where their costs
-    are given.
-    `backend` "other": a vendor's own library, with rounds of its own.
-    `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
-    `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the
-    rounds. It belongs to the file that states the rounds: a file that extends it and changes only links need
-    not state it.
-    `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
+    The names of algorithms:
+
+    - "ring": an all-reduce's ring, if it differs from `protocols`.
+    - "tree", "pat".
+    - "nvls": reduction in the switches of one NVLink domain.
+    - "nvls_tree": the same joined by trees across domains.
+    - "all_to_all", and "all_to_all_inside" of a group in one NVLink domain, if it differs.
+    - "deepep_inside", "hybridep_inside": these libraries' kernels in one domain, by default the backend's.
+    - "deepep_pair", "hybridep_pair": theirs between two domains.
+    - "deepep_across", "hybridep_across": theirs between more domains.
+
+    NVLS and PAT exist only where their costs are given. `backend` "other" is a vendor's own library, with
+    rounds of its own. `measured_on` belongs to the file that states the rounds. A file that extends it and
+    changes only links need not state it. With `choice` "tuning-model" the algorithm is what NCCL's model for
+    `generation` would choose.
     """
 
     backend: Literal["nccl", "rccl", "gloo", "other"] = Field(description="the library of collectives")

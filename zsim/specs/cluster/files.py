@@ -2,12 +2,14 @@
 
 A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
 differs, key by key within a table. A table that changes numbers may state their origin in `source` and
-`evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's grade is the
+`evidence`, else they are "assumed". The source of the kept numbers is appended, and the table's grade is the
 weaker of both.
-`fabric` and `oversubscription` beside `extends` stand for a `[network]` table (short_form.py).
-[[nodes]] makes a cluster of several types of nodes, in this order: each entry has a `count` and either a
-`gpu`, which takes the place of the cluster's, or `like`, a cluster's name: then GPU, links, PCIe, cards and
-host are as there.
+
+`fabric` and `oversubscription` next to `extends` stand for a `[network]` table (aliases.py).
+
+[[nodes]] makes a cluster of several types of nodes, in this order. Each entry has a `count` and either a
+`gpu`, which takes the place of the cluster's, or `like`, a cluster's name. With `like` GPU, links, PCIe,
+cards and host are as there.
 
 A file with changes and no `description` does not inherit the parent's, which may describe what is changed.
 """
@@ -48,13 +50,13 @@ class HardwareFiles:
         self._gpus: dict[Path, Gpu] = {}
 
     def tables(self, path: Path) -> dict[str, Any]:
-        """A file's tables, which must not be changed; raises InputError as `read_toml`."""
+        """A file's tables, which must not be changed. Raises InputError as `read_toml`."""
         if path not in self._tables:
             self._tables[path] = read_toml(path)
         return self._tables[path]
 
     def gpu(self, path: Path) -> Gpu:
-        """A file's GPU; raises InputError if something in it is wrong."""
+        """A file's GPU. Raises InputError if something in it is wrong."""
         if path not in self._gpus:
             tables = _read_with_parents(path, gpu_preset_path, self)
             self._gpus[path] = with_power_limit(validated(tables, path.name, Gpu))
@@ -62,8 +64,9 @@ class HardwareFiles:
 
 
 def load_cluster(source: str | Path | Mapping[str, Any], files: HardwareFiles | None = None) -> Cluster:
-    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables; `files`: those that
-    have been read.
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables.
+
+    `files` are those that have been read.
 
     Raises InputError if the cluster does not exist, or if something in it is wrong.
     """
@@ -105,8 +108,10 @@ def cluster_tables(source: str) -> dict[str, Any]:
 
 
 def _with_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
-    """The tables of a cluster with its GPU read. The path of `gpu` is relative to the file that says it,
-    which may be a parent."""
+    """The tables of a cluster with its GPU read.
+
+    The path of `gpu` is relative to the file that says it, which may be a parent.
+    """
     gpu = data.get("gpu")
     if isinstance(gpu, str) and gpu.endswith(".toml") and not Path(gpu).exists():
         raise InputError(
@@ -123,8 +128,10 @@ def _with_gpu(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str
 
 
 def _with_node_types(data: dict[str, Any], file: str, files: HardwareFiles) -> dict[str, Any]:
-    """The tables of a cluster whose `nodes` are of several types, with these types read; what the file does
-    not say of the cluster is as in the first file that its nodes are `like`."""
+    """The tables of a cluster whose `nodes` are of several types, with these types read.
+
+    Anything that the file does not say of the cluster is as in the first file that its nodes are `like`.
+    """
     entries = asked_nodes(data["nodes"], file)
     rest = {key: value for key, value in data.items() if key != "nodes"}
     first = next((entry["like"] for entry in entries if "like" in entry), None)
@@ -140,7 +147,9 @@ def _with_node_types(data: dict[str, Any], file: str, files: HardwareFiles) -> d
 def _node_type(
     entry: Mapping[str, Any], number: int, cluster: Mapping[str, Any], file: str, files: HardwareFiles
 ) -> dict[str, Any]:
-    """One entry of `nodes` in the shape of a NodeType; `cluster`: the tables that the file has for all."""
+    """One entry of `nodes` in the shape of a NodeType. `cluster` has the tables that the file states
+    for all.
+    """
     where = f"{file}: nodes[{number}]"
     if "like" in entry:
         like = entry["like"]
@@ -166,7 +175,9 @@ def _node_type(
 
 def check_hardware_key(dotted: str, where: str) -> None:
     """Raises InputError for a key under `cluster.`, or `gpu.` (the cluster's GPU), that no cluster has.
-    `where` begins the message."""
+
+    `where` begins the message.
+    """
     parts = dotted.removeprefix("cluster.").split(".")
     number = first_unknown(parts, Cluster)
     if number is None or (parts[number] in ("extends", *SHORT_KEYS) and parts[:number] in ([], ["gpu"])):
@@ -193,7 +204,7 @@ def load_gpu(source: str | Path | Mapping[str, Any], files: HardwareFiles | None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
+    """The tables of a TOML file. Raises InputError when it cannot be read or is not TOML."""
     content = read_given(path, MAX_TOML_BYTES)
     try:
         return parse_toml(content.decode("utf-8"), path.name)
@@ -289,8 +300,10 @@ def _with_parents(
 def _with_links(
     collectives: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """`collectives` with the parent's latencies as `measured_on`, if the child keeps the parent's rounds and
-    changes latencies of links."""
+    """`collectives` with the parent's latencies as `measured_on`.
+
+    They are added if the child keeps the parent's rounds and changes latencies of links.
+    """
     stated = child.get("collectives", {})
     if isinstance(stated, Mapping) and {"protocols", "algorithms", "measured_on"} & set(stated):
         return {key: value for key, value in collectives.items() if key != "measured_on" or key in stated}
@@ -321,7 +334,7 @@ def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
 def _merged_table(
     file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
 ) -> dict[str, Any]:
-    """`child` merged over `parent`, nested tables too; with the sources of both if both have numbers."""
+    """`child` merged over `parent`, nested tables too, with the sources of both if both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
     if "source" in parent and changed:
         child = {"source": UNSAID, "evidence": "assumed", **child}

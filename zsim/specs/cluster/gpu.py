@@ -20,7 +20,7 @@ PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
 
 
 class PeakRates(Table):
-    """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
+    """Dense peak arithmetic rates, without sparsity. None where the GPU lacks the type."""
 
     bf16: PositiveFlops | None = Field(
         default=None, description="dense products of bf16; left out: the GPU has none"
@@ -41,7 +41,7 @@ class PeakRates(Table):
 
 
 class DeviceMemory(Table):
-    """`capacity`: the total that the driver reports."""
+    """The GPU's memory."""
 
     capacity: PositiveBytes = Field(description="in all, as the driver reports it")
     bandwidth: PositiveRate = Field(description="by the data sheet")
@@ -60,12 +60,9 @@ class ProductsInOneCall(BaseModel):
 class GemmEfficiency(Table):
     """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
 
-    `max_fraction`: what large products sustain on random data within the board's power; `by_dtype` replaces
-    it for single types ("fp8-block", "fp8-mx", "fp8-rowwise": fp8 with scales by block or row).
-    `half_tile_fraction` of the rate is left each time the tile is halved, `unaligned_fraction` where the rows
-    of a matrix, as laid out in memory, do not begin on multiples of 16 bytes, `four_byte_fraction` where they
-    do begin on multiples of 4. `transformer_engine_ratio`: its layers call cuBLASLt themselves, with another
-    workspace and the cuBLAS of NVIDIA's containers; where only products of torch were timed it is not known.
+    The keys of `by_dtype` include "fp8-block", "fp8-mx" and "fp8-rowwise", which are fp8 with scales by block
+    or row. Transformer Engine's layers call cuBLASLt themselves, with another workspace and the cuBLAS of
+    NVIDIA's containers, so `transformer_engine_ratio` is not known where only products of torch were timed.
     """
 
     max_fraction: Fraction = Field(
@@ -111,8 +108,10 @@ class NarrowKernel(BaseModel):
 
 
 class AttentionBlocks(BaseModel):
-    """Blocks of threads of fused attention, each of which works through rows of one head: see
-    `zsim.cost.rates.efficiency.occupied_fraction`."""
+    """Blocks of threads of fused attention, each of which works through rows of one head.
+
+    See `zsim.cost.rates.efficiency.occupied_fraction`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -123,10 +122,9 @@ class AttentionBlocks(BaseModel):
 
 
 class AttentionCurve(BaseModel):
-    """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
-    sequence length and head width at which half of it is reached.
+    """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads.
 
-    `by_head_dim`: kernels built for narrower heads, by the maximum head width that each takes.
+    Half of it is reached at a sequence length and a head width.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
@@ -169,9 +167,8 @@ class AttentionCurve(BaseModel):
 class AttentionEfficiency(Table, AttentionCurve):
     """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation.
 
-    `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
-    `with_attention_variant`. `is_deterministic`: backward as FlashAttention-2 runs it in deterministic mode,
-    `writes_scores`: as cuDNN does on Hopper (`zsim.cost.rates.deterministic`).
+    `variants` are named as in "flash1-triton" and "flash3", for `select_attention_variant`.
+    `is_deterministic` and `writes_scores` are priced by `zsim.cost.rates.deterministic`.
     """
 
     variants: dict[str, AttentionCurve] = Field(
@@ -191,7 +188,10 @@ class AttentionEfficiency(Table, AttentionCurve):
 
 class MemoryEfficiency(Table):
     """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
-    reached (launch and ramp-up)."""
+    reached.
+
+    The bytes stand for launch and ramp-up.
+    """
 
     elementwise_fraction: Fraction = Field(
         description="what elementwise kernels reach of the memory's bandwidth"
@@ -202,12 +202,13 @@ class MemoryEfficiency(Table):
 
 
 class KernelLaunch(Table):
-    """Costs of a kernel to the GPU besides its work. `seconds_per_kernel`: ramp-up, tail and the gap to the
-    next kernel. `seconds_per_load`: a load from memory whose latency nothing overlaps.
-    `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
-    (0: it does not, or was not timed), also where threads walk the strides of three and more dimensions;
-    `seconds_per_strided_element`: the same where they walk two (a slice of rows, a broadcast row).
-    `seconds_per_added_element`: an element of a row that is added to one picked by an index (scatter_add)."""
+    """Costs of a kernel to the GPU besides its work.
+
+    An indexed element is also one that threads reach by walking the strides of three and more dimensions. A
+    strided element is one of two (a slice of rows, a broadcast row). An added element is one of a row that is
+    added to a row picked by an index (scatter_add). 0 means that it takes no longer than moving the element,
+    or was not timed.
+    """
 
     seconds_per_kernel: Seconds = Field(description="ramp-up, tail, and the gap to the next kernel")
     seconds_per_load: Seconds = Field(default=0.0, description="a load whose latency nothing overlaps")
@@ -223,9 +224,12 @@ class KernelLaunch(Table):
 
 
 class Interference(Table):
-    """Mutual slowdown of kernels and collectives on one GPU (1.0: none): of kernels while a collective is
-    under way, and of a collective's transfers inside its node while kernels run on one of its GPUs. Transfers
-    through network cards, which need few multiprocessors, are not slowed."""
+    """Mutual slowdown of kernels and collectives on one GPU (1.0: none).
+
+    Kernels are slowed while a collective is in flight, and a collective's transfers inside its node while
+    kernels run on one of its GPUs. Transfers through network cards, which need few multiprocessors, are not
+    slowed.
+    """
 
     compute_slowdown: float = Field(ge=1, description="factor on kernels while a collective runs")
     communication_slowdown: float = Field(
@@ -234,10 +238,11 @@ class Interference(Table):
 
 
 class Power(Table):
-    """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
-    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run; `communication`
-    while only collectives run (default: `memory_bound`). `exponent`: of the rate of matrix products over the
-    power limit, where the chip was measured at two limits (default: `presets/power_law.toml`)."""
+    """Board power by what the GPU does.
+
+    A waiting job holds memory and keeps clocks up. `exponent` is stated where the chip was measured at two
+    limits (default: `presets/power_law.toml`).
+    """
 
     idle: Watts = Field(description="while a job waits")
     maximum: Watts = Field(description="the board's limit, which large products reach")
@@ -266,11 +271,12 @@ class Power(Table):
 
 
 class Gpu(BaseModel):
-    """One GPU type (a file in `topologies/gpus/`). `compute_capability`: NVIDIA's, as in the CUDA C++
-    Programming Guide's table of them (9.0 for Hopper); None for other vendors. `sm_count`: the units that
-    work on tiles of a matrix product side by side (SMs, AMD's CUs, an accelerator's matrix engines).
-    `caching_allocator`: whether torch allocates its memory as CUDA's, in blocks that it keeps; known for
-    NVIDIA's and AMD's, to be said for vendor "other". `power_limit`: in watts, if it is not the file's."""
+    """One GPU type (a file in `topologies/gpus/`).
+
+    `compute_capability` is NVIDIA's, as in the CUDA C++ Programming Guide's table of them. `sm_count` counts
+    the units that work on tiles of a matrix product in parallel (SMs, AMD's CUs, an accelerator's matrix
+    engines).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 

@@ -1,9 +1,9 @@
-"""How fast the CPU is that issues a GPU's work: by its name, and how far hosts of one kind differ.
+"""Speeds of the CPU that issues a GPU's work, by its name, and their spread among hosts of one kind.
 
 # [Note: a host by the name of its CPU]
 A cluster file has what an event and a launch take on its own CPU. A file that extends it and names another
 CPU (`host.cpu`) without saying these has them in the inverse ratio of the two CPUs' single-thread ratings
-(`presets/hosts.toml`); where the extended file names no CPU, by the rating of the reference.
+(`presets/hosts.toml`). Where the extended file names no CPU, the rating of the reference is used.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _EMPTY_WORDS = re.compile(r"@.*|\b(\d+th gen|amd|intel|processor|cpu|\d+-core)\b
 
 
 class Processor(BaseModel):
-    """A CPU. `thread_rating`: PassMark's of a single thread; `alike`: names of CPUs that are taken to be as
-    fast."""
+    """A CPU with PassMark's rating of a single thread, and the names of CPUs that are taken to be as fast."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -70,7 +69,7 @@ class HostSpeeds(BaseModel):
     cpu: dict[str, Processor]
 
     def find(self, name: object) -> Processor | None:
-        """The CPU of a name, which may be its table's or what lscpu prints; None where it is not known."""
+        """The CPU of a name, which may be its table's or what lscpu prints. None where it is not known."""
         key = _key(name) if isinstance(name, str) else ""
         for table, found in self.cpu.items():
             if key in (table, *map(_key, (found.name, *found.alike))):
@@ -78,7 +77,7 @@ class HostSpeeds(BaseModel):
         return None
 
     def processor(self, name: str, where: str) -> Processor:
-        """The CPU of a name; raises InputError where it is not known."""
+        """The CPU of a name. Raises InputError where it is not known."""
         found = self.find(name)
         if found is not None:
             return found
@@ -104,8 +103,11 @@ def _key(name: str) -> str:
 def with_named_cpu(
     host: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any] | None, file: str
 ) -> dict[str, Any]:
-    """A `[host]` table with what an event and a launch take on the CPU that it names; `child`: what the file
-    says of it; `parent`: the table of the file that it extends. See [Note: a host by the name of its CPU]."""
+    """A `[host]` table with what an event and a launch take on the CPU that it names.
+
+    `child` is what the file says of the host, and `parent` the table of the file that it extends. See [Note:
+    a host by the name of its CPU].
+    """
     name = child.get("cpu")
     if not isinstance(name, str) or any(key in child for key in SPEED_KEYS):
         return dict(host)

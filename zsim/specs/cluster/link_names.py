@@ -2,11 +2,11 @@
 
     node3.nic2           a network card's link, both ways (all its planes)
     node3                all cards of a node
-    node3.gpu5.nvlink    a GPU's NVLink; .pcie: its PCIe link
+    node3.gpu5.nvlink    a GPU's NVLink (.pcie: its PCIe link)
     node3.pcie1          the uplink of a PCIe switch to the host
     leaf0-spine1         the cable between two switches, both ways
     leaf0                all cables of a switch to other switches
-    nvlink, leaf-spine   a whole tier; nic_out, leaf_up: one direction of it
+    nvlink, leaf-spine   a whole tier (nic_out, leaf_up: one direction of it)
 
 `zsim topology show` lists the tiers, and the switches of each role (leaf0, leaf1, ... spine0, ...).
 """
@@ -28,7 +28,7 @@ _FORMS = "expected a name like 'node3.nic2', 'node3.gpu5.nvlink', 'leaf0-spine1'
 
 
 def find_links(topology: Topology, name: str, where: str) -> Ints:
-    """Indices of the links called `name`; raises InputError, beginning with `where`, if there are none."""
+    """Indices of the links called `name`. Raises InputError, beginning with `where`, if there are none."""
     match = NODE.match(name)
     if match is not None:
         return _links_of_node(topology, int(match[1]), match[2], where)
@@ -54,7 +54,7 @@ def find_links(topology: Topology, name: str, where: str) -> Ints:
 
 
 def find_node(topology: Topology, number: int, where: str) -> int:
-    """`number`, if the fabric has that node; else raises InputError."""
+    """`number`, if the fabric has that node. Otherwise raises InputError."""
     if number >= topology.num_nodes:
         raise InputError(f"{where}: the fabric has node0 to node{topology.num_nodes - 1}, not node{number}")
     return number

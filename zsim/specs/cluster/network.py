@@ -1,7 +1,7 @@
 """`[network]` of a cluster file: the fabric that joins the nodes.
 
-Every kind has its own keys (`KEYS`); a key that does not belong to the chosen kind is an error. Rates are
-per direction; a link between switches is as fast as a network card's link unless `link_bandwidth` is set.
+Every kind has its own keys (`KEYS`), and a key that does not belong to the chosen kind is an error. Rates are
+per direction. A link between switches is as fast as a network card's link unless `link_bandwidth` is set.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ KEYS: dict[str, tuple[str, ...]] = {
 class Cable(BaseModel):
     """One entry of `[[network.links]]`: `count` parallel cables, both directions, between two devices.
 
-    "node3" is a whole node (its traffic is spread over its cards), "node3.nic2" one card; every other name
-    is a switch.
+    "node3" is a complete node, whose traffic is spread over its cards, and "node3.nic2" is one card. Every
+    other name is a switch.
     """
 
     model_config = ConfigDict(
@@ -53,16 +53,18 @@ class Cable(BaseModel):
 
 
 class Network(Table):
-    """The fabric between nodes.
+    """The fabric between nodes, of one of these kinds:
 
-    `single-switch`: never blocks. `fat-tree`: leaf switches of `nodes_per_leaf` nodes (all their cards),
-    under spines; with `levels` = 3, `leaves_per_pod` leaves and their middle switches make a pod under a
-    core. `rail-optimized`: the same, but a leaf takes the cards of one number (one rail) of its nodes.
-    `dragonfly`: routers in groups, all joined within a group, one trunk between every two groups. `torus`: a
-    router per node in a ring along every dimension of `shape`. `links`: an explicit list.
+    - `single-switch`: never blocks.
+    - `fat-tree`: leaf switches of `nodes_per_leaf` nodes (all their cards), under spines. With `levels` = 3,
+      `leaves_per_pod` leaves and their middle switches make a pod under a core.
+    - `rail-optimized`: the same, but a leaf takes the cards of one number (one rail) of its nodes.
+    - `dragonfly`: routers in groups, all joined within a group, one trunk between every two groups.
+    - `torus`: a router per node in a ring along every dimension of `shape`.
+    - `links`: an explicit list.
 
-    `latency`: its excess over the network that `[collectives]` was measured on (`measured_on`) is added to
-    every round. `routing`: `even-split` is adaptive routing or packet spraying; with `hash`, NCCL opens one
+    The excess of `latency` over the network that `[collectives]` was measured on (`measured_on`) is added to
+    every round. `routing` `even-split` is adaptive routing or packet spraying. With `hash`, NCCL opens one
     flow per channel of a card and queue pair (NCCL_IB_QPS_PER_CONNECTION).
     """
 

@@ -1,5 +1,6 @@
 """`[offload]` of a cluster file: rates of a host for offloaded work, besides the sizes in [host] and
-[nvme]."""
+[nvme].
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from zsim.units import BytesPerSecond
 
 
 class OffloadRates(Table):
-    """Rates of CPU and host memory for offloaded work. `optimizer_fraction` and `copy_fraction` contain what
-    remote memory, page walks and threads cost. Threads that are not bound (`deepspeed --bind_cores_to_rank`,
-    numactl) run on all sockets."""
+    """Rates of CPU and host memory for offloaded work.
+
+    `optimizer_fraction` and `copy_fraction` contain what remote memory, page walks and threads cost. Threads
+    that are not bound (`deepspeed --bind_cores_to_rank`, numactl) run on all sockets.
+    """
 
     optimizer_fraction: Fraction = Field(
         description="what CPU-Adam reaches of host.memory_bandwidth, with all cores"

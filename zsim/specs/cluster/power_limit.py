@@ -1,6 +1,6 @@
 """A GPU at another power limit than its file's: `power_limit` of a GPU (nvidia-smi -pl, a chip's cTDP).
 
-Matrix products and fused attention run at the limit, so they slow down with it; kernels bound by memory do so
+Matrix products and fused attention run at the limit, so they slow down with it. Kernels bound by memory do so
 only where the limit is below what they draw ("The Illusion of Power Capping in LLM Decode", arXiv 2605.11999,
 abstract: decoding draws 137 to 300 of an H200's 700 W, so that no cap slows it).
 """
@@ -22,8 +22,10 @@ _PRESET = PRESETS / "power_law.toml"
 
 
 class PowerPair(BaseModel):
-    """One chip at two power limits: watts, and rates in any one unit. `residual`: of the law at the second
-    limit, predicted over measured, less 1."""
+    """One chip at two power limits: watts, and rates in any one unit.
+
+    `residual` is the law's error at the second limit, predicted over measured, less 1.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -35,8 +37,11 @@ class PowerPair(BaseModel):
 
 
 class PowerLaw(BaseModel):
-    """`presets/power_law.toml`. `exponent` of rate over power; `range`: fractions of a file's limit for which
-    it is offered."""
+    """`presets/power_law.toml`: the exponent of rate over power, and the range of limits for which it is
+    offered.
+
+    The range is in fractions of a file's limit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
@@ -55,13 +60,15 @@ def load_power_law() -> PowerLaw:
 
 
 def with_power_limit(gpu: Gpu) -> Gpu:
-    """The GPU at its `power_limit`; unchanged without one.
+    """The GPU at its `power_limit`, unchanged without one.
 
         f' = f (P / P0) ^ a
 
-    f: fraction of peak that products or attention reach at the file's limit P0 (`[power] maximum`); P: the
-    limit; a: `[power] exponent`, or the law's of `presets/power_law.toml`. Raises InputError for a GPU whose
-    file does not state its power, and for limits outside of the law's range.
+    f is the fraction of peak that products or attention reach at the file's limit P0 (`[power] maximum`), P
+    the limit, and a `[power] exponent`, or the law's of `presets/power_law.toml`.
+
+    Raises InputError for a GPU whose file does not state its power, and for limits outside of the law's
+    range.
     """
     limit = gpu.power_limit
     if limit is None:

@@ -1,5 +1,7 @@
-"""The fabric of a topology file in two words: `fabric` and `oversubscription` beside `extends`, in place of a
-`[network]` table."""
+"""The fabric of a topology file in two words: `fabric` and `oversubscription` next to `extends`.
+
+They take the place of a `[network]` table.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ _TREES = ("fat-tree", "rail-optimized")
 
 
 def with_network(data: Mapping[str, Any], parent: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """The tables of a file with its short form written as a `[network]` table; `parent`: the tables of the
-    file that it extends.
+    """The tables of a file with its short form written as a `[network]` table.
 
-    A shape that is not said is the parent's if that is a tree, else a fat tree; nodes of a leaf that are not
-    said are the most, up to the usual number, that whole uplinks serve.
+    `parent` has the tables of the file that it extends. A shape that is not stated is the parent's if that is
+    a tree, else a fat tree. If the nodes of a leaf are not stated, they are the most, up to the usual number,
+    that complete uplinks serve.
 
     Raises InputError if there is a `[network]` table too, no such shape, or nothing but the short form.
     """

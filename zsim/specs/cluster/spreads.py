@@ -1,4 +1,4 @@
-"""How far a rate may be from the value in its file, by grade of evidence."""
+"""The spread of a rate around the value in its file, by grade of evidence."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def load_spreads() -> Spreads:
 
 
 def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
-    """The cluster with all rates that offloading depends on at one end of their spreads: PCIe, host memory
-    and CPU (as [offload] says, or by its grade), drives."""
+    """The cluster with all rates that offloading depends on at one end of their spreads.
+
+    These are PCIe, host memory and CPU (as [offload] says, or by its grade), and drives.
+    """
     pcie, rates = cluster.pcie, cluster.offload
     of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
     place = 0 if end == "slow" else 1
@@ -74,7 +76,7 @@ def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
 
 
 def hosts_at(cluster: Cluster, end: End) -> Cluster:
-    """The cluster with all hosts' time of issuing work at one end of their spread."""
+    """The cluster with the time that all hosts take to issue work at one end of its spread."""
     factor = getattr(host_speeds().spread, end)
 
     def turned(host: HostDevice) -> HostDevice:

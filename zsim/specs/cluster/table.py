@@ -15,7 +15,7 @@ UNSAID = "the file does not say"
 
 
 class Table(BaseModel):
-    """A table of numbers with their origin; `evidence` is "assumed" unless stated."""
+    """A table of numbers with their origin. `evidence` is "assumed" unless stated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 

@@ -24,31 +24,39 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """`targets`: names of modules, or their last parts; ("all-linear",) every product of the blocks; a
-    pattern, if `is_pattern` (a regular expression for the whole name). `ranks`: by pattern, where they differ
-    (`rank_pattern`). `layers`: numbers of the blocks that are adapted, () for all. `excludes`: as `targets`,
-    what gets none; `saved`: parts of names of modules that are trained whole, which get none either (PEFT
-    0.21.2 tuners/tuners_utils.py `check_target_module_exists`). `stored`: the type that
-    the adapters are kept in ("": the framework's). `computed`: the type of their products, if it is not the
-    training's; `recasts`: autocast casts what the adapter has cast to fp32 back. `parameters`: names or ends
-    of names of stacked experts' weights (`target_parameters`). `experts`: how routed experts are adapted;
-    None: not. `routers_are_linear`: a router is a linear layer like others."""
+    """Low-rank adapters on a model's products."""
 
     rank: int
     targets: tuple[str, ...]
+    """Names of modules, or their last parts. ("all-linear",) for every product of the blocks. A pattern, if
+    `is_pattern`.
+    """
     is_pattern: bool = False
+    """The target is a regular expression for the whole name."""
     dropout: float = 0.0
     ranks: Mapping[str, int] = field(default_factory=dict)
+    """The rank by pattern, where ranks differ (`rank_pattern`)."""
     layers: tuple[int, ...] = ()
+    """Numbers of the blocks that are adapted. Empty for all."""
     excludes: tuple[str, ...] = ()
+    """Modules that get no adapter, named as `targets` are."""
     is_exclude_pattern: bool = False
     saved: tuple[str, ...] = ()
+    """Parts of names of modules that are trained completely, which get no adapter either (PEFT 0.21.2
+    tuners/tuners_utils.py `check_target_module_exists`).
+    """
     stored: str = ""
+    """The type that the adapters are kept in. Empty for the framework's."""
     computed: str = ""
+    """The type of the adapters' products, if it is not the training's."""
     recasts: bool = False
+    """Autocast casts back what the adapter has cast to fp32."""
     parameters: tuple[str, ...] = ()
+    """Names or ends of names of stacked experts' weights (`target_parameters`)."""
     experts: ExpertAdapterKind | None = None
+    """The kind of adapters on routed experts. None if they have none."""
     routers_are_linear: bool = False
+    """A router is a linear layer like others."""
 
     def rank_of(self, name: str) -> int:
         """The rank of a module's adapter: PEFT's `rank_pattern` matches the end of a name."""
@@ -66,7 +74,7 @@ class Adapters:
         return is_named or any(re.match(rf"(^|.*\.){one}($|\..*)", name) for one in self.saved)
 
     def is_target(self, module: Module, name: str) -> bool:
-        """Whether a module gets an adapter; `name`: its full name."""
+        """Whether the module with the full name `name` gets an adapter."""
         is_linear = isinstance(module.work, Linear) or (
             self.routers_are_linear and isinstance(module.work, Router)
         )
@@ -96,8 +104,9 @@ class Adapters:
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Whether a full name, or its end behind a dot, matches a regular expression (PEFT 0.21.2 utils/other.py
-    `get_pattern_key`)."""
+    """Whether a full name, or its end after a dot, matches a regular expression (PEFT 0.21.2 utils/other.py
+    `get_pattern_key`).
+    """
     return re.match(rf"(.*\.)?({pattern})$", name) is not None
 
 
@@ -107,7 +116,9 @@ def is_named_by(name: str, targets: Sequence[str]) -> bool:
 
 
 def with_adapters(model: ModelSpec, adapters: Adapters) -> tuple[ModelSpec, frozenset[str]]:
-    """The model with adapters, and the full names of what got one; blocks that were one object stay one.
+    """The model with adapters, and the full names of the modules and weights that got one.
+
+    Blocks that were one object stay one.
 
     Raises InputError for a rank beyond a product's width.
     """
@@ -178,7 +189,7 @@ def _adapted_block(
 
 
 def _keeps_plain_input(adapters: Adapters) -> bool:
-    """Whether an adapter's first product keeps the very tensor that the product beside it reads."""
+    """Whether an adapter's first product keeps the very tensor that the adapted product reads."""
     return not (adapters.dropout or adapters.computed or adapters.recasts)
 
 
@@ -215,8 +226,10 @@ def _adapted(module: Module, name: str, adapters: Adapters, *, holds_input: bool
 
 
 def is_frozen(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a parameter's full name matches one of `patterns`: shell wildcards, of the name or of a part
-    of it that ends before a dot (`model.embed_tokens`)."""
+    """Whether a parameter's full name matches one of `patterns`.
+
+    These are shell wildcards, of the name or of a part of it that ends before a dot (`model.embed_tokens`).
+    """
     return any(
         fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
         for pattern in patterns

@@ -1,4 +1,4 @@
-"""Reads single values of a `config.json`; each error is one clear sentence."""
+"""Reads single values of a `config.json`. Each error is one clear sentence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """The keys of one `config.json`; `where` names the file, `aliases` gives a key's other spellings.
+    """The keys of one `config.json`.
 
-    A getter's `default` is what transformers takes when the key is absent; without one the key is required.
+    A getter's `default` is what transformers takes when the key is absent. Without a default the key is
+    required.
     """
 
     values: Mapping[str, Any]
     name: str
     where: str
+    """The file's name in messages."""
     family: str
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The other spellings of a key."""
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
         """The same file where absent keys have the family's defaults. It still reads `values` itself, which
@@ -34,7 +37,7 @@ class ConfigReader:
         return replace(self, values=ChainMap(*layers))
 
     def find(self, key: str) -> tuple[str, Any]:
-        """(the spelling used in the file, its value); `_MISSING` when absent or null.
+        """(the spelling used in the file, its value). The value is `_MISSING` when absent or null.
 
         Raises InputError where two spellings of one key disagree.
         """
@@ -66,8 +69,10 @@ class ConfigReader:
         return value
 
     def num_blocks(self, key: str) -> int:
-        """The number of blocks; refused here above the maximum, before a list of blocks would fill the
-        memory."""
+        """The number of blocks.
+
+        Raises InputError above the maximum, before a list of blocks would fill the memory.
+        """
         found = self.integer(key)
         if found > MAX_BLOCKS:
             raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MAX_BLOCKS:,} layers")
@@ -133,7 +138,7 @@ class ConfigReader:
         return ConfigReader(value, self.name, f"{self.where}: {spelling}", self.family)
 
     def head_dim(self, hidden_size: int, num_heads: int) -> int:
-        """`hidden_size / num_heads`; raises InputError unless it is whole."""
+        """`hidden_size / num_heads`. Raises InputError unless it is whole."""
         if hidden_size % num_heads:
             raise self.error(
                 f"hidden size {hidden_size} is not divisible by {num_heads} attention heads; "

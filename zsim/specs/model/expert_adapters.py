@@ -3,15 +3,17 @@
 # [Note: adapters on experts]
 PEFT 0.21.2 adapts a stacked parameter that `target_parameters` names (tuners/lora/layer.py `ParamWrapper`,
 since 0.17): one A and one B with E times the rank for all E experts of a layer. In every forward the sum of
-the weights and B A is made, whole, and the experts' product reads the sum, which autograd keeps; its gradient
-is made whole too, and multiplied by A and by B. Several parameters of one module are wrapped in each other,
-the first innermost. transformers before 5 had a `Linear` for every product of every expert; PEFT takes their
-names for the stacked parameters (utils/transformers_weight_conversion.py), gate and up only together, with
-twice the rank.
-Megatron-Bridge 0.6.0 (peft/lora.py, peft/utils.py): experts whose products run together share one adapter
-among all of a rank, A and B products of all rows (`share_expert_adapters`), whose gradients are summed up
-among the experts' ranks as they are made; or have one each (`GroupedExpertLinearAdapter`), as experts that
-run one after the other always do.
+the weights and B A is made, complete, and the experts' product reads the sum, which autograd keeps. Its
+gradient is made complete too, and multiplied by A and by B. Several parameters of one module are wrapped in
+each other, the first innermost.
+
+transformers before 5 had a `Linear` for every product of every expert. PEFT takes their names for the stacked
+parameters (utils/transformers_weight_conversion.py), gate and up only together, with twice the rank.
+
+In Megatron-Bridge 0.6.0 (peft/lora.py, peft/utils.py) experts whose products run together share one adapter
+among all of a rank: A and B are products of all rows (`share_expert_adapters`), whose gradients are summed up
+among the experts' ranks as they are made. Or they have one each (`GroupedExpertLinearAdapter`), as experts
+that run one after the other always do.
 """
 
 from __future__ import annotations
@@ -42,20 +44,24 @@ _LIKE = {
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """One product of a layer's experts that gets an adapter: its full `name`, and whether it is the first."""
+    """One product of a layer's experts that gets an adapter."""
 
     name: str
+    """The full name of the product."""
     is_first: bool
+    """Whether it is the first of an expert's products."""
 
 
 def old_names(family: str) -> tuple[str, ...]:
-    """Names that products of experts, and the router, had in transformers 4; () of other families."""
+    """Names that products of experts, and the router, had in transformers 4. Empty for other families."""
     return tuple(name for names in _NAMES.get(_LIKE.get(family, ""), {}).values() for name in names)
 
 
 def as_parameters(family: str, targets: Sequence[str]) -> tuple[list[str], dict[str, int]]:
-    """The targets that are no names of transformers 4, and the stacked parameters for those that are, each
-    with the number of products that it has of them, by which PEFT multiplies the rank.
+    """The targets that are no names of transformers 4, and the stacked parameters for those that are.
+
+    Each stacked parameter comes with the number of products that it has of the targets, by which PEFT
+    multiplies the rank.
 
     Raises InputError for a part of a stacked parameter.
     """
@@ -77,7 +83,7 @@ def as_parameters(family: str, targets: Sequence[str]) -> tuple[list[str], dict[
 
 
 def with_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) -> list[Module]:
-    """A router whose weight an adapter is merged into, behind what merges it."""
+    """The module that merges an adapter into a router's weight, and then the router."""
     work = module.work
     assert isinstance(work, Router)
     shapes = (("A", (rank, work.in_features)), ("B", (work.num_experts, rank)))
@@ -92,8 +98,10 @@ def with_router_adapter(module: Module, rank: int, stored: str, *, casts: bool) 
 
 
 def products_of(module: Module, name: str, kind: ExpertAdapterKind) -> tuple[Adapted, ...]:
-    """The products that adapters of this kind can be on, of a layer's experts with the full name `name`:
-    stacked weights, or Megatron's two."""
+    """The products of a layer's experts, of full name `name`, that adapters of this kind can be on.
+
+    These are stacked weights, or Megatron's two products.
+    """
     if kind != "merged":
         return Adapted(f"{name}.{FIRST}", is_first=True), Adapted(f"{name}.{SECOND}", is_first=False)
     return tuple(
@@ -111,7 +119,7 @@ def with_expert_adapters(
     *,
     casts: bool,
 ) -> Module:
-    """The experts with adapters on `adapted` products, each with its rank; see [Note: adapters on experts].
+    """The experts with adapters on `adapted` products, each with its rank. See [Note: adapters on experts].
 
     Raises InputError for a rank beyond a product's width.
     """

@@ -4,11 +4,12 @@
 Up to 4.57 transformers has an MLP for every expert, in a ModuleList (read in 4.51.3 and 4.57.1:
 `MixtralSparseMoeBlock`, `Qwen2MoeSparseMoeBlock`, `Qwen3MoeSparseMoeBlock`, `OlmoeSparseMoeBlock`,
 `PhimoeSparseMoeBlock`, `DeepseekV2MoE`, `DeepseekV3MoE`, `Glm4MoeMoE`). Python goes through them: a mask of
-the tokens of each (one_hot, made once), torch.where of it, for whose length the host waits, a gather of
-these rows, the MLP, a product with the scores, and index_add_ into the output. From 5.0 on the experts of a
-layer are two stacked weights and their products one kernel each; gpt-oss, Granite and Llama 4 have been so
-from their beginning. Of the sizes that a router gives to experts nothing depends on here: one rank runs all
-of them, one after the other.
+the tokens of each (one_hot, made once), torch.where of it, for whose length the host waits, a gather of these
+rows, the MLP, a product with the scores, and index_add_ into the output.
+
+From 5.0 on the experts of a layer are two stacked weights and their products one kernel each. gpt-oss,
+Granite and Llama 4 have been so from their beginning. Nothing here depends on the sizes that a router gives
+to experts: one rank runs all of them, one after the other.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def has_looped_form(family: str) -> bool:
 
 
 def has_linear_experts(model: ModelSpec) -> bool:
-    """Whether the model's routed experts are linear layers, which libraries adapt and quantise like others;
-    not where they are stacked, or where it has none."""
+    """Whether the model's routed experts are linear layers, which libraries adapt and quantise like others.
+
+    False where they are stacked, or where it has none.
+    """
     return has_experts(model) and experts_of(model) is None
 
 
@@ -57,8 +60,10 @@ def has_linear_routers(model: ModelSpec) -> bool:
 
 
 def with_experts_one_by_one(model: ModelSpec) -> ModelSpec:
-    """The model with the experts of transformers 4; see [Note: experts one by one]. It is the model itself,
-    where it has no experts or they were stacked then too."""
+    """The model with the experts of transformers 4. See [Note: experts one by one].
+
+    It is the model itself where it has no experts or they were stacked then too.
+    """
     if not has_looped_form(model.family):
         return model
     return model.with_each_block(lambda block: _looped(block, model.family))
@@ -102,7 +107,9 @@ def _old_name(name: str, layer: str, family: str) -> str:
 
 
 def _expert_modules(stacked: Module, family: str) -> list[Module]:
-    """The modules in place of stacked experts: the mask, and for each its rows, its products, its sum."""
+    """The modules in place of stacked experts: the mask, and for each expert its rows, its products,
+    its sum.
+    """
     work = stacked.work
     assert isinstance(work, Experts)
     rows = work.top_k / work.num_experts

@@ -1,4 +1,4 @@
-"""The place of a layer of routed experts in its block."""
+"""The position of a layer of routed experts in its block."""
 
 from __future__ import annotations
 
@@ -15,23 +15,30 @@ def has_experts(model: ModelSpec) -> bool:
 
 
 def experts_of(model: ModelSpec) -> Experts | None:
-    """The stacked experts of the model's first layer that has any; None also where experts are modules of
-    their own (`zsim.specs.model.expert_loop`)."""
+    """The stacked experts of the model's first layer that has any.
+
+    None also where experts are modules of their own (`zsim.specs.model.expert_loop`).
+    """
     works = (module.work for block in model.distinct_blocks for module in block.modules)
     return next((work for work in works if isinstance(work, Experts)), None)
 
 
 def mlp_run(modules: Sequence[Module]) -> tuple[int, range]:
-    """The number of a block's last norm, and those of the modules from there to the residual; of a block with
-    its norm behind the MLP none."""
+    """The index of a block's last norm, and those of the modules from there to the residual.
+
+    The range is empty in a block whose norm follows the MLP.
+    """
     last = max((n for n, one in enumerate(modules) if isinstance(one.work, Norm)), default=-1)
     end = next((n for n in range(last + 1, len(modules)) if isinstance(modules[n].work, Residual)), last + 1)
     return last, range(last + 1, end)
 
 
 def expert_run(block: Block) -> range:
-    """The numbers of the modules of a layer of experts, router and shared experts included: those between the
-    norm before and the residual or norm behind; none in a dense block."""
+    """The indices of the modules of a layer of experts, router and shared experts included.
+
+    These are the modules between the preceding norm and the following residual or norm. The range is empty in
+    a dense block.
+    """
     modules = block.modules
     place = next((n for n, one in enumerate(modules) if isinstance(one.work, Experts)), None)
     if place is None:
@@ -48,7 +55,7 @@ def shared_modules(block: Block) -> list[Module]:
 
 
 def shared_output(run: Sequence[Module]) -> SharedOutput:
-    """How the output of shared experts is added to that of routed ones, of a layer's modules."""
+    """The way in which the output of shared experts is added to that of routed ones, by a layer's modules."""
     products = [one.work for one in run if isinstance(one.work, Linear)]
     if not products:
         return "none"
@@ -56,9 +63,11 @@ def shared_output(run: Sequence[Module]) -> SharedOutput:
 
 
 def keeping_input_once(modules: Sequence[Module], experts: str) -> list[Module]:
-    """The modules of a layer, of which the first that reads the layer's input keeps it: the router, the gate
-    of shared experts, and the products before their activation; `experts`: how names of routed experts
-    begin."""
+    """The modules of a layer, of which the first that reads the layer's input keeps it.
+
+    The readers are the router, the gate of shared experts, and the products before their activation.
+    `experts` is the prefix of the names of routed experts.
+    """
     found: list[Module] = []
     is_kept = False
     for number, module in enumerate(modules):

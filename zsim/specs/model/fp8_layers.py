@@ -1,5 +1,7 @@
-"""A model whose products know how fp8 training treats them: which weights are quantised, which norm writes
-what a product reads, which layers stay in 16 bits."""
+"""A model whose products know how fp8 training treats them.
+
+It says which weights are quantised, which norm writes what a product reads, and which layers stay in 16 bits.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ def with_fp8_layers(
     model: ModelSpec, *, first_in_bf16: int = 0, last_in_bf16: int = 0, fuses_norms: bool = False
 ) -> ModelSpec:
     """The model with the weights of its blocks' products marked, and with products in bf16 in the blocks at
-    its ends. `fuses_norms`: a norm and the product behind it are one layer, as Transformer Engine's
-    LayerNormLinear."""
+    its ends.
+
+    `fuses_norms` makes a norm and the product after it one layer, as Transformer Engine's LayerNormLinear.
+    """
     count = len(model.blocks)
     known: dict[tuple[int, bool], Block] = {}
     blocks = []
@@ -29,7 +33,7 @@ def with_fp8_layers(
 
 
 def without_fp8_layers(model: ModelSpec) -> ModelSpec:
-    """The model as it was before `with_fp8_layers`."""
+    """The model as it was before `mark_fp8_layers`."""
     return model.with_each_block(lambda block: replace(block, modules=tuple(map(_plain, block.modules))))
 
 

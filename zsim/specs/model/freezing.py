@@ -1,6 +1,6 @@
-"""A model with frozen parameters, and which of its modules autograd still runs backward.
+"""A model with frozen parameters, and the modules of it that autograd still runs backward.
 
-A gradient flows to a module's input only if something before it is trained: nothing before the first
+A gradient flows to a module's input only if something before it is trained. Nothing before the first
 trainable parameter has a backward, and the frozen products after it have no product for their weight's
 gradient.
 """
@@ -32,23 +32,28 @@ from zsim.specs.model.spec import (
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """`patterns`: of full parameter names; `all_but_adapters`: every parameter but those of adapters, and
-    those that `keeps` matches (PEFT's `modules_to_save`, of which `copies`: the frozen originals stay beside
-    what is trained). `stored`: the type that frozen weights are kept in
-    ("": the framework's), and `products_stored` those of the blocks' products ("nf4": 4 bits, as
-    bitsandbytes replaces every product but the head; with `quantises_routers` those of routers too).
-    `has_fp32_stream`: the residual stream is fp32, and what quantised products make of it.
-    `inputs_require_gradients`: transformers' `enable_input_require_grads`."""
+    """The choice of a model's frozen parameters, and the types that they are kept in."""
 
     patterns: tuple[str, ...] = ()
+    """Patterns of full parameter names."""
     all_but_adapters: bool = False
+    """Every parameter is frozen but those of adapters, and those that `modules_to_save` matches."""
     keeps: tuple[str, ...] = ()
+    """Names of modules that are trained (PEFT's `modules_to_save`)."""
     copies: bool = False
+    """The frozen originals of these modules stay in memory, too."""
     stored: str = ""
+    """The type that frozen weights are kept in. Empty for the framework's."""
     products_stored: str = ""
+    """The type of the weights of the blocks' products ("nf4": 4 bits, as bitsandbytes replaces every product
+    but the head).
+    """
     quantises_routers: bool = False
+    """Routers are quantised, too."""
     has_fp32_stream: bool = False
+    """The residual stream is fp32, and so are the outputs of quantised products."""
     inputs_require_gradients: bool = False
+    """transformers' `enable_input_require_grads`."""
 
     def is_frozen(self, name: str) -> bool:
         """Whether the parameter of this full name is frozen."""
@@ -60,14 +65,16 @@ class Frozen:
 
 
 def is_saved(name: str, kept: str) -> bool:
-    """Whether a parameter is of a module whose name ends with `kept` (PEFT 0.21.2 utils/other.py
-    `_set_trainable`: "head" is `lm_head` as well)."""
+    """Whether a parameter is of a module whose name ends with `module_name`.
+
+    PEFT 0.21.2 utils/other.py `_set_trainable`: "head" is `lm_head` as well.
+    """
     parts = name.split(".")
     return any(".".join(parts[:end]).endswith(kept) for end in range(1, len(parts)))
 
 
 def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
-    """The model with `frozen` parameters; blocks that are frozen alike stay one object.
+    """The model with `frozen` parameters. Blocks whose frozen parameters are identical stay one object.
 
     Raises InputError for a pattern that matches no parameter, and if nothing is left to train.
     """
@@ -108,8 +115,11 @@ def with_frozen(model: ModelSpec, frozen: Frozen) -> ModelSpec:
 
 
 def _borrowing(module: Module, lenders: Sequence[Module]) -> Module:
-    """The module, marked if it uses the frozen weight of a lender: a tied head, and the head and embedding of
-    multi-token prediction. The weight is the first of its size, not one of positions or types behind it."""
+    """The module, marked if it uses the frozen weight of a lender.
+
+    Such modules are a tied head, and the head and embedding of multi-token prediction. The weight is the
+    first of its size, not a later one of positions or types.
+    """
     numel = _weight_numel(module)
     if not numel or any(one.name == "weight" for one in module.parameters):
         return module
@@ -157,7 +167,10 @@ def _in_block(module: Module, name: str, frozen: Frozen) -> Module:
 
 def _in_fp32(modules: Iterable[Module]) -> Iterator[Module]:
     """A block's modules, `in_fp32` from a norm of the fp32 stream to the core of attention, which autocast
-    runs in 16 bits: a product in 4 bits gives back the type that it gets, and PEFT's sum the wider one."""
+    runs in 16 bits.
+
+    A product in 4 bits gives back the type that it gets, and PEFT's sum the wider one.
+    """
     is_wide = False
     for module in modules:
         work = module.work
@@ -196,8 +209,11 @@ def _with_gradient_flow(model: ModelSpec, *, starts: bool) -> ModelSpec:
 
 
 def _marked(modules: Sequence[Module]) -> tuple[Module, ...]:
-    """Modules behind a stream without a gradient. A branch begins at the stream and ends in its sum; products
-    that share an input, and adapters, read what the first of them reads."""
+    """Modules after a stream without a gradient, marked where their input needs none.
+
+    A branch begins at the stream and ends in its sum. Products that share an input, and adapters, read what
+    the first of them reads.
+    """
     return tuple(_marks(modules))
 
 

@@ -1,7 +1,8 @@
-"""Projections of one input as a single product, as Megatron's and nanotron's layers have them: `linear_qkv`
-for queries, keys and values, `linear_fc1` for a gated MLP's two.
+"""Projections of one input as a single product, as Megatron's and nanotron's layers have them.
 
-Source: Megatron-Core 0.16.1 core/transformer/attention.py, mlp.py; nanotron 2411b022 models/llama.py
+`linear_qkv` makes queries, keys and values, and `linear_fc1` a gated MLP's two inputs.
+
+Source: Megatron-Core 0.16.1 core/transformer/attention.py, mlp.py, and nanotron 2411b022 models/llama.py
 (`qkv_proj`, `gate_up_proj`).
 """
 
@@ -36,8 +37,11 @@ def with_fused_projections(model: ModelSpec) -> ModelSpec:
 
 def with_megatron_products(model: ModelSpec) -> ModelSpec:
     """The model with fused projections, and Megatron's names of the products around attention and around an
-    activation: linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
-    (multi-head latent attention) keep their own names."""
+    activation.
+
+    These are linear_qkv and linear_proj, linear_fc1 and linear_fc2. Several products before attention
+    (multi-head latent attention) keep their own names.
+    """
     return model.with_each_block(lambda block: _named(_fused(block)))
 
 
@@ -93,8 +97,10 @@ def _fused(block: Block) -> Block:
 
 
 def _run(modules: Sequence[Module], place: int) -> list[Module]:
-    """The product at `place` and those after it, up to attention or an activation, that share its input;
-    those of latent attention stay apart, as in Megatron (core/transformer/multi_latent_attention.py)."""
+    """The product at `index` and those after it, up to attention or an activation, that share its input.
+
+    Those of latent attention stay separate, as in Megatron (core/transformer/multi_latent_attention.py).
+    """
     first = modules[place]
     if not isinstance(first.work, Linear):
         return []
@@ -115,12 +121,12 @@ def _is_core(module: Module) -> bool:
 
 
 def _reads(modules: Sequence[Module], place: int) -> Module | None:
-    """The module without parameters that follows the product at `place`: attention or an activation."""
+    """The module without parameters that follows the product at `index`: attention or an activation."""
     return next((module for module in modules[place + 1 :] if _is_core(module)), None)
 
 
 def _together(run: Sequence[Module], reader: Module | None) -> Module:
-    """One product for a run of them."""
+    """One product for several that share an input."""
     works = [module.work for module in run if isinstance(module.work, Linear)]
     total = sum(work.out_features for work in works)
     prefix = run[0].name.rpartition(".")[0]

@@ -1,7 +1,7 @@
 """Hugging Face `config.json` -> ModelSpec, for the families in `FAMILIES`.
 
-Field names, defaults and module shapes as in transformers 5.23; zsim itself never imports it. Keys that do
-not affect shapes (token ids, initialisation, dtypes, rotary parameters) are ignored.
+Field names, defaults and module shapes are as in transformers 5.23. zsim itself never imports it. Keys that
+do not affect shapes (token ids, initialisation, dtypes, rotary parameters) are ignored.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
-    """The model of a parsed `config.json`; `source` is named in errors."""
+    """The model of a parsed `config.json`. `source` is named in errors."""
     values, where = _text_part(config, source)
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -191,8 +191,9 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
 
 
 def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
-    """The language model's part of a multimodal file, under `text_config`; its other towers are not
-    counted."""
+    """The language model's part of a multimodal file, under `text_config`. Its other towers are not
+    counted.
+    """
     nested = config.get("text_config")
     if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
         return nested, f"{source}: text_config"

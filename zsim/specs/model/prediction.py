@@ -3,7 +3,7 @@
 Read in Megatron-LM d98e8a64 megatron/core/transformer/multi_token_prediction.py and
 megatron/core/models/gpt/gpt_model.py. Each of the `--mtp-num-layers` layers looks up the next tokens'
 embedding, norms it and the hidden states, brings both together in one product (`eh_proj`), and passes a layer
-like the model's last and a norm; the model's own head and loss follow. They are on the last stage of a
+like the model's last and a norm. The model's own head and loss follow. The layers are on the last stage of a
 pipeline, which then has a copy of the embedding whose gradient it sums up with the first stage's. The loss of
 each is scaled and added by autograd alone.
 """
@@ -22,8 +22,9 @@ _ENDS = 4  # modules behind a layer: embedding, norm, head, loss
 
 
 def with_prediction(model: ModelSpec, count: int) -> ModelSpec:
-    """The model with `count` layers of multi-token prediction behind its blocks, which share its embedding
-    and head."""
+    """The model with `count` layers of multi-token prediction after its blocks, which share its embedding and
+    head.
+    """
     last, hidden = model.blocks[-1], model.hidden_size
     table = next(one.work for one in model.before if isinstance(one.work, Embedding))
     head = next(one for one in model.after if isinstance(one.work, Linear))

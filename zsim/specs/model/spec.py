@@ -1,8 +1,8 @@
 """The specification of a model: leaf modules, grouped into blocks.
 
-ZeRO-3 fetches leaf modules, FSDP wraps blocks, so a model has both: `ModelSpec.blocks` has one entry per
-transformer block, and entries of the same shape are the *same* `Block` object, so that work is derived
-once per shape and not once per layer.
+ZeRO-3 fetches leaf modules, FSDP wraps blocks, so a model has both. `ModelSpec.blocks` has one entry per
+transformer block, and entries of the same shape are the *same* `Block` object, so that work is derived once
+per shape and not once per layer.
 """
 
 from __future__ import annotations
@@ -64,23 +64,30 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor, in the framework's layout (FSDP2 shards its first dimension). `summed_over`: the kind of
-    group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor").
-    `trainable`: `requires_grad`; a frozen one has no gradient and no optimizer states. `belongs_to`: the kind
-    of ranks that have it, where they are others than those of data parallelism ("expert_data"): its gradient
-    is reduced over them. `stored`: the type it is kept in, if that is not the framework's: "fp32", "bf16",
-    "nf4" or "nf4-single" (4 bits, with scales that are quantised again or not).
-    `in_fp8`: a product reads it quantised. `original`: the type of a frozen original that PEFT keeps beside
-    it and nothing reads, "as stored" for its own; "": there is none."""
+    """One tensor, in the framework's layout (FSDP2 shards its first dimension)."""
 
     name: str
     shape: tuple[int, ...]
     summed_over: str = ""
+    """The kind of group whose ranks each compute a part of its gradient, from their part of the tokens
+    ("tensor").
+    """
     trainable: bool = True
+    """`requires_grad`. A frozen parameter has no gradient and no optimizer states."""
     belongs_to: str = ""
+    """The kind of ranks that have it, where they are others than those of data parallelism ("expert_data").
+    Its gradient is reduced over them.
+    """
     stored: str = ""
+    """The type it is kept in, if that is not the framework's: "fp32", "bf16", "nf4" or "nf4-single" (4 bits,
+    with scales that are quantised again or not).
+    """
     in_fp8: bool = False
+    """A product reads it quantised."""
     original: str = ""
+    """The type of a frozen original that PEFT keeps in addition and nothing reads, "as stored" for the
+    parameter's own. Empty if there is none.
+    """
 
     @property
     def numel(self) -> int:
@@ -89,36 +96,44 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Module:
-    """A leaf module: its work and the parameters it owns, in registration order.
-
-    `name` is relative to the block (`self_attn.q_proj`), or complete outside the blocks (`model.norm`).
-    `shares_input`: its input is a tensor that an earlier module of the block already keeps for backward
-    (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
-    this fraction of the micro-batch's tokens (sequence and context parallelism). `rows_per_token`: rows that
-    it sees for each of these tokens (a token goes to several experts). `host_waits`: the host reads from the
-    GPU before it launches its forward (how many rows each expert has), `backward_waits`: its backward.
-    `input_gradient`: its input needs a gradient, because something before it is trained. `borrows_frozen`: it
-    multiplies by another module's weight (a tied head), which is frozen. `owner`: the module that its
-    parameters belong to, where that is not `name`: the module is a function in a container, between its
-    children ("": in the block, or the model). `side`: how it stands to modules on a stream of their own: it
-    forks them, begins, continues or ends them, or joins them; `goes_first`: autograd comes back to it as soon
-    as it can. `in_fp32`: what it reads and makes is fp32, though products are of 16 bits.
-    """
+    """A leaf module: its operation and the parameters it owns, in registration order."""
 
     name: str
+    """The name relative to the block (`self_attn.q_proj`), or the full name outside the blocks
+    (`model.norm`).
+    """
     work: Work
     parameters: tuple[Parameter, ...] = ()
     shares_input: bool = False
+    """The input is a tensor that an earlier module of the block already keeps for backward (k_proj and v_proj
+    read the input of q_proj), so keeping it costs no extra memory.
+    """
     token_shards: int = 1
+    """The number of parts that the micro-batch's tokens are cut into, of which the module sees one (sequence
+    and context parallelism).
+    """
     rows_per_token: float = 1.0
+    """Rows that the module sees for each of these tokens (a token goes to several experts)."""
     host_waits: bool = False
+    """The host reads from the GPU before it launches the module's forward (how many rows each expert has)."""
     backward_waits: bool = False
+    """The host reads from the GPU before it launches the module's backward."""
     input_gradient: bool = True
+    """The input needs a gradient, because something before it is trained."""
     borrows_frozen: bool = False
+    """The module multiplies by another module's weight (a tied head), which is frozen."""
     owner: str | None = None
+    """The module that the parameters belong to, where that is not `name`: the module is a function in a
+    container, between its children (empty: in the block, or the model).
+    """
     side: Literal["", "forks", "begins", "continues", "ends", "joins"] = ""
+    """The relation to modules on a stream of their own: the module forks them, begins, continues or ends
+    them, or joins them.
+    """
     goes_first: bool = False
+    """Autograd comes back to the module as soon as it can."""
     in_fp32: bool = False
+    """Inputs and outputs are fp32, though products are of 16 bits."""
 
     @cached_property
     def numel(self) -> int:
@@ -146,25 +161,27 @@ class Module:
 
     @property
     def has_backward(self) -> bool:
-        """Whether autograd runs its backward: its input or one of its parameters needs a gradient."""
+        """Whether autograd runs its backward, because its input or one of its parameters needs a gradient."""
         is_tied = isinstance(self.work, Linear) and self.trains_weight
         return self.input_gradient or self.trainable_numel > 0 or is_tied
 
 
 @dataclass(frozen=True)
 class Block:
-    """One transformer block: its modules in the order in which they run forward.
-
-    `registration`: names of its modules in the order of `named_parameters()` if they run in another order
-    (Llama registers `input_layernorm` after the MLP), else None. `held`: what it takes as input, where that
-    is not the residual stream. `is_wrapped`: whether frameworks that wrap blocks wrap it; modules that run
-    between two blocks are a block that they leave to the root."""
+    """One transformer block: its modules in the order in which they run forward."""
 
     kind: str
     modules: tuple[Module, ...]
     registration: tuple[str, ...] | None = None
+    """Names of the modules in the order of `named_parameters()` if they run in another order (Llama registers
+    `input_layernorm` after the MLP), else None.
+    """
     held: Extent | None = None
+    """The block's input, where that is not the residual stream."""
     is_wrapped: bool = True
+    """Whether frameworks that wrap blocks wrap it. Modules that run between two blocks are a block that they
+    leave to the root.
+    """
 
     @cached_property
     def numel(self) -> int:
@@ -186,22 +203,7 @@ class Block:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A whole model.
-
-    `before` (embeddings) and `after` (final norm, LM head, loss) run once around the blocks. A tied head is a
-    `Linear` module without parameters. `block_prefix` precedes the block's number (`model.layers` in
-    `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks`: names of the modules that
-    `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
-    final norm there), else None; `registered_after_blocks`: those behind the blocks, if not in the order in
-    which they run. `not_simulated`: why zsim only counts this family. `mtp_parameters`: parameters of a
-    module for multi-token prediction that the published checkpoint has besides, without the embedding and
-    head that it shares; `predicts`: so many layers of it are among the blocks. `has_encoder`: the first
-    blocks are those of an encoder, and the decoder sees as many tokens. Of a pipeline stage: `first_block`,
-    the number of its first block. `token_shards`: the fraction of the tokens that the residual stream has on
-    a rank. `block_names`: complete names of the blocks, where they are not numbered in one list; "" of a
-    block that is not wrapped. `registration`: complete names of all parameters in order, where the order is
-    not that of modules before, blocks, modules after. `captured`: of a model that was captured from a torch
-    module."""
+    """A whole model."""
 
     name: str
     family: str
@@ -209,26 +211,52 @@ class ModelSpec:
     vocab_size: int
     max_positions: int | None
     before: tuple[Module, ...]
+    """The modules that run once before the blocks (embeddings)."""
     blocks: tuple[Block, ...]
     after: tuple[Module, ...]
+    """The modules that run once after the blocks (final norm, LM head, loss). A tied head is a `Linear`
+    module without parameters.
+    """
     block_prefix: str
+    """The prefix of the block's number (`model.layers` in `model.layers.0.self_attn.q_proj.weight`)."""
     is_tied: bool
     source: str
     not_simulated: str | None = None
+    """The reason why zsim only counts this family."""
     registered_before_blocks: tuple[str, ...] | None = None
+    """Names of the modules that `named_parameters()` lists before the blocks, in order, if they are not just
+    `before` (OPT registers its final norm there), else None.
+    """
     first_block: int = 0
+    """The number of a pipeline stage's first block."""
     token_shards: int = 1
+    """The number of parts that the tokens of the residual stream are cut into, of which a rank has one."""
     registered_after_blocks: tuple[str, ...] | None = None
+    """Names of the modules that `named_parameters()` lists after the blocks, if not in the order in which
+    they run.
+    """
     mtp_parameters: int = 0
+    """Parameters of a module for multi-token prediction that the published checkpoint has besides, without
+    the embedding and head that it shares.
+    """
     predicts: int = 0
+    """Layers of multi-token prediction that are among the blocks."""
     has_encoder: bool = False
+    """The first blocks are those of an encoder, and the decoder sees as many tokens."""
     block_names: tuple[str, ...] = ()
+    """Full names of the blocks, where they are not numbered in one list. Empty for a block that is not
+    wrapped.
+    """
     registration: tuple[str, ...] | None = None
+    """Full names of all parameters in order, where the order is not that of modules before, blocks, modules
+    after.
+    """
     captured: Captured | None = None
+    """Facts of a model that was captured from a torch module."""
 
     @property
     def function(self) -> str:
-        """The function of the user's own that makes its module, `package.module:function`; "" without one."""
+        """The user's own function that makes the module, `package.module:function`. Empty without one."""
         return self.captured.function if self.captured else ""
 
     def block_name(self, number: int) -> str:
@@ -254,7 +282,7 @@ class ModelSpec:
 
     @property
     def learned_positions(self) -> int | None:
-        """The maximum sequence length if positions are a table of weights; else None."""
+        """The maximum sequence length if positions are a table of weights, else None."""
         tables = sum(isinstance(module.work, Embedding) for module in self.before)
         return self.max_positions if tables > 1 else None
 
@@ -309,7 +337,7 @@ def _place(name: str, order: tuple[str, ...]) -> int:
 
 
 def joined(prefix: str, name: str) -> str:
-    """`prefix.name`, or the one of the two that is not empty."""
+    """`prefix.name`, or whichever of the two is not empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 

@@ -1,6 +1,6 @@
 """Memory-centric tiling: linear layers as `deepspeed.zero.TiledLinear`, fetched and freed tile by tile.
 
-It is part of the model's code, not of DeepSpeed's configuration. Only outputs are split (`out_splits`); the
+It is part of the model's code, not of DeepSpeed's configuration. Only outputs are split (`out_splits`). The
 concatenation of the outputs is left out.
 """
 

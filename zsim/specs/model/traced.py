@@ -1,7 +1,8 @@
-"""Work that a captured module was seen to do: kernels with FLOPs and bytes, and what autograd keeps of them.
+"""Kernels that a captured module was seen to run, with FLOPs and bytes, and the tensors that autograd keeps
+of them.
 
-All amounts are of the example that was captured, of `samples` samples; a micro-batch of b samples does
-b / samples times as much of what grows with it.
+All amounts are of the example that was captured, of `samples` samples. A micro-batch of b samples does b /
+samples times as much of what grows with it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from zsim.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An amount of memory: `elements` of the type that the training computes in, `num_bytes` of types that
-    stay as they are (fp32 statistics, indices, masks); `fixed_elements` and `fixed_bytes`: the same for
-    memory that does not grow with the micro-batch (weights, tables of positions)."""
+    """An amount of memory."""
 
     elements: int = 0
+    """Elements of the type that the training computes in."""
     num_bytes: int = 0
+    """Bytes of types that stay as they are (fp32 statistics, indices, masks)."""
     fixed_elements: int = 0
+    """Elements of memory that does not grow with the micro-batch (weights, tables of positions)."""
     fixed_bytes: int = 0
+    """Bytes of memory that does not grow with the micro-batch."""
 
     def of(self, fraction: float, element_bytes: int) -> int:
         """Bytes for `fraction` times the example's samples, at `element_bytes` an element."""
@@ -28,7 +31,7 @@ class Extent:
         return growing + self.fixed_elements * element_bytes + self.fixed_bytes
 
     def plus(self, other: Extent) -> Extent:
-        """Both together."""
+        """The sum of both amounts."""
         return Extent(
             self.elements + other.elements,
             self.num_bytes + other.num_bytes,
@@ -39,39 +42,47 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TracedKernel:
-    """One kernel. `kind`: "gemm", "attention_forward" and "attention_backward" have a shape as
-    `zsim.cost.kernels.kernel` says, of which number `scaled` grows with the micro-batch; "elementwise" is all
-    that memory bandwidth bounds. `grows`: whether its FLOPs grow. `in_fp32`: it multiplies fp32, whatever the
-    training's precision; `casts`: between the training's type and fp32, which an fp32 training has not."""
+    """One kernel of a captured module."""
 
     operator: str
     kind: Literal["gemm", "attention_forward", "attention_backward", "elementwise", "embedding"]
+    """The kind of kernel. "gemm", "attention_forward" and "attention_backward" have a shape as
+    `zsim.cost.kernels.kernel` says. "elementwise" is all that memory bandwidth bounds.
+    """
     memory: Extent
     flops: float = 0.0
     shape: tuple[int, ...] = ()
     scaled: int | None = None
+    """The index of the number in `shape` that grows with the micro-batch."""
     layout: Literal["nt", "nn", "tn"] = "nt"
     is_causal: bool = False
     grows: bool = True
+    """Whether the FLOPs grow with the micro-batch."""
     in_fp32: bool = False
+    """The kernel multiplies fp32, whatever the training's precision."""
     casts: bool = False
+    """The kernel casts between the training's type and fp32, which an fp32 training does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The work of a module forward and backward. `saved`: the tensors that it keeps for backward;
-    `passing_forward`, `passing_backward`: those that live at the worst moment of one direction only.
-    `forward_fused`, `backward_fused`: bytes of all kernels without products in one direction if a compiler
-    makes one of them: what they read from and write to the outside."""
+    """The kernels and the memory of a captured module, forward and backward."""
 
     samples: int
     forward: tuple[TracedKernel, ...] = ()
     backward: tuple[TracedKernel, ...] = ()
     saved: tuple[Extent, ...] = ()
+    """The tensors that the module keeps for backward."""
     passing_forward: tuple[Extent, ...] = ()
+    """The tensors that live at the worst moment of forward only."""
     passing_backward: tuple[Extent, ...] = ()
+    """The tensors that live at the worst moment of backward only."""
     forward_fused: Extent | None = None
+    """Bytes of all kernels of forward without products if a compiler makes one of them: what they read from
+    and write to the outside.
+    """
     backward_fused: Extent | None = None
+    """The same for backward."""
 
     @property
     def flops(self) -> float:
@@ -85,8 +96,11 @@ class Traced:
 
 
 def product_flops(kernel: TracedKernel) -> float:
-    """FLOPs of a kernel's products; of attention all pairs, causal or not, twice as many backward as forward:
-    the convention of model FLOPs (PaLM, appendix B), in which nothing recomputed counts."""
+    """FLOPs of a kernel's products, by the convention of model FLOPs (PaLM, appendix B), in which nothing
+    recomputed counts.
+
+    Of attention all pairs count, causal or not, and twice as many backward as forward.
+    """
     if kernel.kind not in ("attention_forward", "attention_backward"):
         return kernel.flops
     _, queries, keys, _ = kernel.shape
@@ -97,14 +111,19 @@ def product_flops(kernel: TracedKernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Facts of a model that was captured. `samples` and `sequence_length`: of the example;
-    `unpriced`: operators without a price, taken at memory bandwidth; `is_assumed`: that and convolutions, for
-    which no efficiency was measured; `notes`: sentences for the report; `function`: whose module it is, as
-    `package.module:function`, "" for a module that was given itself."""
+    """Facts of a model that was captured."""
 
     samples: int
+    """Samples of the example."""
     sequence_length: int
+    """Tokens of a sequence of the example."""
     unpriced: tuple[str, ...] = ()
+    """Operators without a price, taken at memory bandwidth."""
     is_assumed: bool = False
+    """The model has unpriced operators or convolutions, for which no efficiency was measured."""
     notes: tuple[str, ...] = ()
+    """Sentences for the report."""
     function: str = ""
+    """The function that makes the module, as `package.module:function`. Empty for a module that was given
+    itself.
+    """

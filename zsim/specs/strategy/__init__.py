@@ -1,1 +1,1 @@
-"""Strategies: how states are sharded; and the training values that plans are made from."""
+"""Strategies, which shard states, and the training values that plans are made from."""

@@ -1,10 +1,10 @@
-"""Expert parallelism as `[parallelism]` asks for it, with what a framework leaves to its defaults.
+"""Expert parallelism as `[parallelism]` requests it, completed by a framework's defaults.
 
-Megatron: the products of an expert on as many ranks as tensor parallelism has, tokens brought by all-gathers
-(core 0.16.1 training/arguments.py, core/transformer/transformer_config.py, core/parallel_state.py).
-DeepSpeed: `zsim.specs.strategy.deepspeed.experts`.
-torchtitan: one rank per expert or all of tensor parallelism, all-to-alls or DeepEP (0.2.2
-distributed/parallel_dims.py `_validate`, models/llama4/infra/parallelize.py).
+Megatron has the products of an expert on as many ranks as tensor parallelism, and brings tokens by
+all-gathers (core 0.16.1 training/arguments.py, core/transformer/transformer_config.py,
+core/parallel_state.py). DeepSpeed's are in `zsim.specs.strategy.deepspeed.experts`. torchtitan has one rank
+per expert or all of tensor parallelism, and all-to-alls or DeepEP (0.2.2 distributed/parallel_dims.py
+`_validate`, models/llama4/infra/parallelize.py).
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ def resolve_expert_degrees(
     replicas: int = 1,
     nodes_per_domain: int = 1,
 ) -> ExpertSplit:
-    """`code`, which says whose experts they are, with the degrees of the table; `found`: the other degrees;
-    `tokens`: of a rank's micro-batch; `replicas`: `expert_replicas`; `nodes_per_domain`: nodes that one
-    NVLink domain spans, which HybridEP alone treats as one (deepseek-ai/DeepEP, branch hybrid-ep: ranks of an
-    NVLink domain write to each other; DeepEP's kernels know nodes of up to 8 GPUs).
+    """The expert split of `library_split`, which says whose experts they are, with the degrees of the table.
 
-    Raises InputError for a model without experts, degrees that do not divide, and what the framework
-    refuses; NotSimulatedError for expert parallelism that zsim lacks.
+    `parallelism` has the other degrees. `tokens` counts those of a rank's micro-batch, and `replicas` is
+    `expert_replicas`. `nodes_per_domain` is the number of nodes that one NVLink domain spans. Only HybridEP
+    treats these as one node (deepseek-ai/DeepEP, branch hybrid-ep: ranks of an NVLink domain write to each
+    other). DeepEP's kernels know nodes of up to 8 GPUs.
+
+    Raises InputError for a model without experts, for degrees that do not divide, and for what the framework
+    refuses. Raises NotSimulatedError for expert parallelism that zsim lacks.
     """
     experts = experts_of(model)
     if experts is None:
@@ -86,8 +88,11 @@ def resolve_expert_degrees(
 
 
 def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical") -> ExpertSplit:
-    """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen; without ranks
-    among which they could differ, or rows that are left out, as it is."""
+    """The split with the loads of `presets/expert_spreads.toml`, at one end of what was seen.
+
+    The split is returned unchanged where there are no ranks among which loads could differ and no rows that
+    are left out.
+    """
     if split.ranks == 1 and split.capacity_factor is None:
         return split
     deviation = load_expert_spreads().deviation_of(num_experts, end)
@@ -97,7 +102,9 @@ def with_assumed_loads(split: ExpertSplit, num_experts: int, end: End = "typical
 
 
 def assumed_loads_note(split: ExpertSplit, model: ModelSpec) -> str | None:
-    """The load that is taken of a router where nothing is said; None where it does not count."""
+    """The note on the load that is assumed of a router where nothing is said. None where the load does not
+    count.
+    """
     experts = experts_of(model)
     if experts is None or not split.deviation or split.ranks == 1 or split.pads_to_capacity:
         return None
@@ -173,7 +180,7 @@ def _check_code(table: ParallelismTable, found: Parallelism, code: ExpertSplit, 
 
 
 def _check_whole(table: ParallelismTable, found: Parallelism) -> None:
-    """Raises where experts that are padded to the fullest are not whole on every rank."""
+    """Raises where experts that are padded to the fullest are not complete on every rank."""
     asked = {key: getattr(table, key) for key in ("expert", "expert_tensor", "dispatcher", "capacity_factor")}
     for key, value in {**asked, "tensor": found.tensor}.items():
         if value not in (None, 1):

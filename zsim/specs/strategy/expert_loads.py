@@ -1,19 +1,22 @@
-"""How unevenly routed rows are spread over the ranks of an expert-parallel group.
+"""The uneven loads of the ranks of an expert-parallel group.
 
-`parallelism.expert_imbalance`: rows of the fullest rank over the mean; a list of loads, one per rank or one
-per expert; the name of a published spread (`presets/expert_spreads.toml`); or "seed:N", the loads of a router
-that chooses at random, drawn once. Left out: as measured of routers with so many experts, [Note: assumed
-loads].
+`parallelism.expert_imbalance` takes four forms. A number is the rows of the fullest rank over the mean. A
+list has one load per rank or one per expert. A text is the name of a published spread
+(`presets/expert_spreads.toml`), or "seed:N" for the loads of a router that chooses at random, drawn once.
+Where it is left out, loads are as measured of routers with so many experts, [Note: assumed loads].
 
 # [Note: assumed loads]
 The loads of E experts have a standard deviation s of their mean, interpolated over log E between those that
 were measured (`[[deviation]]`). A rank of r has E/r of them, so its load deviates by s / sqrt(E/r), and the
-fullest rank has 1 + m(r) s / sqrt(E/r) times the mean, m(r) being the expected largest of r normal numbers
-(Blom 1958: the quantile (r - 3/8) / (r + 1/4)). Where an expert takes c times the mean and no more, it has
-room of D = max(0, c - load) left: E[D] = s (f(z) + z F(z)) and E[D^2] = s^2 ((z^2 + 1) F(z) + z f(z)) with
-z = (c - 1) / s, f and F the normal density and distribution; what it takes, c - D, is c - E[D] in the mean
-and deviates as D does. In every layer another rank is the fullest, and all wait for it, so every rank is
-taken to have, and to exchange, as many rows.
+fullest rank has 1 + m(r) s / sqrt(E/r) times the mean, where m(r) is the expected largest of r normal numbers
+(Blom 1958: the quantile (r - 3/8) / (r + 1/4)).
+
+Where an expert takes at most c times the mean, it has room of D = max(0, c - load) left. With z = (c - 1) /
+s, and f and F the normal density and distribution, E[D] = s (f(z) + z F(z)) and E[D^2] = s^2 ((z^2 + 1) F(z)
++ z f(z)). The expert takes c - D, which is c - E[D] in the mean and deviates as D does.
+
+In every layer a different rank is the fullest, and all wait for it. Every rank is therefore taken to have,
+and to exchange, as many rows as the fullest.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ class ExpertSpreads(BaseModel):
     deviation: tuple[ExpertDeviation, ...]
 
     def deviation_of(self, num_experts: int, end: End = "typical") -> float:
-        """The deviation of so many experts' loads; beyond those that were measured that of the nearest."""
+        """The deviation of the loads of so many experts, interpolated. Beyond the measured counts it is that
+        of the nearest.
+        """
         known = [one.experts for one in self.deviation]
         values = [float(getattr(one, end)) for one in self.deviation]
         return float(np.interp(log2(num_experts), [log2(one) for one in known], values))
@@ -79,8 +84,11 @@ def load_expert_spreads() -> ExpertSpreads:
 
 
 def assumed_load(ranks: int, num_experts: int, deviation: float, capacity: float | None = None) -> float:
-    """Rows of the fullest rank over the mean of those that are routed, where the loads of experts deviate so
-    and each takes up to `capacity` times it; see [Note: assumed loads]."""
+    """Rows of the fullest rank over the mean of those that are routed, where experts' loads have this
+    deviation.
+
+    Each expert takes up to `capacity` times the mean. See [Note: assumed loads].
+    """
     if ranks == 1:
         return 1.0
     mean, spread = (1.0, deviation) if capacity is None else _taken(capacity, deviation)
@@ -89,12 +97,12 @@ def assumed_load(ranks: int, num_experts: int, deviation: float, capacity: float
 
 
 def fullest_of(count: int) -> float:
-    """The expected largest of so many normal numbers, in standard deviations; 0 of one."""
+    """The expected largest of so many normal numbers, in standard deviations. It is 0 for one number."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def kept_fraction(capacity: float, deviation: float) -> float:
-    """Rows that experts with so much room take, over those that are routed; see [Note: assumed loads]."""
+    """Rows that experts with so much room take, over those that are routed. See [Note: assumed loads]."""
     return min(1.0, capacity) if deviation == 0 else _taken(capacity, deviation)[0]
 
 
@@ -110,7 +118,8 @@ def _taken(capacity: float, deviation: float) -> tuple[float, float]:
 
 
 def rank_loads(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> tuple[float, ...]:
-    """Rows of each rank over the mean, the fullest first; (1.0,) if all have as many. `tokens`: of one rank.
+    """Rows of each rank over the mean, the fullest first, or (1.0,) if all have as many. `tokens` are of one
+    rank.
 
     Raises InputError for a list of another length, a spread that nobody has published, and a factor beyond
     what a rank can have.
@@ -137,8 +146,11 @@ def rank_loads(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: i
 
 
 def fullest_expert(asked: Asked, ranks: int, num_experts: int, top_k: int, tokens: int) -> float:
-    """Rows of the fullest expert over the mean. Raises as `rank_loads`; a list has a load per rank, whose
-    experts share it evenly, or one per expert."""
+    """Rows of the fullest expert over the mean.
+
+    A list has either one load per rank, which its experts share evenly, or one per expert. Raises as
+    `rank_loads`.
+    """
     parts = ranks if isinstance(asked, tuple) and len(asked) == ranks else num_experts
     return rank_loads(asked, parts, num_experts, top_k, tokens)[0]
 

@@ -1,4 +1,4 @@
-"""How a job's routed experts run: among how many ranks, by whose code, with which loads."""
+"""The run of a job's routed experts: on how many ranks, by which library, with which loads."""
 
 from __future__ import annotations
 
@@ -16,41 +16,45 @@ MERGING: tuple[Dispatcher, ...] = ("deepep", "hybridep")
 
 @dataclass(frozen=True, slots=True)
 class ExpertSplit:
-    """The routed experts of every layer on `ranks` ranks, each expert's products on `tensor` of them.
-
-    `dispatcher`: what brings rows to the experts' ranks. `capacity_factor`: rows that an expert takes, over
-    the mean; None: all that are routed to it. `pads_to_capacity`: every expert has as many, so that the host
-    reads no counts. `loads`: rows of each rank of a group over the mean, the fullest first; one number if
-    all have as many. `library`: whose code rearranges rows. `kernel`: how grouped products run.
-    `gate_in_fp32`: None for the model's own. `token_ranks`: tensor-parallel ranks that each send a part of
-    a layer's tokens which all of them have. `nodes`: on which the ranks of a group are; a dispatcher that
-    merges sends a token to each of them once. `overlaps_shared`: shared experts run beside the exchanges.
-    `agrees_on_capacity`: the ranks take the rows of their fullest expert for the capacity, which the host
-    reads. `padding`: rows of the fullest expert over the mean, where every expert is padded to them.
-    `quantised_padding`: where rows of quantised products come up to a multiple, "" where they need not.
-    `masks_map`: behind DeepEP's dispatch the map of rows to local experts is made by masks, whose lengths
-    the host reads, not by a fused kernel.
-    `deviation`: of the experts' loads over their mean, where `loads` are assumed by it.
+    """The routed experts of every layer, on `ranks` ranks, with each expert's products on `tensor` of
+    them.
     """
 
     ranks: int = 1
     tensor: int = 1
     dispatcher: Dispatcher = "all-to-all"
+    """The exchange that brings rows to the experts' ranks."""
     capacity_factor: float | None = None
+    """Rows that an expert takes, over the mean. None if it takes all that are routed to it."""
     pads_to_capacity: bool = False
+    """Every expert has as many rows as its capacity, so that the host reads no counts."""
     loads: tuple[float, ...] = (1.0,)
+    """Rows of each rank of a group over the mean, the fullest first. One number if all have as many."""
     library: ExpertsLibrary = "transformers"
+    """The library whose code rearranges rows."""
     kernel: GroupedKernel = "grouped"
+    """The way in which grouped products run."""
     gate_in_fp32: bool | None = None
+    """Whether the gate's product is in fp32. None for the model's own choice."""
     has_auxiliary_loss: bool = False
     token_ranks: int = 1
+    """Tensor-parallel ranks that each send a part of a layer's tokens, which all of them have."""
     nodes: int = 1
+    """Nodes that the ranks of a group are on. A dispatcher that merges sends a token to each of them once."""
     overlaps_shared: bool = False
+    """Shared experts run while rows are exchanged."""
     agrees_on_capacity: bool = False
+    """The ranks take the rows of their fullest expert for the capacity, which the host reads."""
     padding: float = 1.0
+    """Rows of the fullest expert over the mean, where every expert is padded to them."""
     quantised_padding: Literal["", "map", "copies"] = ""
+    """The place where rows of quantised products come up to a multiple. Empty where they need not."""
     masks_map: bool = False
+    """Behind DeepEP's dispatch, masks make the map of rows to local experts, and the host reads their
+    lengths. Otherwise a fused kernel makes it.
+    """
     deviation: float = 0.0
+    """The deviation of the experts' loads over their mean, where `loads` are assumed by it."""
 
     @property
     def members(self) -> int:
@@ -68,8 +72,10 @@ class ExpertSplit:
 
     @property
     def has_own_ranks(self) -> bool:
-        """Whether experts are reduced and sharded over a group of their own: DeepSpeed's layers have one also
-        where all ranks have all experts."""
+        """Whether experts are reduced and sharded over a group of their own.
+
+        DeepSpeed's layers have such a group even where all ranks have all experts.
+        """
         return self.ranks > 1 or self.is_deepspeed
 
     @property
@@ -92,8 +98,10 @@ class ExpertSplit:
 
     @property
     def exchanged(self) -> float:
-        """Rows of an exchange, over those that a rank's tokens choose: of assumed loads those of the fullest
-        rank, which all wait for."""
+        """Rows of an exchange, over those that a rank's tokens choose.
+
+        Of assumed loads these are the rows of the fullest rank, which all wait for.
+        """
         return max(self.sent, self.imbalance) if self.deviation else self.sent
 
     @property
@@ -107,10 +115,14 @@ class ExpertSplit:
 def parts_reached(
     num_experts: int, top_k: int, parts: int, num_groups: int = 1, top_groups: int = 1
 ) -> float:
-    """Expected number of `parts` equal parts of the experts that hold at least one of a token's `top_k`, all
-    choices being as likely: p (1 - C(P - P/p, k) / C(P, k)) with P experts in p parts to choose from. Of
-    `num_groups` groups only `top_groups` are left, and of the parts as many as are in them; a part of several
-    groups, q of g, has j of the t chosen ones with C(q, j) C(g - q, t - j) / C(g, t)."""
+    """Expected number of `partitions` equal partitions of the experts that hold at least one of a token's
+    `top_k`.
+
+    All choices are equally likely. With P experts in p partitions to choose from it is p (1 - C(P - P/p, k) /
+    C(P, k)). Of `num_groups` groups only `top_groups` are left, and of the partitions as many as are in them.
+    A partition of q of the g groups has j of the t chosen ones with probability C(q, j) C(g - q, t - j) /
+    C(g, t).
+    """
     left = num_experts * top_groups // num_groups
     if parts > num_groups:
         among = parts * top_groups / num_groups

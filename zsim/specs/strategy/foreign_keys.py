@@ -25,8 +25,10 @@ _KEYS = {
 
 
 def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
-    """Raises InputError, with zsim's own key, for the first key that asks for a parallelism by another
-    program's name; `where` names the file (and table)."""
+    """Raises InputError for the first key that asks for a parallelism by another program's name.
+
+    The message gives zsim's own key. `where` names the file (and table).
+    """
     for key in keys:
         kind = _kind(key)
         if kind is None or str(key) == "sequence_parallel":
@@ -35,8 +37,10 @@ def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
 
 
 def _kind(key: object) -> str | None:
-    """The kind of parallelism of `tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and the like;
-    None for any other key."""
+    """The kind of parallelism of `tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and the like.
+
+    None for any other key.
+    """
     word = str(key).lower().removesuffix("_size").removesuffix("_degree")
     if word in _KINDS:
         return _KINDS[word]

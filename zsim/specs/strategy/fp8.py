@@ -1,14 +1,14 @@
-"""Recipes of training in 8 bits or fewer: which tensors of a product are cast, along which direction, and
-with scales of what.
+"""Recipes of training in 8 bits or fewer.
 
-Read in Transformer Engine 2.17 (`common/recipe/__init__.py`, `pytorch/quantization.py`, `pytorch/utils.py`,
+A recipe says which tensors of a product are cast, along which direction, and what their scales are of. Read
+in Transformer Engine 2.17 (`common/recipe/__init__.py`, `pytorch/quantization.py`, `pytorch/utils.py`,
 `pytorch/module/linear.py`) and torchao 0.15 (`torchao/float8/config.py`, `float8_linear.py`).
 
 # [Note: two directions]
 A product sums over the rows of both operands. Forward sums over features, the gradient of the input over
 outputs, that of the weight over tokens: every tensor is read in two directions. A tensor with one scale has
-the same values in both, and needs a transposed copy only where the tensor cores read 8-bit operands along one
-direction (Ada, Hopper; `is_non_tn_fp8_gemm_supported`). A tensor with a scale per block is quantised once per
+the same values in both. It needs a transposed copy only where the tensor cores read 8-bit operands along one
+direction (Ada, Hopper, `is_non_tn_fp8_gemm_supported`). A tensor with a scale per block is quantised once per
 direction.
 """
 
@@ -41,22 +41,23 @@ _GATHERED_MULTIPLES: dict[Fp8Recipe, int] = {"block": 128, "mxfp8": 32, "nvfp4":
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """A recipe on a GPU and in a framework.
-
-    `transposes`: tensors with one scale need a transposed copy; see [Note: two directions]. `keeps_weights`:
-    weights are cast in the first micro-batch of a step and kept (Megatron's `is_first_microbatch`);
-    `recasts_weights`: cast in forward for forward alone, and again in backward (Transformer Engine in FSDP2;
-    torchao always). `has_quantized_weights`: they arrive quantised: fp8 all-gather of FSDP2,
-    `--fp8-param-gather`. `sums_amaxes_over`: "all" ranks of a stage, or those of its "tensor" and context
-    parallelism, for delayed scales.
-    """
+    """A recipe on a GPU and in a framework."""
 
     recipe: Fp8Recipe = "torchao-tensorwise"
     transposes: bool = True
+    """Tensors with one scale need a transposed copy. See [Note: two directions]."""
     keeps_weights: bool = False
+    """Weights are cast in the first micro-batch of a step and kept (Megatron's `is_first_microbatch`)."""
     recasts_weights: bool = False
+    """Weights are cast in forward for forward alone, and again in backward (Transformer Engine in FSDP2, and
+    torchao always).
+    """
     has_quantized_weights: bool = False
+    """Weights arrive quantised, by the fp8 all-gather of FSDP2 or by `--fp8-param-gather`."""
     sums_amaxes_over: Literal["all", "tensor"] = "all"
+    """The ranks that agree on delayed scales: "all" of a stage, or those of its "tensor" and context
+    parallelism.
+    """
 
     @property
     def is_engine(self) -> bool:
@@ -85,7 +86,9 @@ class Fp8:
 
     @property
     def gathered_multiple(self) -> int:
-        """The divisor of the tokens of a part that is gathered with a scale per block; 1 for other scales."""
+        """The divisor of the tokens of a part that is gathered with a scale per block. It is 1 for other
+        scales.
+        """
         return _GATHERED_MULTIPLES.get(self.recipe, 1)
 
     @property

@@ -7,18 +7,22 @@ from zsim.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DrawnLengths:
-    """A mean micro-batch of drawn documents. `length`: tokens of a sequence of the slowest rank, padding
-    included; `span`: tokens that a mean token of it may attend to, all before the mask: the sum of s^2 over
-    the sum of s, for documents of s tokens. `real_tokens`: without padding, of a mean rank's micro-batch;
-    `mean_tokens`: with it. `slowest_over_mean`: FLOPs of the slowest rank over those of the mean one.
-    `by_document`: the mask has a block per document, else one per sequence."""
+    """A mean micro-batch of documents whose lengths are drawn."""
 
     length: int
+    """Tokens of a sequence of the slowest rank, padding included."""
     span: float
+    """Tokens that a mean token of the slowest rank may attend to, all before the mask: the sum of s^2 over
+    the sum of s, for documents of s tokens.
+    """
     real_tokens: float
+    """Tokens of a mean rank's micro-batch without padding."""
     mean_tokens: float
+    """Tokens of a mean rank's micro-batch with padding."""
     slowest_over_mean: float
+    """FLOPs of the slowest rank over those of the mean rank."""
     by_document: bool
+    """The mask has a block per document. Otherwise it has one per sequence."""
 
     @property
     def padding_fraction(self) -> float:

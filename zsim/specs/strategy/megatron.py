@@ -1,11 +1,11 @@
 """Megatron's data parallelism, resolved for a release.
 
-Releases of Megatron-Core are 0.4 and later; those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
+Releases of Megatron-Core are 0.4 and later. Those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
 Read from NVIDIA/Megatron-LM: local DDP joins gradients for one all-reduce and copies the sums back until 2.5
 (`megatron/model/distributed.py`), and keeps them in one contiguous buffer from 2.6 on (e8fb052f). Products
 add their weights' gradients to it themselves (`--gradient-accumulation-fusion`, 83b1e42f of February 2022)
 and there is a distributed optimizer (329fe582) from 3.0 on. Core 0.4 overlaps reductions (2d5220a4) and
-gathers (f048bf8c) and looks for NaN before it reduces (b1116a0c); Core 0.10 has several instances of the
+gathers (f048bf8c) and looks for NaN before it reduces (b1116a0c). Core 0.10 has several instances of the
 distributed optimizer (bb84eb93).
 """
 
@@ -43,37 +43,7 @@ _ENGINE_WORKSPACE = 2**22  # Transformer Engine's, before Hopper
 
 @dataclass(frozen=True, slots=True)
 class Megatron:
-    """Megatron's data parallelism, resolved. `bucket_size` None: one bucket of all gradients.
-
-    `is_contiguous`: gradients live in one persistent buffer; else in `.grad`, and are joined to be reduced.
-    `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
-    reads the norm of a bucket before it is reduced. `has_owners`: InternEvo's distributed optimizer, never
-    Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
-    `is_nanotron`: nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py).
-    `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's or
-    nanotron's; None with CUDA graphs and for InternEvo's blocks; `expert_overheads`: those of a layer's
-    router and of each of its two grouped products; `attention_overhead` and `pairing_overhead`: beside a
-    block's, of Transformer Engine's attention without a fused kernel, and of a layer in parts under
-    `pairs_experts`; `one_expert_overhead`: that of one local expert in each of
-    the two, where experts run one after the other; `product_overhead`: of each of an expert's products beyond
-    the first's, where they run on several streams; `norm_overheads`: of norms that are modules of their own,
-    in attention and before a router. `skips_update`: the loss scale is still falling, and
-    gradients that overflow are thrown away. Of pipelines: `overlap_p2p`, `align_grad_reduce` and
-    `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` (None: as many as pipeline ranks)
-    of the interleaved schedule; `waits_sends`: a forward's send is waited for at once (core 0.18, 260cba71);
-    `cuts_messages`: tensor-parallel ranks send a part of an activation each and gather it behind
-    (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core). `fp8_param_gather`: the weights of fp8
-    products are kept and gathered in fp8. `pairs_experts`: experts' exchanges of one micro-batch run beside
-    another's layers (`zsim.plan.pipeline.combined`), `delays_expert_weights`: with the gradients of weights
-    in places of their own. `fsdp`: Megatron-FSDP, in place of the buffers; `states`: types of the
-    precision-aware optimizer's states. `saves_copies`: in a checkpoint every tensor-parallel rank writes the
-    states of what all of them hold (core 0.15: training/checkpointing.py `dp_reshardable`). `workspaces`:
-    bytes of each workspace of cuBLAS that torch's allocator holds. `keeps_placeholders`: Transformer Engine
-    keeps a tensor of every weight's shape (2.3, which containers have had since core 0.13). `synchronizes`:
-    timers wait for the device around every forward, backward and exchange of messages. `test_mode`: layers
-    compare the norms of their queries and keys with other ranks'. `muon`: Megatron's own Muon, whose states
-    the distributed optimizer has if its matrices are laid out for ranks.
-    """
+    """Megatron's data parallelism, resolved."""
 
     distributed_optimizer: bool
     overlap_grad_reduce: bool
@@ -82,39 +52,90 @@ class Megatron:
     grad_dtype: str
     average_in_collective: bool
     bucket_size: int | None
+    """Elements of a bucket. None if all gradients are one bucket."""
     optimizer_instances: int
     is_contiguous: bool
+    """Gradients live in one persistent buffer. Otherwise they live in `.grad` and are joined to be
+    reduced.
+    """
     fuses_accumulation: bool
+    """The product for a weight's gradient adds it to the buffer."""
     checks_nan: bool
+    """The host reads the norm of a bucket before it is reduced."""
     has_owners: bool = False
+    """InternEvo's distributed optimizer, never Megatron's. Gradients are summed on all ranks, and whole
+    tensors belong to ranks, which broadcast them.
+    """
     is_nanotron: bool = False
+    """nanotron's own gradients and ZeRO-1 (zsim/plan/frameworks/megatron/nanotron.py)."""
     block_overhead: str | None = "megatron_core_block"
+    """The event that says what the Python of one pass through a block costs the host, in Megatron or
+    nanotron. None with CUDA graphs and for InternEvo's blocks.
+    """
     expert_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of a layer's router and of each of its two grouped products."""
     one_expert_overhead: str | None = None
+    """The event of one local expert in each of its two products, where experts run one after the other."""
     product_overhead: str | None = None
+    """The event of each of an expert's products beyond the first's, where they run on several streams."""
     norm_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of norms that are modules of their own, in attention and before a router."""
     linear_overheads: tuple[str | None, str | None] = (None, None)
+    """The events of dense products beyond the four that a block is fitted with, in attention and in shared
+    experts.
+    """
     attention_overhead: str | None = None
+    """The event, in addition to a block's, of Transformer Engine's attention without a fused kernel."""
     pairing_overhead: str | None = None
+    """The event, in addition to a block's, of a layer that is split under `overlap_expert_parallel`."""
     skips_update: bool = False
+    """The loss scale is still falling, and gradients that overflow are thrown away."""
     overlap_p2p: bool = True
+    """In the interleaved schedule, messages between stages overlap with computation."""
     align_grad_reduce: bool = True
+    """In the interleaved schedule, all pipeline ranks reduce a chunk's gradients at the same point."""
     align_param_gather: bool = True
+    """In the interleaved schedule, all pipeline ranks gather a chunk's parameters at the same point."""
     overlap_p2p_warmup_flush: bool = False
+    """In the interleaved schedule, messages overlap in warm-up and cool-down as well."""
     micro_batch_group: int | None = None
+    """Micro-batches that a chunk runs before the next chunk, in the interleaved schedule. None for as many as
+    pipeline ranks.
+    """
     waits_sends: bool = False
+    """A forward's send is waited for at once (core 0.18, 260cba71)."""
     cuts_messages: bool = False
+    """Tensor-parallel ranks send a part of an activation each and gather it after it arrives
+    (`scatter_gather_tensors_in_pipeline` of Megatron-LM before Core).
+    """
     fp8_param_gather: bool = False
+    """The weights of fp8 products are kept and gathered in fp8."""
     pairs_experts: bool = False
+    """Experts' exchanges of one micro-batch run during another's layers (`zsim.plan.pipeline.combined`)."""
     delays_expert_weights: bool = False
+    """Under `overlap_expert_parallel`, the gradients of weights run as steps of their own."""
     fsdp: MegatronFsdp | None = None
+    """Megatron-FSDP, in place of the buffers."""
     states: PrecisionAware | None = None
+    """Types of the precision-aware optimizer's states."""
     saves_copies: bool = False
+    """In a checkpoint every tensor-parallel rank writes the states of what all of them hold (core 0.15:
+    training/checkpointing.py `dp_reshardable`).
+    """
     workspaces: tuple[int, ...] = ()
+    """Bytes of each workspace of cuBLAS that torch's allocator holds."""
     keeps_placeholders: bool = False
+    """Transformer Engine keeps a tensor of every weight's shape (2.3, which containers have had since core
+    0.13).
+    """
     synchronizes: bool = False
+    """Timers wait for the device around every forward, backward and exchange of messages."""
     test_mode: bool = False
+    """Layers compare the norms of their queries and keys with those of other ranks."""
     muon: MegatronMuon | None = None
+    """Megatron's own Muon, whose states the distributed optimizer has if its matrices are laid out
+    for ranks.
+    """
 
     @property
     def shards_states(self) -> bool:
@@ -210,11 +231,11 @@ def megatron_strategy(
 
 
 def _workspaces(table: MegatronTable, capability: float | None) -> tuple[int, ...]:
-    """Bytes of cuBLAS's workspaces; () where the GPUs' compute capability is not known.
+    """Bytes of cuBLAS's workspaces, or () where the GPUs' compute capability is not known.
 
     Those of torch's handles are large everywhere under CUBLAS_WORKSPACE_CONFIG=:4096:8, which Megatron's
-    tests in deterministic mode set. Transformer Engine has one of its own, 4 MiB, from Hopper on 32 MiB
-    (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
+    tests in deterministic mode set. Transformer Engine has one of its own, of 4 MiB, or of 32 MiB from Hopper
+    on (pytorch/module/base.py `get_cublas_workspace_size_bytes`, 1.0 to 2.5).
     """
     if capability is None:
         return ()
@@ -239,7 +260,7 @@ def _check_fp8(table: MegatronTable, training: Training) -> None:
 
 
 def check_megatron_layout(table: MegatronTable, pipeline: int, expert: int, connections: int) -> None:
-    """Raises InputError for parallelism or hardware queues that Megatron-FSDP cannot be beside."""
+    """Raises InputError for parallelism or hardware queues that Megatron-FSDP does not combine with."""
     check_layout(table, _release(table.version), pipeline, expert, connections)
 
 

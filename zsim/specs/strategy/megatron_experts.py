@@ -1,7 +1,7 @@
-"""Megatron's layers and routed experts: what they take the host, and what it asserts of overlapped exchanges.
+"""Megatron's layers and routed experts: their cost to the host, and the checks of overlapped exchanges.
 
-Read in Megatron-LM d98e8a64: `TransformerConfig.__post_init__` of megatron/core/transformer/
-transformer_config.py.
+Read in Megatron-LM d98e8a64: `TransformerConfig.__post_init__` of
+megatron/core/transformer/transformer_config.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ _KEY = "strategy.overlap_expert_parallel"
 
 
 def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of presets/frameworks.toml at every pass through a layer; half of it where a graph has its
-    attention, or its dense MLP, and none where graphs have both."""
+    """The event of presets/frameworks.toml at every pass through a layer.
+
+    It is half of it where a graph has the layer's attention or its dense MLP, and none where graphs have
+    both.
+    """
     if table.cuda_graph or table.engine == "internevo":
         return None
     if table.engine == "nanotron":
@@ -33,7 +36,9 @@ def block_overhead(table: MegatronTable, has_core: bool) -> str | None:
 
 
 def attention_overhead(table: MegatronTable, training: Training, has_core: bool) -> str | None:
-    """The event beside a block's where Transformer Engine's attention runs without a fused kernel."""
+    """The event, in addition to a block's, where Transformer Engine's attention runs without a fused
+    kernel.
+    """
     is_seen = not table.cuda_graph and "attn" not in table.cuda_graph_modules
     is_unfused = training.attention == "math"
     return (
@@ -52,16 +57,20 @@ def expert_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, 
 
 
 def product_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event of each product of an expert beyond the first expert's, where Transformer Engine launches one
-    for every expert; Megatron's own modules have no Python for each."""
+    """The event of each product of an expert beyond the first expert's.
+
+    Transformer Engine launches one for every expert. Megatron's own modules have no Python for each.
+    """
     if not has_core or not table.runs_transformer_engine or not table.moe_grouped_gemm or table.cuda_graph:
         return None
     return "megatron_core_product"
 
 
 def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events of Transformer Engine's norms that are modules of their own: of a layer's attention, and of
-    the one before its router; none in a graph."""
+    """The events of Transformer Engine's norms that are modules of their own.
+
+    The first is of a layer's attention, the second of the norm before its router. In a graph there is none.
+    """
     if not has_core or not table.runs_transformer_engine or table.cuda_graph:
         return None, None
     name, graphs = "megatron_core_norm", table.cuda_graph_modules
@@ -69,8 +78,10 @@ def norm_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, st
 
 
 def linear_overheads(table: MegatronTable, has_core: bool) -> tuple[str | None, str | None]:
-    """The events of Transformer Engine's dense products beyond the four that a block is fitted with: of
-    attention, and of shared experts, which a graph of the router has, too."""
+    """The events of Transformer Engine's dense products beyond the four that a block is fitted with.
+
+    The first is of attention, the second of shared experts, which a graph of the router has, too.
+    """
     attention, experts = norm_overheads(table, has_core)
     name = "megatron_core_linear"
     return name if attention else None, name if experts else None
@@ -84,7 +95,9 @@ def one_expert_overhead(table: MegatronTable, has_core: bool) -> str | None:
 
 
 def pairing_overhead(table: MegatronTable, has_core: bool) -> str | None:
-    """The event beside a block's where exchanges of experts run beneath another micro-batch's layers."""
+    """The event, in addition to a block's, where exchanges of experts run during another micro-batch's
+    layers.
+    """
     if not has_core or table.engine != "megatron" or not table.overlap_expert_parallel or table.cuda_graph:
         return None
     return "megatron_core_deterministic_pairing" if table.deterministic_mode else "megatron_core_pairing"
@@ -111,8 +124,9 @@ def check_router_padding(
 
 
 def norms_note(table: MegatronTable, model: ModelSpec) -> str | None:
-    """The note on compared norms that a model does not have; None where it has some, or `test_mode` is
-    off."""
+    """The note on compared norms that a model does not have. None where it has some, or where `test_mode` is
+    off.
+    """
     modules = (module for block in model.distinct_blocks for module in block.modules)
     if not table.test_mode or any(module.name.endswith("k_layernorm") for module in modules):
         return None
@@ -122,11 +136,11 @@ def norms_note(table: MegatronTable, model: ModelSpec) -> str | None:
 def shared_overlap_note(
     table: MegatronTable, parallelism: Parallelism, training: Training, model: ModelSpec
 ) -> str | None:
-    """The note on shared experts beside the exchanges that a model does not have; None where it has some, or
-    none were asked for.
+    """The note on overlapped shared experts that a model does not have. None where it has some, or none were
+    asked for.
 
-    Raises InputError where Megatron refuses them (core 0.16.1 core/transformer/transformer_config.py),
-    NotSimulatedError beside Megatron-FSDP and with adapters on them.
+    Raises InputError where Megatron refuses them (core 0.16.1 core/transformer/transformer_config.py). Raises
+    NotSimulatedError with Megatron-FSDP and with adapters on them.
     """
     if not table.overlap_shared_experts:
         return None
@@ -163,8 +177,10 @@ def shared_overlap_note(
 
 
 def check_overlap(table: MegatronTable, parallelism: Parallelism, training: Training) -> None:
-    """Raises InputError where Megatron refuses to overlap experts' exchanges with another micro-batch,
-    NotSimulatedError beside Megatron-FSDP."""
+    """Raises InputError where Megatron refuses to overlap experts' exchanges with another micro-batch.
+
+    Raises NotSimulatedError with Megatron-FSDP.
+    """
     if not table.overlap_expert_parallel:
         if table.delay_wgrad_compute:
             raise InputError(

@@ -17,23 +17,29 @@ _WHOLE: tuple[FsdpSharding, ...] = ("no_shard", "optim")
 
 @dataclass(frozen=True, slots=True)
 class MegatronFsdp:
-    """Megatron-FSDP. `sharding`: beside the optimizer states also gradients ("optim_grads") and parameters
-    ("optim_grads_params"). `outer_sharding`: of the optimizer states, over the instances ("optim").
-    `overlaps_gradients`, `overlaps_parameters`: reductions and gathers run beside forward and backward, as
-    they do in any case once gradients or parameters are sharded. `bucket_size`: elements of a bucket of
-    parameters that no layer has; None: one bucket. `unit_size`: elements of gradients that may be on their
-    way, twice those of parameters gathered ahead; None: by the layers' size. `has_gather_group`: gathers have
-    a communicator of their own. `scales_in_nccl`: fp32 gradients are scaled as NCCL sums them."""
+    """Megatron-FSDP, resolved."""
 
     sharding: FsdpSharding
+    """The states that are sharded besides the optimizer's: also gradients ("optim_grads"), also parameters
+    ("optim_grads_params").
+    """
     outer_sharding: str
+    """The sharding over the instances: of the optimizer states ("optim"), or none."""
     overlaps_gradients: bool
+    """Reductions run during backward, as they do in any case once gradients are sharded."""
     overlaps_parameters: bool
+    """Gathers run during forward and backward, as they do in any case once parameters are sharded."""
     bucket_size: int | None
+    """Elements of a bucket of parameters that no layer has. None for one bucket."""
     unit_size: int | None
+    """Elements of gradients that may be in flight, twice those of parameters gathered ahead. None for the
+    layers' size.
+    """
     has_double_buffer: bool
     has_gather_group: bool
+    """Gathers have a communicator of their own."""
     scales_in_nccl: bool
+    """NCCL scales fp32 gradients as it sums them."""
     keeps_transposes: bool
 
     @property
@@ -50,7 +56,7 @@ class MegatronFsdp:
 
 
 def megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) -> MegatronFsdp | None:
-    """The table's Megatron-FSDP for `ranks` data-parallel ranks of an instance; None without.
+    """The table's Megatron-FSDP for `ranks` data-parallel ranks of an instance, or None without it.
 
     Raises InputError for what Megatron refuses, and for what its code would never reduce.
     """
@@ -77,8 +83,10 @@ def megatron_fsdp(table: MegatronTable, release: tuple[int, int], ranks: int) ->
 def check_layout(
     table: MegatronTable, release: tuple[int, int], pipeline: int, expert: int, connections: int
 ) -> None:
-    """Raises InputError for Megatron-FSDP beside pipeline or expert parallelism, or one hardware queue, where
-    its code cannot run or would not reduce."""
+    """Raises InputError for layouts in which the code of Megatron-FSDP cannot run or would not reduce.
+
+    These are pipeline or expert parallelism with it, and one hardware queue.
+    """
     if table.fsdp_sharding is None:
         return
     if connections == 1:

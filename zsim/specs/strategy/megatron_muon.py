@@ -1,14 +1,14 @@
-"""Megatron-Core's own Muon: what each release takes, and who owns what.
+"""Megatron-Core's own Muon: the options of each release, and the owners of the states.
 
 Read from NVIDIA/Megatron-LM, core/optimizer/muon.py and layer_wise_optimizer.py of 0.16.1 and 0.17.1,
 emerging_optimizers.py and layer_wise_optimizer.py of 0.18.2 and 0.19.0, training/arguments.py of each.
 
 # [Note: three ways]
-`muon`: every rank has all states. `dist_muon`, the layer-wise optimizer, of 0.16 and 0.17: whole tensors, of
-Adam's too, belong to data-parallel ranks, in turn by size; gradients are all-reduced, and the owners' weights
-gathered. From 0.18 on (`--optimizer muon --use-distributed-optimizer`) matrices are laid out in buckets so
-that none is cut between ranks, and all else is the distributed optimizer's: gradients are reduce-scattered,
-weights gathered, as without Muon.
+With `muon` every rank has all states. With `dist_muon`, the layer-wise optimizer of 0.16 and 0.17, whole
+tensors, Adam's included, belong to data-parallel ranks, in turn by size. Gradients are all-reduced, and the
+owners' weights gathered. From 0.18 on (`--optimizer muon --use-distributed-optimizer`) matrices are laid out
+in buckets so that none is cut between ranks. All else is the distributed optimizer's: gradients are
+reduce-scattered and weights gathered, as without Muon.
 """
 
 from __future__ import annotations
@@ -33,29 +33,35 @@ _WHERE = "training.optimizer: 'muon'"
 
 @dataclass(frozen=True, slots=True)
 class MuonWork:
-    """How a matrix is treated: in `steps` rounds, with products in `dtype`, "bf16" or "tf32"; `mode`: what
-    tensor-parallel ranks do with one that is cut."""
+    """The orthogonalization of a matrix."""
 
     mode: TensorMode = "blockwise"
+    """The way in which tensor-parallel ranks treat a matrix that is cut."""
     steps: int = 5
+    """Rounds of Newton-Schulz."""
     dtype: str = "bf16"
+    """The type of the products, "bf16" or "tf32"."""
     nesterov: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MegatronMuon:
-    """`owners`: see [Note: three ways]. `splits_qkv`: fused queries, keys and values are three matrices.
-    `others`: the optimizer of what is no matrix, "adam" or "lion"."""
+    """Megatron-Core's own Muon, resolved."""
 
     owners: Owners
+    """The ranks that have the states. See [Note: three ways]."""
     work: MuonWork
     splits_qkv: bool
+    """Fused queries, keys and values are three matrices."""
     others: str
+    """The optimizer of what is no matrix, "adam" or "lion"."""
 
 
 def megatron_muon(table: MegatronTable, release: tuple[int, int], training: Training) -> MegatronMuon:
-    """Muon as the table asks for it. Raises InputError for what the release refuses, NotSimulatedError for
-    what zsim lacks."""
+    """Muon as the table asks for it.
+
+    Raises InputError for what the release refuses, and NotSimulatedError for what zsim lacks.
+    """
     _check(table, release)
     if training.precision == "fp16":
         raise InputError(f"{_WHERE}: Megatron-Core refuses it with fp16; expected training.precision 'bf16'")

@@ -16,22 +16,19 @@ VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor paralle
 
 
 class MegatronTable(BaseModel):
-    """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, named as on its
-    command line. `bucket_size`: elements of a bucket (`--ddp-bucket-size`). `optimizer_instances`: groups of
-    ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`). `engine`: another
-    engine with nearly the same data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or
-    "internevo" (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them).
-    `cuda_graph`: one graph of the whole step, which spares the host the layers' Python; `cuda_graph_modules`:
-    graphs of these parts of every layer, which spare it theirs. `skips_update`: the loss scale is still
-    falling, and gradients that overflow are thrown away. `fsdp_sharding`: Megatron-FSDP with this
-    `--data-parallel-sharding-strategy`; `fsdp_outer_sharding` to `keep_fp8_transpose_cache` are its own, as
-    its flags. `main_grads_dtype` to `exp_avg_sq_dtype`: of the precision-aware optimizer. `overlap_p2p`,
-    `align_grad_reduce` and `align_param_gather`: of the interleaved schedule, as are
-    `overlap_p2p_warmup_flush` and `micro_batch_group` (`--microbatch-group-size-per-virtual-pipeline-stage`).
-    `vocabulary_multiple`: `--make-vocab-size-divisible-by`. Of mixtures of experts, as its flags: products of
-    all experts together, fused permutation, the gate's type, a loss that balances the experts, every expert's
-    rows filled up to its capacity. `fp8_param_gather`: the weights of fp8 products are kept and gathered in
-    fp8; `tp_only_amax_red`: delayed scales agree among the ranks of a tensor- and context-parallel group."""
+    """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers.
+
+    Keys are named as on its command line. With `engine` the table is of another engine with nearly the same
+    data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or "internevo" (gradients are
+    summed on all ranks, and whole tensors belong to ranks, which broadcast them).
+
+    Three keys differ from their flags: `bucket_size` (`--ddp-bucket-size`), `optimizer_instances`
+    (`--num-distributed-optimizer-instances`) and `vocabulary_multiple` (`--make-vocab-size-divisible-by`).
+    `fsdp_sharding` is `--data-parallel-sharding-strategy`, and `micro_batch_group` is
+    `--microbatch-group-size-per-virtual-pipeline-stage`. `overlap_p2p`, `align_grad_reduce`,
+    `align_param_gather`, `overlap_p2p_warmup_flush` and `micro_batch_group` belong to the interleaved
+    schedule.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -16,10 +16,12 @@ EXPERT, EXPERT_TENSOR, EXPERT_DATA = "expert", "expert_tensor", "expert_data"
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks 0 to n - 1 as a box. `axes`: (name, size) from the slowest to the fastest, as torch's DeviceMesh
-    has them: along the last axis ranks are adjacent."""
+    """Ranks 0 to n - 1 as a box."""
 
     axes: tuple[tuple[str, int], ...]
+    """(name, size) from the slowest to the fastest, as torch's DeviceMesh has them. Along the last axis ranks
+    are adjacent.
+    """
 
     @property
     def world_size(self) -> int:
@@ -35,12 +37,14 @@ class Mesh:
         return np.arange(self.world_size, dtype=np.int64).reshape(sizes)
 
     def size(self, *axes: str) -> int:
-        """Number of ranks along the named axes together."""
+        """Number of ranks along all the named axes."""
         return prod(size for name, size in self.axes if name in axes)
 
     def groups(self, *axes: str) -> Ints:
-        """The ranks that differ in the named axes only: one row per group, in rank order within a row; shape
-        [number of groups, ranks of a group]."""
+        """The ranks that differ in the named axes only, of shape [number of groups, ranks of a group].
+
+        There is one row per group, in rank order within a row.
+        """
         kept = [place for place, name in enumerate(self.names) if name not in axes]
         inner = [place for place, name in enumerate(self.names) if name in axes]
         return self._box.transpose([*kept, *inner]).reshape(-1, self.size(*axes))

@@ -1,6 +1,6 @@
-"""The optimizers that `training.optimizer` names: whose code each is, and which framework takes it how.
+"""The optimizers that `training.optimizer` names, with the library of each and the frameworks that take it.
 
-What they keep and move is `zsim.cost.optimizers`.
+The states that they keep and move are in `zsim.cost.optimizers`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ Library = Literal["torch", "deepspeed", "transformer-engine", "bitsandbytes", "t
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`moments`: values per parameter that it keeps, for frameworks that choose their type (None: its states
-    have a type or a shape of their own). `launches`: a kernel for a list of tensors, or one per tensor.
-    `waits_per_tensor`: the host waits for the GPU after every tensor. `is_paged`: states of 100,000 elements
-    or more are unified memory. `rounds_stochastically`: it can write 16-bit weights so. `needs_shapes`: it
-    treats matrices otherwise than vectors. `in_deepspeed`: ZeRO takes it without
-    `zero_allow_untested_optimizer`."""
+    """An optimizer that `training.optimizer` names."""
 
     name: str
     library: Library
     source: str
     moments: int | None = None
+    """Values per parameter that it keeps, for frameworks that choose their type. None if its states have a
+    type or a shape of their own.
+    """
     launches: Launches = "per tensor"
+    """A kernel for a list of tensors, or one per tensor."""
     waits_per_tensor: bool = False
+    """The host waits for the GPU after every tensor."""
     is_paged: bool = False
+    """States of 100,000 elements or more are unified memory."""
     rounds_stochastically: bool = False
+    """It can write 16-bit weights with stochastic rounding."""
     needs_shapes: bool = False
+    """It treats matrices otherwise than vectors."""
     in_deepspeed: bool = False
+    """ZeRO takes it without `zero_allow_untested_optimizer`."""
 
     @property
     def is_torch_list(self) -> bool:
@@ -84,8 +88,10 @@ REFUSED: Mapping[str, str] = {
 
 
 def optimizer_of(name: str) -> Optimizer:
-    """The optimizer called `name`. Raises NotSimulatedError for one that is known and not simulated, and
-    InputError for a name that is none."""
+    """The optimizer called `name`.
+
+    Raises NotSimulatedError for one that is known and not simulated, and InputError for a name that is none.
+    """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     expected = f"expected one of {', '.join(OPTIMIZERS)}"

@@ -1,11 +1,11 @@
 """Tensor, pipeline and context parallelism: the `[parallelism]` table, and its resolution for a framework.
 
-What is left out besides degrees is the framework's own default: torchtitan has sequence parallelism on, one
-layer less on the first and last stage, and gathers K and V for context parallelism (torchtitan v0.2.2
-`config/job_config.py`, `distributed/pipeline_parallel.py`); Megatron-Core has sequence parallelism off, equal
-stages, and a ring (core 0.16.1 `training/arguments.py`); DeepSpeed's sequence parallelism is Ulysses
-(`deepspeed/sequence/layer.py` of 0.19.8), its split that of `deepspeed_layers`; nanotron runs all forwards
-first (`config/parallelism_config.py`).
+Whatever is left out, besides degrees, is the framework's own default. torchtitan has sequence parallelism on,
+one layer less on the first and last stage, and gathers K and V for context parallelism (torchtitan v0.2.2
+`config/job_config.py`, `distributed/pipeline_parallel.py`). Megatron-Core has sequence parallelism off, equal
+stages, and a ring (core 0.16.1 `training/arguments.py`). DeepSpeed's sequence parallelism is Ulysses
+(`deepspeed/sequence/layer.py` of 0.19.8), and its split is that of `split_deepspeed_layers`. nanotron runs
+all forwards first (`config/parallelism_config.py`).
 """
 
 from __future__ import annotations
@@ -58,17 +58,7 @@ _ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping ha
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """`[parallelism]`, resolved: degrees, and how `style`, the framework, runs them.
-
-    `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline. `schedule_csv`:
-    the file of a schedule, and `schedule_text` its content; "" for the named schedule.
-    `order`: the axes of the mesh from the slowest to the fastest. `context_inner`: with "a2a+p2p", the ranks
-    of a context group that exchange heads: those on one node. `tensor_grain`: of what AutoTP's parts are
-    multiples. `context_masks`: torch's context parallelism
-    is that of FlexAttention, for windows. `buffered_micro_batches`: the micro-batches of
-    a step of which fewer are simulated: torch's stages keep a buffer for each; 0 if all are. `experts`: of a
-    mixture of experts.
-    """
+    """`[parallelism]`, resolved: degrees, and how `style`, the framework, runs them."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -79,19 +69,30 @@ class Parallelism:
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
     schedule_csv: str = ""
+    """The file of a schedule. Empty for the named schedule."""
     schedule_text: str = ""
+    """The content of `schedule_csv`."""
     virtual_stages: int = 1
     layers_per_stage: tuple[int, ...] = ()
+    """One number per virtual stage, in model order. Empty without a pipeline."""
     passes: int = 1
     context: int = 1
     context_method: ContextMethod = "p2p"
     context_inner: int = 1
+    """The ranks of a context group that exchange heads with "a2a+p2p", which are those on one node."""
     context_masks: bool = False
+    """torch's context parallelism is that of FlexAttention, for windows."""
     tensor_grain: int = 1
+    """The number of features of which AutoTP's parts are multiples."""
     order: tuple[str, ...] = (PIPELINE, DATA, CONTEXT, TENSOR)
+    """The axes of the mesh from the slowest to the fastest."""
     buffered_micro_batches: int = 0
+    """The micro-batches of a step of which fewer are simulated: torch's stages keep a buffer for each. 0 if
+    all are simulated.
+    """
     style: Style = "torch"
     experts: ExpertSplit = field(default_factory=ExpertSplit)
+    """The split of a mixture of experts."""
 
     @property
     def is_trivial(self) -> bool:
@@ -100,12 +101,14 @@ class Parallelism:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that train on one micro-batch together."""
+        """Ranks that jointly train on one micro-batch."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def has_megatron_layers(self) -> bool:
-        """Whether the model's own layers are Megatron's: projections of one input are one product."""
+        """Whether the model's layers are Megatron's own, in which projections of one input are one
+        product.
+        """
         is_theirs = self.style in ("megatron", "nanotron")
         return is_theirs or (self.style == "deepspeed" and self.tensor > 1)
 
@@ -121,16 +124,18 @@ class Parallelism:
 
     @property
     def token_shards(self) -> int:
-        """Into how many parts the tokens of the residual stream are cut."""
+        """The number of parts into which the tokens of the residual stream are cut."""
         return self.context * (self.tensor if self.sequence_parallel else 1)
 
     @property
     def ring_hops(self) -> int:
-        """Parts of keys and values that attention goes through one after the other: 1 without a ring."""
+        """Parts of keys and values that attention goes through one after the other. It is 1 without a
+        ring.
+        """
         return self.context // self.context_inner if self.context_method in ("p2p", "a2a+p2p") else 1
 
     def mesh(self, world_size: int) -> Mesh:
-        """All ranks; `world_size` is a multiple of `model_ranks`."""
+        """All ranks. `world_size` is a multiple of `model_ranks`."""
         sizes = {
             TENSOR: self.tensor,
             CONTEXT: self.context,
@@ -140,9 +145,12 @@ class Parallelism:
         return Mesh(tuple((axis, sizes[axis]) for axis in self.order))
 
     def expert_mesh(self, world_size: int) -> Mesh:
-        """All ranks as the routed experts are spread over them: experts' ranks in place of those of tensor
-        and context parallelism and of a part of data parallelism (the second generator of Megatron-Core
-        0.16.1 core/parallel_state.py; torchtitan 0.2.2 distributed/parallel_dims.py)."""
+        """All ranks by routed experts.
+
+        Experts' ranks take the place of those of tensor and context parallelism and of a part of data
+        parallelism (the second generator of Megatron-Core 0.16.1 core/parallel_state.py, and torchtitan 0.2.2
+        distributed/parallel_dims.py).
+        """
         experts = self.experts
         axes = {
             PIPELINE: (PIPELINE, self.pipeline),
@@ -154,8 +162,10 @@ class Parallelism:
 
 
 def _nearest_degree(degrees: Mapping[str, int], world_size: int) -> str:
-    """The one degree whose smallest change, in proportion, makes the product divide the GPUs; where no single
-    one does, the nearest number of GPUs."""
+    """The single degree whose smallest change, in proportion, makes the product divide the GPUs.
+
+    Where no single degree does, it is the nearest number of GPUs.
+    """
     product = math.prod(degrees.values())
     found = [
         (max(other, degree) / min(other, degree), key, other)
@@ -177,11 +187,13 @@ def resolve_parallelism(
     num_layers: int,
     weights: Sequence[int] = (),
 ) -> Parallelism:
-    """The table resolved for a framework: `style`, None if it knows data parallelism only; `kind`: its name
-    in an experiment; `weights`: the model's `layer_weights`, where a framework deals layers out by them.
+    """The table resolved for a framework.
+
+    `style` is None if the framework knows data parallelism only. `kind` is its name in an experiment.
+    `weights` are the model's `layer_weights`, where a framework deals layers out by them.
 
     Raises InputError for degrees that do not divide the GPUs or the layers, and for what the framework
-    refuses; NotSimulatedError for what it has and zsim lacks.
+    refuses. Raises NotSimulatedError for what the framework has and zsim lacks.
     """
     degrees = {"tensor": table.tensor, "pipeline": table.pipeline, "context": table.context}
     if style is None:
@@ -312,10 +324,13 @@ def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]
 
 
 def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tuple[int, ...]:
-    """Layers of every virtual stage. As torchtitan's `generate_llm_fqn_per_model_part` counts (v0.2.2), the
-    ends' missing layers are added, all are dealt out evenly, the remainder to the first stages, and taken off
-    again; Megatron refuses a remainder. Both leave an end without layers that is dealt no more than it holds
-    instead (Megatron-Core 0.16 `get_num_layers_to_build`), as Llama 3 405B was trained on 128 stages."""
+    """Layers of every virtual stage.
+
+    They are counted as by torchtitan's `generate_llm_fqn_per_model_part` (v0.2.2): the ends' missing layers
+    are added, all are dealt out evenly, the remainder to the first stages, and the missing ones are taken off
+    again. Megatron refuses a remainder. Both leave an end without layers that is dealt no more than it holds
+    instead (Megatron-Core 0.16 `get_num_layers_to_build`), as Llama 3 405B was trained on 128 stages.
+    """
     stages = found.num_stages
     if table.layers_per_stage is not None:
         given = table.layers_per_stage
@@ -351,13 +366,15 @@ def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tup
 
 
 def _holds(each: int, first: int, last: int) -> bool:
-    """Whether ends may lack so many of a stage's `each` layers: an end may hold the embedding, or the head,
-    alone."""
+    """Whether the ends may lack so many of a stage's `each` layers.
+
+    An end may hold the embedding, or the head, alone.
+    """
     return each >= max(1, first, last)
 
 
 def _is_dealt(stages: int, total: int, found: Parallelism, first: int, last: int) -> bool:
-    """Whether the framework deals `total` layers, the ends' missing ones with them, out to so many stages."""
+    """Whether the framework deals `total` layers, including the ends' missing ones, out to so many stages."""
     is_even = found.style != "megatron" or total % stages == 0
     return is_even and _holds(total // stages, first, last)
 

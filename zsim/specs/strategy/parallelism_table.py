@@ -19,10 +19,11 @@ ScheduleName = Literal[
 
 class ParallelismTable(BaseModel):
     """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs.
-    `virtual_stages`: stages of the model on each pipeline rank. `passes`: whole pipelines per step; each has
-    gradient_accumulation_steps / passes micro-batches. `context`: micro-batches are of a group of its ranks;
-    sequences that ranks of DeepSpeed's Ulysses load one each are micro-batches one by one. `order`: the axes
-    of the mesh from the fastest on, as in "tp-cp-dp-pp"."""
+
+    With `context` a micro-batch belongs to a group of ranks. Sequences that ranks of DeepSpeed's Ulysses load
+    one each are separate micro-batches. A pipeline of several `passes` runs gradient_accumulation_steps /
+    passes micro-batches in each.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

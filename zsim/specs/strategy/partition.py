@@ -17,7 +17,10 @@ from zsim.specs.model.spec import Linear, ModelSpec
 
 def layer_weights(model: ModelSpec) -> tuple[int, ...]:
     """Parameters of the layers that PipelineModule counts: the embedding, every block, the final norm, and
-    the head, which counts in full where it is tied too."""
+    the head.
+
+    The head counts in full where it is tied, too.
+    """
     norm = head = 0
     for module in model.after:
         if isinstance(module.work, Linear):
@@ -29,9 +32,11 @@ def layer_weights(model: ModelSpec) -> tuple[int, ...]:
 
 
 def partition_balanced(weights: Sequence[int], parts: int) -> list[int]:
-    """Where the parts begin, and the end: `parts` + 1 numbers. Parts are runs of layers whose largest and
-    smallest sum of weights differ least; among equals, each part from the last on is as short as possible.
-    Layers that are not more than the parts get one each."""
+    """The first layer of each part, and the end: `num_parts` + 1 numbers.
+
+    Parts are runs of layers whose largest and smallest sum of weights differ least. Among equals, each part
+    from the last on is as short as possible. If there are no more layers than parts, each layer is a part.
+    """
     count = len(weights)
     if count <= parts:
         return partition_uniform(count, parts)
@@ -53,8 +58,11 @@ def partition_balanced(weights: Sequence[int], parts: int) -> list[int]:
 
 
 def partition_uniform(count: int, parts: int) -> list[int]:
-    """Where the parts begin, and the end: equal numbers of layers, the first `count % parts` parts one more;
-    with fewer layers than parts the last parts are empty."""
+    """The first layer of each part, and the end, for equal numbers of layers.
+
+    The first `count % num_parts` parts have one layer more. With fewer layers than parts the last parts are
+    empty.
+    """
     if count <= parts:
         return [min(number, count) for number in range(parts + 1)]
     each, more = divmod(count, parts)
@@ -64,9 +72,11 @@ def partition_uniform(count: int, parts: int) -> list[int]:
 def deepspeed_layers(
     weights: Sequence[int], num_blocks: int, stages: int, *, by_blocks: bool
 ) -> tuple[int, ...]:
-    """Blocks of every stage where nothing says a split: PipelineModule balances the layers of `layer_weights`
-    by their parameters; `by_blocks`: Megatron-DeepSpeed's models, which alone have tensor parallelism beside
-    a pipeline, ask it to count blocks ('type:transformer', `megatron/model/gpt_model.py` of f4157bea).
+    """Blocks of every stage where nothing says a split.
+
+    PipelineModule balances the layers of `layer_weights` by their parameters. With `by_blocks` it counts
+    blocks, as Megatron-DeepSpeed's models ask it to, which alone have tensor parallelism with a pipeline
+    ('type:transformer', `megatron/model/gpt_model.py` of f4157bea).
 
     Raises InputError for more stages than blocks.
     """

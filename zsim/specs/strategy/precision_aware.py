@@ -6,12 +6,12 @@ core/optimizer/distrib_optimizer.py, training/arguments.py) and Transformer Engi
 
 # [Note: who has the masters]
 The optimizer keeps the master weights itself and reads gradients in the buffer's type, unless fp8 scales are
-other than delayed and masters are fp32: these stay Megatron's, whose gradients are cast to fp32. An fp32
-master of a bf16 weight is kept as the 16 bits that the weight lacks (`store_param_remainders`).
+other than delayed and masters are fp32. These masters stay Megatron's, whose gradients are cast to fp32. An
+fp32 master of a bf16 weight is kept as the 16 bits that the weight lacks (`store_param_remainders`).
 
 # [Note: states with a scale]
 A state in other types than fp32 is cast to fp32 (fp16: and multiplied by its scale) before the update and
-back behind it: its extremes are found for a new scale, unless it is bf16. Both moments in bf16 are read and
+back after it. Its extremes are computed for a new scale, unless it is bf16. Both moments in bf16 are read and
 written by the update itself.
 """
 
@@ -29,14 +29,15 @@ _FIRST, _REMAINDERS = (0, 11), (0, 13)
 
 @dataclass(frozen=True, slots=True)
 class PrecisionAware:
-    """Types of the states; `has_masters`: the optimizer keeps the masters, see [Note: who has the masters];
-    `keeps_remainders`: of them 16 bits alone."""
+    """Megatron's precision-aware optimizer, resolved: the types of its states."""
 
     main_params: str
     exp_avg: str
     exp_avg_sq: str
     has_masters: bool
+    """The optimizer keeps the master weights itself. See [Note: who has the masters]."""
     keeps_remainders: bool
+    """The optimizer keeps only 16 bits of the master weights."""
 
     @property
     def master_bytes(self) -> int:
@@ -62,7 +63,7 @@ class PrecisionAware:
 def precision_aware(
     table: MegatronTable, release: tuple[int, int], training: Training
 ) -> PrecisionAware | None:
-    """The table's precision-aware optimizer; None without.
+    """The table's precision-aware optimizer, or None without it.
 
     Raises InputError for what Megatron refuses.
     """

@@ -33,13 +33,12 @@ class DdpTable(TableOfFile):
 
 
 class DeepSpeedTable(TableOfFile):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file. `config_name`: name of a
-    `config` that is a table, in messages and reports. `tile_numel`: linear layers with more weights are
-    `deepspeed.zero.TiledLinear` with tiles of at most this many. `zero_init`: a stage-3 model is built
-    sharded (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds the whole
-    model. `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late,
-    during the next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release
-    has it."""
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file.
+
+    `tile_numel` is that of `deepspeed.zero.TiledLinear`, and `zero_init` is `deepspeed.zero.Init`.
+    `delayed_parameter_update` is ZeRO-Offload's (arXiv 2101.06840, section 5.2) and in no release of
+    DeepSpeed.
+    """
 
     kind: Literal["deepspeed"] = Field(description="whose data parallelism")
     stage: Literal[0, 1, 2, 3] | None = Field(
@@ -159,7 +158,7 @@ class Fsdp1Table(_FsdpTable):
 
 
 class Fsdp2Table(_FsdpTable):
-    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
+    """`kind = "fsdp2"`: torch `fully_shard`. `replicate` > 1 is HSDP."""
 
     kind: Literal["fsdp2"] = Field(description="whose data parallelism")
     reshard_after_forward: StrictBool | Count | None = Field(
@@ -182,12 +181,12 @@ class Fsdp2Table(_FsdpTable):
 
 
 class ReferenceTable(TableOfFile):
-    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat
-    partition per block, fp32 master weights, none of a framework's additions. In 16-bit training the model
-    states are the paper's 2 + 2 + 12 bytes per parameter; gradients that are reduced and kept in fp32
-    (`reduce_dtype`) make them 18. `keep_gathered`: stage 3 keeps
-    the root and the last block from forward to backward. `optimizer_place`: where states and reduced
-    gradients are; `parameter_place`: where stage 3's shards are."""
+    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it.
+
+    It has one flat partition per block and fp32 master weights, and none of a framework's additions. In
+    16-bit training the model states are the paper's 2 + 2 + 12 bytes per parameter. Gradients that are
+    reduced and kept in fp32 (`reduce_dtype`) make them 18.
+    """
 
     kind: Literal["reference"] = Field(description="whose data parallelism")
     stage: Literal[0, 1, 2, 3] = Field(default=3, description="the ZeRO stage")

@@ -42,33 +42,10 @@ DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The training values of one rank: `micro_batch_size` sequences of `sequence_length` tokens at a time.
-
-    `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
-    the policy of each block if they differ, () if `activation_checkpointing` holds for all.
-    `layers_per_checkpoint`: blocks of policy "full" share one checkpoint (Megatron's uniform method).
-    `recompute_modules`: run again beside the core of attention, by Megatron's names.
-    `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
-    checkpoint from 2.1 on). `checkpoint_is_reentrant`: the block's second output is held until its backward
-    has ended, as DeepSpeed, Megatron and transformers before 5 do. `autocast`: modules get fp32 weights and
-    torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: the type
-    in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16 and trained so
-    keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
-    (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
-    `zsim.plan.passes.queues`. `paged_states`: where a paged optimizer's states are between steps;
-    None: where the driver has them, as `zsim.plan.memory.paging` works out.
-    `stochastic_rounding`: torchao's optimizers write bf16 weights so. `lengths`: where documents differ in
-    length, of which `sequence_length` is then the slowest rank's. `fp8`: how products are cast with precision
-    "fp8". `layer_kernels`: whose kernels the blocks have where they are `compile`d or Liger's.
-    `deterministic_sms`: the multiprocessors of the GPU, among which FlashAttention-2's deterministic backward
-    splits the keys of a head; 0 in another mode. `writes_scores`: fused attention's backward has a workspace
-    of the gradients of all scores, as cuDNN's deterministic one on Hopper. `expands_groups`: attention with
-    grouped heads is FlashAttention-2's CUDA kernel, whose backward makes gradients of keys and values for
-    every query head before it sums them up. `calls_engine`: the blocks' products are layers of Transformer
-    Engine. `has_fp32_stream`: the residual stream is fp32, since the embedding is, under autocast.
-    """
+    """The training values of one rank, which trains on `micro_batch_size` sequences at a time."""
 
     sequence_length: int
+    """Tokens of a sequence. Where documents differ in length, these are the slowest rank's."""
     micro_batch_size: int
     gradient_accumulation_steps: int
     precision: Precision
@@ -78,32 +55,69 @@ class Training:
     optimizer: str
     gradient_clipping: float
     checkpoint_every: int = 1
+    """Every n-th block is checkpointed. The others keep everything."""
     checkpoint_stops_early: bool = True
+    """Recomputation ends once all that backward needs is there (torch's non-reentrant checkpoint from 2.1
+    on).
+    """
     checkpoint_is_reentrant: bool = False
+    """The block's second output is held until its backward has ended, as DeepSpeed, Megatron and transformers
+    before 5 do.
+    """
     autocast: bool = False
+    """Modules get fp32 weights and torch.autocast casts at every product, so norms and the residual stream
+    are fp32.
+    """
     expandable_segments: bool = False
     stored_dtype: str = "fp32"
+    """The type in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16
+    and trained so keeps nothing in fp32).
+    """
     paged_states: Literal["gpu", "host"] | None = None
+    """The memory that holds a paged optimizer's states between steps. None for the memory where the driver
+    has them, as `zsim.plan.memory.paging` works out.
+    """
     stochastic_rounding: bool = False
+    """torchao's optimizers write bf16 weights with stochastic rounding."""
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     liger: bool = False
+    """Norms, rotary embedding and gated activations are one kernel each (linkedin/Liger-Kernel)."""
     cross_entropy: CrossEntropy = "eager"
     block_checkpointing: tuple[Checkpointing, ...] = ()
+    """The policy of each block if they differ. Empty if `activation_checkpointing` holds for all."""
     device_max_connections: int = DEFAULT_CONNECTIONS
+    """The hardware queues that streams share, as in `zsim.plan.passes.queues`."""
     fp8: Fp8 = TORCHAO_TENSORWISE
+    """The casts of products with precision "fp8"."""
     layers_per_checkpoint: int = 1
+    """Blocks of policy "full" that share one checkpoint (Megatron's uniform method)."""
     recompute_modules: tuple[str, ...] = ()
+    """Modules that run again in addition to the core of attention, by Megatron's names."""
     lengths: DrawnLengths | None = None
+    """The lengths of documents, where they differ."""
     layer_kernels: LayerKernels = "torch"
+    """The library whose kernels the blocks have where they are `compile`d or Liger's."""
     deterministic_sms: int = 0
+    """The multiprocessors of the GPU, among which FlashAttention-2's deterministic backward splits the keys
+    of a head. 0 in another mode.
+    """
     writes_scores: bool = False
+    """Fused attention's backward has a workspace of the gradients of all scores, as cuDNN's deterministic one
+    on Hopper.
+    """
     expands_groups: bool = False
+    """Attention with grouped heads is FlashAttention-2's CUDA kernel, whose backward makes gradients of keys
+    and values for every query head before it sums them up.
+    """
     calls_engine: bool = False
+    """The blocks' products are layers of Transformer Engine."""
     has_fp32_stream: bool = False
+    """The residual stream is fp32, since the embedding is, under autocast."""
 
     def checkpointing_of(self, block: int) -> Checkpointing:
-        """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
-        block."""
+        """The policy of block number `block`, `checkpoint_every` included. "selective" applies to every
+        block.
+        """
         if self.block_checkpointing:
             return self.block_checkpointing[block]
         is_left_out = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"

@@ -1,6 +1,6 @@
 """Falcon, MPT, BLOOM and OPT.
 
-Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
+Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_falcon.py`, `modeling_mpt.py`, `modeling_bloom.py`, `modeling_opt.py` and their
 `configuration_*.py`).
 """
@@ -27,7 +27,7 @@ _FOUR_H = ("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h")
 
 
 def falcon(config: ConfigReader) -> ModelSpec:
-    """Few key/value heads; attention and MLP in parallel, on one norm (7B) or two (40B)."""
+    """Falcon has few key/value heads, and attention and MLP in parallel, on one norm (7B) or two (40B)."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.head_dim(hidden, heads)
     is_new = config.boolean("new_decoder_architecture", False)
@@ -76,7 +76,9 @@ def falcon(config: ConfigReader) -> ModelSpec:
 
 
 def mpt(config: ConfigReader) -> ModelSpec:
-    """ALiBi, no biases anywhere; `expansion_ratio` and `kv_n_heads` as llm-foundry reads them."""
+    """MPT has ALiBi and no biases anywhere. `expansion_ratio` and `kv_n_heads` are as llm-foundry
+    reads them.
+    """
     hidden, heads = config.integer("d_model"), config.integer("n_heads")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("expansion_ratio", 4) * hidden
@@ -127,7 +129,9 @@ def bloom(config: ConfigReader) -> ModelSpec:
 
 
 def opt(config: ConfigReader) -> ModelSpec:
-    """Learned positions with two spare rows; `word_embed_proj_dim` may be narrower than the model (350M)."""
+    """OPT has learned positions with two spare rows. `word_embed_proj_dim` may be narrower than the model
+    (350M).
+    """
     hidden = config.integer("hidden_size")
     width = config.integer("word_embed_proj_dim", hidden)
     positions = config.integer("max_position_embeddings", 2048)

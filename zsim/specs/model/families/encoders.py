@@ -33,7 +33,7 @@ def bert(config: ConfigReader) -> ModelSpec:
 
 
 def roberta(config: ConfigReader) -> ModelSpec:
-    """BERT's block; two rows of the positions are not used."""
+    """BERT's block. Two rows of the positions are not used."""
     return _bert(config, "Roberta", "roberta", spare_rows=2)
 
 
@@ -105,8 +105,11 @@ def _bert_block(config: ConfigReader, kind: str, hidden: int, dropout: float, ac
 
 
 def modernbert(config: ConfigReader) -> ModelSpec:
-    """Pre-norm blocks with rotary positions and a gated MLP; two layers of three see a window on both sides.
-    The first block has no norm before its attention, as the embeddings have one."""
+    """ModernBERT has pre-norm blocks with rotary positions and a gated MLP.
+
+    Two layers of three see a window on both sides. The first block has no norm before its attention, as the
+    embeddings have one.
+    """
     _check_architecture(config, "ModernBert")
     hidden, heads = config.integer("hidden_size", 768), config.integer("num_attention_heads", 12)
     head_dim, inner = config.head_dim(hidden, heads), config.integer("intermediate_size", 1152)
@@ -187,8 +190,11 @@ def _masked_model(
     early: Sequence[str] = (),
     late: Sequence[str] = (),
 ) -> ModelSpec:
-    """The model with a head tied to the word embedding but for its bias. `early`, `late`: the modules before
-    and after the blocks, in the order of `named_parameters()`, where they run in another."""
+    """The model with a head tied to the word embedding but for its bias.
+
+    `early` and `late` are the modules before and after the blocks, in the order of `named_parameters()`,
+    where they run in another.
+    """
     hidden, vocab = config.integer("hidden_size", 768), config.integer("vocab_size")
     is_tied = config.boolean("tie_word_embeddings", True)
     bias = (Parameter("bias", (vocab,)),) if has_bias else ()

@@ -26,7 +26,7 @@ _NORM = "gemma_rms"
 
 
 def gemma2(config: ConfigReader) -> ModelSpec:
-    """Every other layer with a window; scores and logits capped; tied."""
+    """Gemma 2 has a window in every other layer and caps scores and logits. Its head is tied."""
     shape = Shape.read(config, kv_default=4, head_dim=256)
     window = config.integer("sliding_window", 4096)
     every_other = [index % 2 == 0 for index in range(shape.layers)]
@@ -35,8 +35,11 @@ def gemma2(config: ConfigReader) -> ModelSpec:
 
 
 def gemma3(config: ConfigReader) -> ModelSpec:
-    """Text models: five layers with a window and one without, norms on query and key heads, no caps; a
-    multimodal file leaves out what is as in the class."""
+    """Gemma 3's text models have five layers with a window and one without, norms on query and key heads, and
+    no caps.
+
+    A multimodal file leaves out what is as in the class.
+    """
     config = config.with_defaults(
         vocab_size=262_208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
         num_attention_heads=8,
@@ -68,7 +71,7 @@ def _model(
     caps: tuple[float | None, float | None] = (None, None),
     is_causal: bool = True,
 ) -> ModelSpec:
-    """`caps`: the family's defaults for scores and logits."""
+    """The model of a family. `caps` are its defaults for scores and logits."""
     act = config.string("hidden_activation", "gelu_pytorch_tanh")
     has_bias = config.boolean("attention_bias", False)
     caps_scores = config.values.get("attn_logit_softcapping", caps[0]) is not None

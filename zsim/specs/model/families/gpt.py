@@ -1,6 +1,6 @@
 """GPT-2, GPT-BigCode, GPT-Neo, GPT-J and GPT-NeoX: LayerNorm, a plain MLP, biases.
 
-Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
+Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_gpt2.py`, `modeling_gpt_bigcode.py`, `modeling_gpt_neo.py`, `modeling_gptj.py`,
 `modeling_gpt_neox.py` and their `configuration_*.py`).
 """
@@ -33,7 +33,7 @@ Product = Callable[[str, int, int], Module]
 
 
 def gpt2(config: ConfigReader) -> ModelSpec:
-    """GPT-2 and GPT-3 shapes; `Conv1D` instead of `nn.Linear`."""
+    """GPT-2 and GPT-3 shapes, with `Conv1D` instead of `nn.Linear`."""
     return _gpt2(config, "GPT2Block", conv1d, config.integer("n_head"), "gelu_new")
 
 
@@ -73,7 +73,7 @@ def _embeddings(config: ConfigReader, hidden: int, positions: int, dropout: floa
 
 
 def gpt_neo(config: ConfigReader) -> ModelSpec:
-    """Layers with and without a window, as `attention_types` says; no bias on q, k, v."""
+    """GPT-Neo has layers with and without a window, as `attention_types` says, and no bias on q, k, v."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_heads")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("intermediate_size", 4 * hidden)
@@ -120,7 +120,7 @@ def _gpt_neo_windows(config: ConfigReader) -> list[int | None]:
 
 
 def gptj(config: ConfigReader) -> ModelSpec:
-    """Attention and MLP read the same norm; no bias in attention, one on the head."""
+    """GPT-J's attention and MLP read the same norm. There is no bias in attention, and one on the head."""
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)

@@ -30,8 +30,10 @@ def nemotron(config: ConfigReader) -> ModelSpec:
 
 
 def starcoder2(config: ConfigReader) -> ModelSpec:
-    """StarCoder 2: GELU, biases everywhere; two key/value heads and no window unless the file says
-    otherwise."""
+    """StarCoder 2 has GELU and biases everywhere.
+
+    It has two key/value heads and no window unless the file says otherwise.
+    """
     shape = Shape.read(config, kv_default=2, act="gelu_pytorch_tanh")
     has_bias = config.boolean("use_bias", True)
     names, dropout = ("mlp.c_fc", "mlp.act", "mlp.c_proj"), config.fraction("residual_dropout", 0.0)
@@ -48,7 +50,10 @@ def _block(
     dropout: float = 0.0,
     window: int | None = None,
 ) -> Block:
-    """Norm, attention, add; norm, `names` of the MLP, add. `bias`: of attention and of the MLP."""
+    """Norm, attention, add, then norm, MLP, add.
+
+    `names` are those of the MLP. `bias` says whether attention and the MLP have biases.
+    """
     core = attention_modules(shape, qkv_bias=bias[0], o_bias=bias[0], window=window)
     mlp = plain_mlp(names, shape.hidden, shape.ffn, shape.act, bias=bias[1])
     norms = (

@@ -1,8 +1,8 @@
 """DeepSeek V2 and V3, Kimi K2: multi-head latent attention, leading dense layers, shared experts.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and
-their `configuration_*.py`), which Kimi K2's own code follows. The module for multi-token prediction of a
-published checkpoint is none of transformers' model; its parameters are counted apart.
+Names, shapes and defaults are as in transformers 5.23 (`modeling_deepseek_v2.py`, `modeling_deepseek_v3.py`
+and their `configuration_*.py`), which Kimi K2's own code follows. The module for multi-token prediction of a
+published checkpoint is not a part of transformers' model. Its parameters are counted separately.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _LATENT = tuple(
 
 
 def deepseek_v2(config: ConfigReader) -> ModelSpec:
-    """V2 and V2-Lite: scores by a softmax, of groups of experts where the file says so; without
-    `q_lora_rank` queries come directly."""
+    """V2 and V2-Lite: scores by a softmax, of groups of experts where the file says so.
+
+    Without `q_lora_rank` queries come directly.
+    """
     experts, width = config.integer("n_routed_experts", 64), config.integer("moe_intermediate_size", 1407)
     choice = Router(
         0, 0, 0, "softmax",
@@ -68,7 +70,7 @@ def _model(
     *,
     max_positions: int,
 ) -> ModelSpec:
-    """The model with `first` dense layers, and `shared` experts of `width` beside the routed ones."""
+    """The model with `first` dense layers, and `shared` experts of `width` besides the routed ones."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     shape = Shape(
         hidden=hidden,
@@ -96,11 +98,13 @@ def _model(
 
 
 def with_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block) -> ModelSpec:
-    """The model with its modules for multi-token prediction counted: each a block like `block`, a product of
-    two hidden states to one, and three norms. Embedding and head are the model's own.
+    """The model with its modules for multi-token prediction counted.
 
-    Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 2.2; `enorm`,
-    `hnorm`, `eh_proj`, `shared_head.norm` of the checkpoint's layer behind the last.
+    Each is a block like `block`, a product of two hidden states to one, and three norms. Embedding and head
+    are the model's own.
+
+    Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 2.2, and `enorm`,
+    `hnorm`, `eh_proj`, `shared_head.norm` of the checkpoint's layer after the last.
     """
     modules = config.integer("num_nextn_predict_layers", 0, minimum=0)
     hidden = model.hidden_size
@@ -110,8 +114,10 @@ def with_prediction_modules(config: ConfigReader, model: ModelSpec, block: Block
 def latent_attention(
     config: ConfigReader, hidden: int, heads: int, dropout: float, *, has_norms: bool = True
 ) -> list[Module]:
-    """Queries and key/values through low-rank projections; `q_lora_rank` null: queries directly. Without
-    `has_norms` what is between the projections has no norms."""
+    """Queries and key/values through low-rank projections, or queries directly where `q_lora_rank` is null.
+
+    Without `has_norms` there are no norms between the projections.
+    """
     nope, rope = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
     kv_rank, values = config.integer("kv_lora_rank", 512), config.integer("v_head_dim", 128)
     has_bias = config.boolean("attention_bias", False)

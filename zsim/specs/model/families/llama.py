@@ -1,6 +1,6 @@
 """Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and parts for others.
 
-Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
+Modules are in the order in which they run. Names, shapes and defaults are as in transformers 5.23
 (`modeling_llama.py`, `modeling_mistral.py` and their `configuration_*.py`).
 """
 
@@ -58,7 +58,9 @@ class Shape:
         head_dim: int | None = None,
         act: str = "",
     ) -> Shape:
-        """`kv_default` and `head_dim` are the family's defaults; None derives them from the heads."""
+        """The dimensions in a file. `kv_default` and `head_dim` are the family's defaults, and None derives
+        them from the heads.
+        """
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         is_null = "num_key_value_heads" in config.values  # an explicit null means: as many as heads
         default = heads if is_null or kv_default is None else kv_default
@@ -88,8 +90,10 @@ def attention_modules(
     window: int | None = None,
     rotary: bool = True,
 ) -> list[Module]:
-    """q, k and v projections, the core, the output projection. `qk_norm`: a norm of kind `norm` over each
-    head of queries and keys, or over all of them together."""
+    """q, k and v projections, the core, the output projection.
+
+    With `qk_norm` there is a norm of kind `norm` over each head of queries and keys, or over all of them.
+    """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     modules = [linear("self_attn.q_proj", shape.hidden, queries, bias=qkv_bias)]
     if qk_norm != "none":
@@ -139,7 +143,7 @@ def pre_norm_block(
     scales: bool = False,
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
-    """Norm, attention, add; norm, MLP (default: the gated one), add."""
+    """Norm, attention, add, then norm, MLP (default: the gated one), add."""
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act) if mlp is None else mlp
     norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
     adds = (
@@ -166,8 +170,9 @@ _Kind = TypeVar("_Kind")
 
 
 def one_block_per_window(kinds: Sequence[_Kind], build: Callable[[_Kind], Block]) -> list[Block]:
-    """The block of each layer; layers with the same window (or whatever tells them apart) share one
-    `Block`."""
+    """The block of each layer. Layers with the same window (or whatever tells them apart) share one
+    `Block`.
+    """
     built = {kind: build(kind) for kind in dict.fromkeys(kinds)}
     return [built[kind] for kind in kinds]
 

@@ -1,8 +1,8 @@
 """Qwen, Qwen 2, Qwen 3, Phi 3, Granite and InternLM 3: variants of Llama's block.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`); Qwen, which
-is older, as in the `modeling_qwen.py` that lies beside its weights.
+Names, shapes and defaults are as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
+`modeling_phi3.py`, `modeling_granite.py`, `modular_internlm3.py` and their `configuration_*.py`). Qwen, which
+is older, is as in the `modeling_qwen.py` that is published with its weights.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from zsim.specs.model.spec import Block, ModelSpec
 
 
 def qwen(config: ConfigReader) -> ModelSpec:
-    """Qwen of 2023: one projection for q, k and v, with a bias; `intermediate_size` counts both halves of the
-    gated MLP. Plain RMSNorm and rotary positions; the fused ones of flash-attn's extras, which its code
-    takes where they are installed, are not taken."""
+    """Qwen of 2023 has one projection for q, k and v, with a bias.
+
+    `intermediate_size` counts both halves of the gated MLP. It has plain RMSNorm and rotary positions. The
+    fused ones of flash-attn's extras, which its code takes where they are installed, are not taken.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     width = config.integer("kv_channels", hidden // heads)
     ffn, has_bias = config.integer("intermediate_size") // 2, not config.boolean("no_bias", True)
@@ -76,7 +78,9 @@ def qwen(config: ConfigReader) -> ModelSpec:
 
 
 def qwen2(config: ConfigReader) -> ModelSpec:
-    """Biases on q, k and v, always; a window only with `use_sliding_window`, from `max_window_layers` on."""
+    """Qwen 2 has biases on q, k and v, always. It has a window only with `use_sliding_window`, from
+    `max_window_layers` on.
+    """
     shape = Shape.read(config)
 
     def block(window: int | None) -> Block:
@@ -112,7 +116,7 @@ def qwen_windows(config: ConfigReader, layers: int) -> list[int | None]:
 
 
 def phi3(config: ConfigReader) -> ModelSpec:
-    """One projection for q, k and v, one for gate and up; dropout before the adds."""
+    """Phi 3 has one projection for q, k and v, and one for gate and up. Dropout is before the adds."""
     shape = Shape.read(config)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     window = config.optional_integer("sliding_window")
@@ -156,8 +160,10 @@ def granite(config: ConfigReader) -> ModelSpec:
 
 
 def internlm3(config: ConfigReader) -> ModelSpec:
-    """Llama's block with 2 key/value heads of 128; transformers 5.23 runs Llama's own code, which takes one
-    setting for the biases of all four projections."""
+    """InternLM 3 has Llama's block with 2 key/value heads of 128.
+
+    transformers 5.23 runs Llama's own code, which takes one setting for the biases of all four projections.
+    """
     shape = Shape.read(config, kv_default=2, head_dim=128)
     bias, of_mlp = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
     if bias != of_mlp:

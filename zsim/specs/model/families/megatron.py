@@ -1,8 +1,8 @@
 """Megatron-Core's GPT as its flags describe it: any of its norms, positions, activations and biases.
 
-Shapes and names as in Megatron-Core 0.16.1 (`core/models/gpt/gpt_model.py`, `core/transformer/attention.py`,
-`mlp.py`, `training/arguments.py`). Projections of one input stand apart, as in every family here; what
-Megatron runs as one product is joined by the plan.
+Shapes and names are as in Megatron-Core 0.16.1 (`core/models/gpt/gpt_model.py`,
+`core/transformer/attention.py`, `mlp.py`, `training/arguments.py`). Projections of one input are separate, as
+in every family here. The plan joins those that Megatron runs as one product.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ _POSITIONS = ("learned_absolute", "rope", "none")
 
 
 def megatron(config: ConfigReader) -> ModelSpec:
-    """`normalization`, `position_embedding_type`, `activation`, `gated`, `bias`, `qkv_bias` and
-    `qk_layernorm` besides the sizes."""
+    """A model of Megatron-Core's GPT.
+
+    Besides the sizes it reads `normalization`, `position_embedding_type`, `activation`, `gated`, `bias`,
+    `qkv_bias` and `qk_layernorm`.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     config.check_kv_heads(heads, kv_heads)

@@ -1,7 +1,7 @@
 """Mixture-of-experts decoders: Mixtral, Qwen 2 and 3 MoE, and parts for others.
 
 The routed experts are one module with two stacked weights, as transformers 5.23 registers them
-(`MixtralExperts` and its kin); names, shapes and defaults as in its `modeling_mixtral.py`,
+(`MixtralExperts` and its kin). Names, shapes and defaults are as in its `modeling_mixtral.py`,
 `modeling_qwen2_moe.py`, `modeling_qwen3_moe.py`.
 """
 
@@ -33,7 +33,7 @@ EXPERTS_FIRST = ("mlp.experts", "mlp.gate", *_SHARED)
 
 
 def mixtral(config: ConfigReader) -> ModelSpec:
-    """Every MLP is routed; `intermediate_size` is the width of one expert."""
+    """Every MLP of Mixtral is routed. `intermediate_size` is the width of one expert."""
     shape = Shape.read(config, kv_default=8)
     num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
     window = config.optional_integer("sliding_window")
@@ -44,7 +44,7 @@ def mixtral(config: ConfigReader) -> ModelSpec:
 
 
 def qwen2_moe(config: ConfigReader) -> ModelSpec:
-    """Routed experts and a gated shared expert; some layers dense."""
+    """Qwen 2 MoE has routed experts and a gated shared expert. Some layers are dense."""
     shape = Shape.read(config)
     has_bias = config.boolean("qkv_bias", True)
     width = config.integer("moe_intermediate_size", 1408)
@@ -60,7 +60,7 @@ def qwen2_moe(config: ConfigReader) -> ModelSpec:
 
 
 def qwen3_moe(config: ConfigReader) -> ModelSpec:
-    """Routed experts, norms on query and key heads; some layers dense."""
+    """Qwen 3 MoE has routed experts, and norms on query and key heads. Some layers are dense."""
     shape = Shape.read(config, kv_default=4)
     has_bias = config.boolean("attention_bias", False)
     width = config.integer("moe_intermediate_size", 768)
@@ -86,8 +86,10 @@ def routed(
     bias: bool = False,
     is_transposed: bool = False,
 ) -> list[Module]:
-    """Router, which chooses like `choice`, and stacked experts beside it. `bias`: of the router's and all
-    experts' products; `is_transposed`: experts' weights are [in, out]."""
+    """A router, which chooses like `choice`, and stacked experts.
+
+    `bias` is of the router's and all experts' products. With `is_transposed` experts' weights are [in, out].
+    """
     if top_k > num_experts:
         raise config.error(
             f"'num_experts_per_tok' is {top_k}; expected at most the number of experts, {num_experts}"
@@ -115,8 +117,9 @@ def _mixed(
     sparse: Sequence[Module],
     order: Sequence[str],
 ) -> ModelSpec:
-    """The model with a dense MLP in the layers of `mlp_only_layers` and off `decoder_sparse_step`, else
-    `sparse`."""
+    """The model with `sparse` layers, and with a dense MLP in those of `mlp_only_layers` and off
+    `decoder_sparse_step`.
+    """
     dense_block = pre_norm_block(kind, shape, core)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order_of(order))
     dense_layers = set(config.integers("mlp_only_layers"))

@@ -38,8 +38,10 @@ from zsim.specs.model.spec import Attention, Block, ModelSpec, Module, Norm, Par
 
 
 def gpt_oss(config: ConfigReader) -> ModelSpec:
-    """Biases everywhere, a learned sink per head, a window in every other layer; the router's softmax is over
-    the chosen alone."""
+    """gpt-oss has biases everywhere, a learned sink per head, and a window in every other layer.
+
+    The router's softmax is over the chosen experts alone.
+    """
     shape = Shape.read(config, kv_default=8, head_dim=64)
     has_bias = config.boolean("attention_bias", True)
     window = config.integer("sliding_window", 128)
@@ -79,7 +81,7 @@ def _has_yarn(config: ConfigReader) -> bool:
 
 
 def olmoe(config: ConfigReader) -> ModelSpec:
-    """Norms over all heads of queries and of keys together; the chosen scores are not normalised."""
+    """OLMoE has norms over all heads of queries and of keys. The chosen scores are not normalised."""
     shape = Shape.read(config)
     has_bias = config.boolean("attention_bias", False)
     if config.values.get("clip_qkv") is not None:
@@ -119,7 +121,7 @@ def phimoe(config: ConfigReader) -> ModelSpec:
 
 
 def granitemoe(config: ConfigReader) -> ModelSpec:
-    """Granite's block with routed experts; branches and logits multiplied by numbers."""
+    """Granite's block with routed experts. Branches and logits are multiplied by numbers."""
     shape = Shape.read(config)
     has_bias = config.boolean("attention_bias", False)
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
@@ -132,8 +134,10 @@ def granitemoe(config: ConfigReader) -> ModelSpec:
 
 
 def glm4_moe(config: ConfigReader) -> ModelSpec:
-    """GLM-4.5 and its Air: DeepSeek V3's router and shared experts behind grouped queries, half of each head
-    rotated; `use_qk_norm` where the file says so."""
+    """GLM-4.5 and its Air have DeepSeek V3's router and shared experts with grouped queries.
+
+    Half of each head is rotated. `use_qk_norm` applies where the file says so.
+    """
     shape = Shape.read(config, kv_default=8, head_dim=128)
     has_bias = config.boolean("attention_bias", False)
     norm = "each head" if config.boolean("use_qk_norm", False) else "none"
@@ -163,9 +167,12 @@ def glm4_moe(config: ConfigReader) -> ModelSpec:
 
 
 def llama4(config: ConfigReader) -> ModelSpec:
-    """The text models: layers with rotary positions attend within chunks, the others to all; every
-    `interleave_moe_layer_step`-th layer has one expert of many and a shared one; a multimodal file leaves out
-    what is as in the class."""
+    """The text models of Llama 4.
+
+    Layers with rotary positions attend within chunks, the others to all tokens. Every
+    `interleave_moe_layer_step`-th layer has one expert of many and a shared one. A multimodal file leaves out
+    what is as in the class.
+    """
     config = config.with_defaults(
         vocab_size=202_048, hidden_size=5120, intermediate_size=8192, num_hidden_layers=48,
         num_attention_heads=40,
@@ -214,7 +221,7 @@ class _Llama4:
         return found
 
     def _norm(self, name: str, heads: int) -> Module:
-        """A norm of each head without weights; the model runs it behind the rotary embedding."""
+        """A norm of each head without weights. The model runs it after the rotary embedding."""
         return Module(f"self_attn.qk_norm.{name}", Norm(heads * self.shape.head_dim, "l2"))
 
     def _dense(self, root: str) -> list[Module]:

@@ -1,8 +1,9 @@
-"""SmolLM 3 and Cohere 2 (Command R7B and A): layers with and without rotary positions; and EXAONE 3.
+"""SmolLM 3 and Cohere 2 (Command R7B and A), which have layers with and without rotary positions, and EXAONE
+3.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_smollm3.py`, `modeling_cohere2.py` and their
-`configuration_*.py`); EXAONE 3's as in the `modeling_exaone.py` beside its weights, which transformers runs
-with `trust_remote_code`.
+Names, shapes and defaults are as in transformers 5.23 (`modeling_smollm3.py`, `modeling_cohere2.py` and their
+`configuration_*.py`). Those of EXAONE 3 are as in the `modeling_exaone.py` published with its weights, which
+transformers runs with `trust_remote_code`.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from zsim.specs.model.spec import Block, ModelSpec, Module, Norm, Parameter
 
 
 def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has rotary positions: `no_rope_layers` (1: it has), else all but every
-    `no_rope_layer_interval`-th."""
+    """Whether each layer has rotary positions, as `no_rope_layers` says (1: it has).
+
+    Without that key all layers have them but every `no_rope_layer_interval`-th.
+    """
     listed = config.integers("no_rope_layers")
     if listed and len(listed) != layers:
         raise config.error(f"'no_rope_layers' has {len(listed)} numbers; expected {layers}, one per layer")
@@ -43,7 +46,7 @@ def rotary_layers(config: ConfigReader, layers: int) -> list[bool]:
 
 
 def smollm3(config: ConfigReader) -> ModelSpec:
-    """Every fourth layer without positions; a window there with `use_sliding_window`."""
+    """SmolLM 3 has no positions in every fourth layer. It has a window there with `use_sliding_window`."""
     shape = Shape.read(config, kv_default=4)
     has_bias = config.boolean("attention_bias", False)
     rotary = rotary_layers(config, shape.layers)
@@ -62,8 +65,10 @@ def smollm3(config: ConfigReader) -> ModelSpec:
 
 
 def cohere2(config: ConfigReader) -> ModelSpec:
-    """Attention and MLP side by side on one norm, written out in fp32; positions only where there is a
-    window; logits multiplied by a number, tied."""
+    """Cohere 2 has attention and MLP in parallel on one norm, written out in fp32.
+
+    It has positions only where there is a window. Logits are multiplied by a number, and the head is tied.
+    """
     shape = Shape.read(config)
     hidden, has_bias = shape.hidden, config.boolean("attention_bias", False)
     pattern = config.integer("sliding_window_pattern", 4)
@@ -98,7 +103,7 @@ def _cohere_norm(name: str, width: int) -> Module:
 
 
 def exaone(config: ConfigReader) -> ModelSpec:
-    """EXAONE 3 and 3.5: Llama's block under names like GPT-Neo's; an LM head of its own."""
+    """EXAONE 3 and 3.5 have Llama's block under names like GPT-Neo's, and an LM head of their own."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     kv_heads, head_dim = config.integer("num_key_value_heads", heads), config.head_dim(hidden, heads)
     config.check_kv_heads(heads, kv_heads)

@@ -57,7 +57,7 @@ def layer_norm(
 
 
 def rms_norm(name: str, width: int, *, rows_per_token: int = 1, kind: str = "rms") -> Module:
-    """The families' RMSNorm; `rows_per_token` > 1 normalises each head."""
+    """The families' RMSNorm. With `rows_per_token` > 1 it normalises each head."""
     return Module(name, Norm(width * rows_per_token, kind), (Parameter("weight", (width,)),))
 
 
@@ -67,7 +67,7 @@ def residual(name: str, width: int, dropout: float = 0.0, *, scales: bool = Fals
 
 
 def varied(module: Module, **changes: Any) -> Module:
-    """The module with fields of its work changed."""
+    """The module with fields of its op spec changed."""
     return replace(module, work=replace(module.work, **changes))
 
 
@@ -122,9 +122,9 @@ def language_model(
 ) -> ModelSpec:
     """Embeddings, blocks, the `final` modules (default: GPT-2's norm), LM head, loss.
 
-    `is_tied`: the family's default of `tie_word_embeddings`; a tied head computes with the embedding's weight
-    and owns at most a bias. `softcaps`: the logits are squeezed through tanh (Gemma 2); `scales`: they are
-    multiplied by a number. `registration`: the order of the modules around the blocks in
+    `is_tied` is the family's default of `tie_word_embeddings`. A tied head computes with the embedding's
+    weight and owns at most a bias. With `softcaps` the logits are squeezed through tanh (Gemma 2), and with
+    `scales` they are multiplied by a number. `registration` is the order of the modules around the blocks in
     `named_parameters()`, if they do not run in that order.
     """
     final = [layer_norm("transformer.ln_f", hidden)] if final is None else final
@@ -173,7 +173,7 @@ def plain_mlp(
     bias: bool = True,
     shares_input: bool = False,
 ) -> list[Module]:
-    """`down(act(up(x)))`; `names`: of up, act and down."""
+    """`down(act(up(x)))`, with the `names` of up, act and down."""
     return [
         linear(names[0], hidden, inner, bias=bias, shares_input=shares_input),
         activation(names[1], inner, act),
@@ -188,7 +188,7 @@ def two_part_block(
     mlp: Sequence[Module],
     adds: tuple[Module, Module],
 ) -> Block:
-    """Norm, attention, add; norm, MLP, add."""
+    """Norm, attention, add, then norm, MLP, add."""
     return Block(kind, (norms[0], *attend, adds[0], norms[1], *mlp, adds[1]))
 
 

@@ -1,6 +1,6 @@
-"""OLMo 2 and 3, EXAONE 4 and GLM 4: norms behind attention and MLP.
+"""OLMo 2 and 3, EXAONE 4 and GLM 4: norms after attention and MLP.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_olmo2.py`, `modeling_olmo3.py`,
+Names, shapes and defaults are as in transformers 5.23 (`modeling_olmo2.py`, `modeling_olmo3.py`,
 `modeling_exaone4.py`, `modeling_glm4.py` and their `configuration_*.py`).
 """
 
@@ -25,7 +25,7 @@ _OLMO_NORM = "gemma_rms"  # Olmo2RMSNorm multiplies by its weight in fp32
 
 
 def olmo2(config: ConfigReader) -> ModelSpec:
-    """No norm before attention and MLP; norms over all heads of queries and of keys together."""
+    """OLMo 2 has no norm before attention and MLP. It has norms over all heads of queries and of keys."""
     shape = Shape.read(config)
     return _olmo(config, shape, "Olmo2DecoderLayer", [None] * shape.layers)
 
@@ -52,9 +52,9 @@ def _olmo(config: ConfigReader, shape: Shape, kind: str, windows: Sequence[int |
 
 
 def exaone4(config: ConfigReader) -> ModelSpec:
-    """Norms on query and key heads; with a window, layers without one have no positions.
+    """EXAONE 4 has norms on query and key heads. With a window, layers without one have no positions.
 
-    `sliding_window_pattern`: a number, or letters as in "LLLG" (the last of so many layers is global).
+    `sliding_window_pattern` is a number, or letters as in "LLLG" (the last of so many layers is global).
     """
     shape = Shape.read(config)
     layers = shape.layers
@@ -74,7 +74,7 @@ def exaone4(config: ConfigReader) -> ModelSpec:
 
 
 def _post_norm_block(kind: str, shape: Shape, core: Sequence[Module], norm: str) -> Block:
-    """Attention, norm, add; MLP, norm, add."""
+    """Attention, norm, add, then MLP, norm, add."""
     modules = (
         *core,
         rms_norm("post_attention_layernorm", shape.hidden, kind=norm),
@@ -87,7 +87,9 @@ def _post_norm_block(kind: str, shape: Shape, core: Sequence[Module], norm: str)
 
 
 def glm4(config: ConfigReader) -> ModelSpec:
-    """Norms before and behind; half of a head rotated; one projection for gate and up."""
+    """GLM 4 has norms before and after attention and MLP. Half of a head is rotated, and one projection makes
+    gate and up.
+    """
     shape = Shape.read(config, kv_default=2, head_dim=128)
     has_bias = config.boolean("attention_bias", False)
     core = [
@@ -117,7 +119,7 @@ def glm4(config: ConfigReader) -> ModelSpec:
 
 
 def partial_rotary(config: ConfigReader, head_dim: int, default: float = 0.5) -> int | None:
-    """Features of a head that are rotated; None: all."""
+    """Features of a head that are rotated. None for all."""
     found = config.values.get("partial_rotary_factor", default)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= 1:
         raise config.error(f"'partial_rotary_factor' is {found!r}; expected a number above 0 up to 1")

@@ -1,8 +1,8 @@
 """T5, T5 1.1 and Flan-T5: an encoder, and a decoder that attends to it too.
 
-Names, shapes and defaults as in transformers 5.23 (`modeling_t5.py`, `configuration_t5.py`); it ties
-embedding and head always. The decoder has as many tokens as the encoder: `sequence_length` of each. The
-encoder's last norm is counted with the modules behind the blocks.
+Names, shapes and defaults are as in transformers 5.23 (`modeling_t5.py`, `configuration_t5.py`), which always
+ties embedding and head. The decoder has as many tokens as the encoder: `sequence_length` of each. The
+encoder's last norm is counted with the modules after the blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _NORM = "t5_rms"
 
 
 def t5(config: ConfigReader) -> ModelSpec:
-    """Distances between tokens as a bias learned in the first block of each half; dropout everywhere."""
+    """T5 has distances between tokens as a bias, learned in the first block of each half, and dropout
+    everywhere.
+    """
     hidden, vocab = config.integer("d_model"), config.integer("vocab_size")
     layers = config.num_blocks("num_layers")
     dropout = config.fraction("dropout_rate", 0.1)
@@ -71,7 +73,7 @@ def _stack(
 
 
 def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: bool, is_first: bool) -> Block:
-    """Self-attention, in a decoder cross-attention, and the MLP, each behind a norm."""
+    """Self-attention, in a decoder cross-attention, and the MLP, each after a norm."""
     own: ScoreBias = "made" if is_first else "read"
     parts = _attention(config, "layer.0.SelfAttention", hidden, own, is_causal=is_decoder)
     norm = rms_norm("layer.0.layer_norm", hidden, kind=_NORM)
@@ -93,7 +95,7 @@ def _block(config: ConfigReader, hidden: int, dropout: float, *, is_decoder: boo
 
 
 def _of_layer(names: Sequence[str], number: int) -> list[str]:
-    """The modules of a layer of the block, its norm behind them."""
+    """The modules of a layer of the block, and then its norm."""
     own = [name for name in names if name.startswith(f"layer.{number}.")]
     return [*own, f"layer.{number}.layer_norm"]
 
@@ -107,8 +109,10 @@ def _attention(
     is_causal: bool = False,
     is_cross: bool = False,
 ) -> list[Module]:
-    """Projections to heads of `d_kv`, scores not scaled by their width; `is_cross`: keys and values are of
-    the encoder's output, which the block keeps for all of its decoder."""
+    """Projections to heads of `d_kv`, with scores that are not scaled by their width.
+
+    With `is_cross` keys and values are of the encoder's output, which the block keeps for all of its decoder.
+    """
     heads, head_dim = config.integer("num_heads", 8), config.integer("d_kv", 64)
     inner, dropout = heads * head_dim, config.fraction("dropout_rate", 0.1)
     core = attention(

@@ -1,10 +1,10 @@
 """The parts of a layer that DeepSpeed's AutoTP gives its tensor-parallel ranks.
 
-Features of attention are dealt out by key/value heads, all others evenly, with what is left over to the first
-ranks, one each; so the first rank has the most of everything, and the others wait for it. With fewer
-key/value heads than ranks the last ranks have none (`get_shard_size`, DeepSpeed 0.16.4 to 0.19.8
-module_inject/tp_shard.py). With a `tp_grain_size` above 1 features are dealt out by so many; what is left
-over is the last rank's since 0.19.6, and nobody's before.
+Features of attention are dealt out by key/value heads and all others evenly. What is left over goes to the
+first ranks, one each, so that the first rank has the most of everything and the others wait for it. With
+fewer key/value heads than ranks the last ranks have none (`get_shard_size`, DeepSpeed 0.16.4 to 0.19.8
+module_inject/tp_shard.py). With a `tp_grain_size` above 1 features are dealt out in multiples of it. What is
+left over is the last rank's since 0.19.6, and nobody's before.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ _GRAIN = "tensor_parallel.tp.tp_grain_size"
 
 
 def kv_heads(model: ModelSpec) -> int:
-    """Key/value heads of the model's first attention; 1 without one."""
+    """Key/value heads of the model's first attention, or 1 without one."""
     works = (module.work for block in model.distinct_blocks for module in block.modules)
     return next((work.num_kv_heads for work in works if isinstance(work, Attention)), 1)
 
 
 def with_grain(parallelism: Parallelism, config: DeepSpeedConfig) -> Parallelism:
-    """The parallelism with the grain of AutoTP's parts; releases that follow transformers' plan without
-    knowing of heads know no grain either."""
+    """The parallelism with the grain of AutoTP's parts.
+
+    Releases that follow transformers' plan without knowing of heads know no grain either.
+    """
     if parallelism.style != "autotp" or config.release.cuts_heads_in_two:
         return parallelism
     return replace(parallelism, tensor_grain=config.tp_grain_size)
 
 
 def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int = 1) -> int:
-    """Rank 0's of `total` features of the layer `name`; `grain`: of what its part is a multiple, where it is
-    not dealt out by heads and is as large.
+    """Rank 0's part of the `total` features of the layer `name`.
+
+    The part is a multiple of `grain` where features are not dealt out by heads and there are as many as a
+    grain.
 
     Raises NotSimulatedError where what a grain leaves over makes the last rank's part the largest.
     """
@@ -60,10 +64,10 @@ def first_shard(total: int, ranks: int, name: str, num_kv_heads: int, grain: int
 def uneven_shards_note(
     model: ModelSpec, parallelism: Parallelism, deepspeed: DeepSpeedConfig | None
 ) -> str | None:
-    """The note on ranks with unequal parts; None where they are equal.
+    """The note on ranks with unequal parts, or None where they are equal.
 
-    Raises InputError for releases that cut a head in two or lose features, NotSimulatedError for parts of
-    products of which AutoTP deals out each by a rule of its own.
+    Raises InputError for releases that cut a head in two or lose features. Raises NotSimulatedError for parts
+    of products of which AutoTP deals out each by a rule of its own.
     """
     if deepspeed is None or parallelism.style != "autotp":
         return None
@@ -119,8 +123,11 @@ def _uneven_heads(work: Attention, model: ModelSpec, tensor: int, deepspeed: Dee
 
 
 def _check_plain(block: Block, model: ModelSpec, tensor: int) -> None:
-    """Raises NotSimulatedError where one product makes q, k and v, or gate and up, where ranks share a latent
-    vector, and for adapters."""
+    """Raises NotSimulatedError for products of which AutoTP's unequal parts are not known.
+
+    These are one product that makes q, k and v, or gate and up, a latent vector that ranks share, and
+    adapters.
+    """
     works = [module.work for module in block.modules]
     attention = [work for work in works if isinstance(work, Attention)]
     widths = [work.width for work in works if isinstance(work, Activation) and work.gated]

@@ -22,9 +22,11 @@ def resolve_batch(
 ) -> BatchSizes:
     """`train_batch_size = micro_batch_size x gradient_accumulation_steps x world_size`, in sequences.
 
-    Missing values follow DeepSpeed: two numbers give the third, one alone means one accumulation step. Raises
-    InputError for a value below 1, if neither of the first two is given, and if the product does not hold;
-    `where` begins the message.
+    Missing values follow DeepSpeed: two numbers give the third, and one alone means one accumulation step.
+    `where` begins the message of an error.
+
+    Raises InputError for a value below 1, if neither of the first two is given, and if the product does not
+    hold.
     """
     assert world_size >= 1
     train, micro, steps = train_batch_size, micro_batch_size, gradient_accumulation_steps

@@ -1,5 +1,6 @@
-"""Configurations that DeepSpeed refuses, found before a GPU is rented: each check mirrors one of its
-assertions."""
+"""Configurations that DeepSpeed refuses, rejected before a GPU is rented. Each check mirrors one of its
+assertions.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OptimizerImplementation = Literal["fused", "torch", "cpu"]
 
 
 class ParameterOffload(OffloadParamBlock):
-    """`offload_param` with a device: where stage 3 keeps the shards of the 16-bit parameters.
+    """`offload_param` with a device, on which stage 3 keeps the shards of the 16-bit parameters.
 
     A shard larger than `buffer_size` cannot go to NVMe.
     """
@@ -40,7 +40,9 @@ class ParameterOffload(OffloadParamBlock):
 
 
 class OptimizerOffload(OffloadOptimizerBlock):
-    """`offload_optimizer` with a device: where fp32 weights and Adam's moments live; the CPU steps."""
+    """`offload_optimizer` with a device, which holds fp32 weights and Adam's moments. The CPU runs
+    the step.
+    """
 
     device: OffloadDevice
     pin_memory: bool
@@ -55,7 +57,7 @@ class LeafModules(LeafModuleBlock):
 class ZeroConfig(ZeroBlock):
     """`zero_optimization` in force: every key as DeepSpeed uses it, after DeepSpeed's own overrides.
 
-    Types are narrower than the file's where the file may leave a value open; an offload that the stage does
+    Types are narrower than the file's where the file may leave a value open. An offload that the stage does
     not have is None.
     """
 
@@ -72,18 +74,21 @@ class ZeroConfig(ZeroBlock):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerChoice:
-    """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it. `training_name`: what
-    `training.optimizer` calls it. `allows_untested` and `forces_cpu_optimizer`: the file's
-    `zero_allow_untested_optimizer` and `zero_force_ds_cpu_optimizer`. `orthogonalisation`, `by_head`: Muon's
-    `ns_method` and `per_head_muon`."""
+    """The optimizer of a DeepSpeed JSON."""
 
     name: str | None
+    """DeepSpeed's lower-case name. None if the script makes the optimizer."""
     implementation: OptimizerImplementation
     training_name: str | None = None
+    """The name that `training.optimizer` has for it."""
     allows_untested: bool = False
+    """The file's `zero_allow_untested_optimizer`."""
     forces_cpu_optimizer: bool = True
+    """The file's `zero_force_ds_cpu_optimizer`."""
     orthogonalisation: Literal["gram", "standard"] = "gram"
+    """Muon's `ns_method`."""
     by_head: bool = False
+    """Muon's `per_head_muon`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +112,16 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingValues:
-    """The values of the experiment's [training] table; None where it leaves the choice to the JSON.
-
-    `auto_precision`: for a JSON that says "auto" while the experiment gives no precision: the best that the
-    GPU supports.
-    """
+    """The values of the experiment's [training] table. None where it leaves the choice to the JSON."""
 
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     precision: Precision | None = None
     gradient_clipping: float | None = None
     auto_precision: Precision = "bf16"
+    """The best precision that the GPU supports, for a JSON that says "auto" while the experiment
+    gives none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +147,24 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedConfig:
-    """A DeepSpeed JSON, resolved for one release, one model and one world size.
-
-    `param_dtype`: of the stored and gathered weights; `grad_accum_dtype`: of accumulated gradients;
-    `communication_dtype`: of gradient reductions. `check_grad_overflow`: the step looks for infinities first,
-    which costs a reduction and a wait. `pipeline`: of `PipelineEngine`, without effect elsewhere.
-    `expert_parallel`: AutoEP's block. `tp_grain_size`: of AutoTP.
-    `gpus_per_node`: the `device_count()` that qgZ and MiCS build their
-    groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the model is built
-    under `deepspeed.zero.Init`, which is the script's choice, not the file's. `delayed_parameter_update`: the
-    CPU updates one step late. `fetches_one_by_one`: stage 3 as before release 0.6, for runs published then.
-    """
+    """A DeepSpeed JSON, resolved for one release, one model and one world size."""
 
     name: str
     release: Release
     gpus_per_node: int
+    """The `device_count()` that qgZ and MiCS build their groups from."""
     zero: ZeroConfig
     precision: Precision
     param_dtype: Dtype
+    """The type of the stored and gathered weights."""
     grad_accum_dtype: Dtype
+    """The type of accumulated gradients."""
     communication_dtype: Dtype
+    """The type of gradient reductions."""
     master_weights_dtype: Dtype
     optimizer_states_dtype: Dtype
     check_grad_overflow: bool
+    """The step looks for infinities first, which costs a reduction and a wait."""
     optimizer: OptimizerChoice
     optimizer_wrapper: OptimizerWrapper
     gradient_clipping: float
@@ -173,14 +172,21 @@ class DeepSpeedConfig:
     aio: AioConfig
     activation_checkpointing: ActivationCheckpointingBlock
     pipeline: PipelineBlock
+    """The block of `PipelineEngine`, without effect elsewhere."""
     expert_parallel: ExpertParallelBlock | None
+    """AutoEP's block."""
     unsimulated: tuple[Unsimulated, ...]
     notes: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
+    """(key, origin) of each setting, as in `Setting`."""
     zero_init: bool = True
+    """The model is built under `deepspeed.zero.Init`, which is the script's choice, not the file's."""
     delayed_parameter_update: bool = False
+    """The CPU updates one step late."""
     fetches_one_by_one: bool = False
+    """Stage 3 gathers as before release 0.6, for runs published then."""
     tp_grain_size: int = 1
+    """AutoTP's grain: the number of features of which its parts are multiples."""
 
     @property
     def version(self) -> str:

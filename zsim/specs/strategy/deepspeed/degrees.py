@@ -1,9 +1,9 @@
-"""The degrees of parallelism in a DeepSpeed JSON, and what DeepSpeed refuses beside them.
+"""The degrees of parallelism in a DeepSpeed JSON, and the combinations with them that DeepSpeed refuses.
 
 Read in DeepSpeed 0.19.8: `runtime/tensor_parallel/config.py` and `runtime/engine.py` (AutoTP),
 `runtime/config.py` (`sequence_parallel_size` divides the world that batches are counted over),
-`runtime/pipe/engine.py` (a pipeline asserts ZeRO below stage 2). Which releases have AutoTP with stage 3:
-`runtime/engine.py` of 0.16.4 to 0.19.5. Ulysses beside AutoTP: `_configure_tensor_parallel_states` there puts
+`runtime/pipe/engine.py` (a pipeline asserts ZeRO below stage 2). The releases that have AutoTP with stage 3:
+`runtime/engine.py` of 0.16.4 to 0.19.5. Ulysses with AutoTP: `_configure_tensor_parallel_states` there puts
 AutoTP's groups in the place of Ulysses' (`runtime/sequence_parallel/parallel_state_sp.py`), and its hook
 `check_dataloader_inputs_same_across_ranks` asserts at the first forward, in all of 0.16.4 to 0.19.8.
 """
@@ -31,8 +31,9 @@ _STAGE_3_SINCE = (0, 19, 4)
 def with_degrees(
     table: ParallelismTable, source: str | Path | Mapping[str, Any], name: str | None
 ) -> tuple[ParallelismTable, Style]:
-    """`[parallelism]` with the degrees of the JSON, and whose they are: AutoTP's if the JSON asks for it,
-    else those of Megatron-DeepSpeed's models.
+    """`[parallelism]` with the degrees of the JSON, and the style that they belong to.
+
+    The style is AutoTP's if the JSON asks for it, and otherwise that of Megatron-DeepSpeed's models.
 
     Raises InputError where both give a degree and they differ.
     """
@@ -90,7 +91,7 @@ def _nested(data: Mapping[str, Any], path: str) -> Any:
 
 
 def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
-    """Raises InputError for what DeepSpeed refuses beside tensor, pipeline and sequence parallelism."""
+    """Raises InputError for what DeepSpeed refuses with tensor, pipeline and sequence parallelism."""
     where, pipeline = config.name, config.pipeline
     if parallelism.style == "deepspeed" and parallelism.async_tensor:
         raise InputError(
@@ -132,8 +133,10 @@ def check_degrees(config: DeepSpeedConfig, parallelism: Parallelism) -> None:
 
 
 def in_pipeline(config: DeepSpeedConfig, parallelism: Parallelism) -> DeepSpeedConfig:
-    """The configuration as PipelineEngine runs it: it turns `overlap_comm` off (`_configure_zero_optimizer`
-    of `runtime/engine.py`)."""
+    """The configuration as PipelineEngine runs it, with `overlap_comm` off.
+
+    It is `_configure_zero_optimizer` of `runtime/engine.py` that turns it off.
+    """
     if parallelism.pipeline == 1 or not config.zero.overlap_comm:
         return config
     note = (

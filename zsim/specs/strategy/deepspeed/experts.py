@@ -1,4 +1,5 @@
-"""Routed experts under DeepSpeed: whose layer has them, and what DeepSpeed refuses beside them.
+"""Routed experts under DeepSpeed: the layer that has them, and the combinations with it that DeepSpeed
+refuses.
 
 Read in DeepSpeed 0.19.1 to 0.19.8: `moe/layer.py` and `moe/sharded_moe.py` (the layer that a script builds),
 `module_inject/auto_ep.py` and its presets (AutoEP, since 0.19.2, puts a layer of its own in the place of
@@ -32,12 +33,14 @@ _BLOCK = "expert_parallel"
 
 
 def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: ModelSpec) -> ExpertSplit:
-    """Whose layer has the model's routed experts: AutoEP's, if the JSON enables it or `strategy.expert_layer`
-    says so; DeepSpeed's own, where experts are spread over ranks or have a capacity without AutoEP; else
+    """The split of the model's routed experts, which says whose layer has them.
+
+    It is AutoEP's layer if the JSON enables it or `strategy.expert_layer` says so. It is DeepSpeed's own
+    layer where, without AutoEP, experts are on several ranks or have a capacity. Otherwise it is
     transformers'.
 
-    Raises InputError for a layer that contradicts the JSON, NotSimulatedError for a family that AutoEP has no
-    preset for.
+    Raises InputError for a layer that contradicts the JSON, and NotSimulatedError for a family that AutoEP
+    has no preset for.
     """
     data = load_object(table.config, table.config_name)[1] if table.config is not None else {}
     block, layer = _block_of(data), table.expert_layer
@@ -74,7 +77,7 @@ def deepspeed_experts(table: DeepSpeedTable, asked: ParallelismTable, model: Mod
 
 
 def autoep_degrees(data: Mapping[str, Any]) -> dict[str, Any]:
-    """{key of `[parallelism]`: value} of the JSON's `expert_parallel`; {} if it is not enabled."""
+    """{key of `[parallelism]`: value} of the JSON's `expert_parallel`, or {} if it is not enabled."""
     block = _block_of(data)
     if block is None:
         return {}
@@ -89,9 +92,11 @@ def _block_of(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def with_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: float) -> ExpertSplit:
-    """The rows that an expert of DeepSpeed's layer takes, over the mean: `capacity_factor` (1.0 if left out)
-    of `tokens` tokens, in whole rows, at least `min_capacity`; without dropping those of the fullest expert,
-    `fullest` times the mean."""
+    """The split with the rows that an expert of DeepSpeed's layer takes, over the mean.
+
+    An expert takes `capacity_factor` (1.0 if left out) of `tokens` tokens, in whole rows, and at least
+    `min_capacity`. Without dropping it takes those of the fullest expert, which are `fullest` times the mean.
+    """
     mean = tokens * experts.top_k / experts.num_experts
     if split.agrees_on_capacity:
         rows = fullest * mean
@@ -102,8 +107,9 @@ def with_capacity(split: ExpertSplit, experts: Experts, tokens: int, fullest: fl
 
 
 def check_experts(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
-    """Raises InputError for what DeepSpeed refuses beside its layers of experts, NotSimulatedError for what
-    zsim lacks."""
+    """Raises InputError for what DeepSpeed refuses with its layers of experts, NotSimulatedError for what
+    zsim lacks.
+    """
     if not split.is_deepspeed:
         return
     if split.library == "autoep":
@@ -198,17 +204,18 @@ def _check_degrees(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Par
 
 
 def _check_folding(config: DeepSpeedConfig, split: ExpertSplit, parallelism: Parallelism) -> None:
-    """Raises InputError where a release refuses AutoTP beside AutoEP (`_validate` of 0.19.2
-    module_inject/auto_ep_config.py; at stage 3 runtime/engine.py of 0.19.3 to 0.19.5; of 0.19.3 to 0.19.8
-    `validate_folding_global` of module_inject/auto_ep_folding.py, and DeepEP in auto_ep_layer.py), else
-    NotSimulatedError.
+    """Raises InputError where a release refuses AutoTP with AutoEP, and NotSimulatedError where none does.
+
+    The refusals are in `_validate` of 0.19.2 module_inject/auto_ep_config.py, at stage 3 in runtime/engine.py
+    of 0.19.3 to 0.19.5, in `validate_folding_global` of module_inject/auto_ep_folding.py of 0.19.3 to 0.19.8,
+    and for DeepEP in auto_ep_layer.py.
 
     # [Note: what folding does]
     Every tensor-parallel rank routes all tokens and keeps each `tensor`-th row of every expert
-    (moe/ep_tp_dispatch.py `partition_assignments`); experts' ranks follow each other across tensor-parallel
-    ones. Outputs, token numbers, slots and weights are padded to the fullest rank's rows and all-gathered,
-    backward all-reduces every rank's part for itself and keeps its own. The layer's input gradient is
-    averaged over the tensor-parallel ranks, as is, in fp32 and parameter by parameter, the gradient of all
+    (moe/ep_tp_dispatch.py `partition_assignments`). Experts' ranks follow each other across tensor-parallel
+    ones. Outputs, token numbers, slots and weights are padded to the fullest rank's rows and all-gathered.
+    Backward all-reduces every rank's part for itself and keeps its own. The layer's input gradient is
+    averaged over the tensor-parallel ranks. So is, in fp32 and parameter by parameter, the gradient of all
     that these hold whole.
     """
     release, where = config.release, f"parallelism.tensor: found {parallelism.tensor} with AutoEP"

@@ -55,7 +55,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class JsonBlock(BaseModel):
-    """A JSON object whose keys are all known; validators are built when a file is first read."""
+    """A JSON object whose keys are all known. Validators are built when a file is first read."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, defer_build=True

@@ -18,28 +18,30 @@ SHARDED = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`effect`: the key's effect on time or memory, in a few words, and `stages`: where it has it; a key
-    without an effect is accepted silently.
-
-    `since`, `until`: the first release that knows the key, and the first that refuses it. `is_idle`: in which
-    releases the key has no effect at any stage, and `idle`: why. `default`: its value if the file leaves it
-    out, where that depends on stage and release. `is_ignored_by_mics`: MiCS_Optimizer and MiCS_Init do not
-    pass it on. `is_exported`: written with its value, so that a release with other defaults behaves the same.
-    `is_size`: a number of elements that studies vary. `is_measuring`: if enabled, DeepSpeed waits for the GPU
-    in order to measure.
-    """
+    """Facts about a key. A key without an effect is accepted silently."""
 
     effect: str = ""
+    """The key's effect on time or memory, in a few words."""
     stages: tuple[int, ...] = ANY
+    """The stages at which the key has its effect."""
     since: Version = (0, 0, 0)
+    """The first release that knows the key."""
     until: Version = (1, 0, 0)
+    """The first release that refuses the key."""
     idle: str = ""
+    """The reason why the key has no effect in the releases of `is_idle`."""
     is_idle: Callable[[Release], bool] = lambda _release: True
+    """Whether the key has no effect at any stage, by release."""
     default: Callable[[int, Release], Any] | None = None
+    """The key's value if the file leaves it out, where that depends on stage and release."""
     is_ignored_by_mics: bool = False
+    """MiCS_Optimizer and MiCS_Init do not pass the key on."""
     is_exported: bool = False
+    """The key is written with its value, so that a release with other defaults behaves the same."""
     is_size: bool = False
+    """The key is a number of elements that studies vary."""
     is_measuring: bool = False
+    """If the key is enabled, DeepSpeed waits for the GPU in order to measure."""
 
     def is_known(self, release: Release) -> bool:
         return self.since <= release.number < self.until
@@ -65,10 +67,12 @@ def is_present(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NotSimulated:
-    """Behaviour of DeepSpeed that zsim does not simulate: `what` it is, where `is_on(value)`."""
+    """Behaviour of DeepSpeed that zsim does not simulate."""
 
     what: str
+    """The behaviour, in a few words."""
     is_on: Callable[[Any], bool] = is_enabled
+    """Whether a value of the key asks for it."""
 
 
 def keys_of(block: type[BaseModel]) -> Mapping[str, Key]:

@@ -56,12 +56,12 @@ def load_deepspeed_config(
 ) -> DeepSpeedConfig:
     """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
 
-    `world_size` counts the GPUs that ZeRO shards over, `replicas` those with batches of their own (default:
-    all; fewer with sequence parallelism), `gpus_per_node` those of one node (default: all of them),
-    `hidden_size` fills Hugging Face's "auto" sizes, `training` holds the experiment's values, `name` begins
-    every message (default: the path). Settings that zsim does not simulate are read;
-    `refuse_what_is_not_simulated` raises for them. `lenient` turns unknown keys, and keys of other releases,
-    from errors into notes.
+    `world_size` counts the GPUs that ZeRO shards over. `replicas` counts those with batches of their own
+    (default: all, and fewer with sequence parallelism). `gpus_per_node` counts those of one node (default:
+    all of them). `hidden_size` fills Hugging Face's "auto" sizes. `training` holds the experiment's values.
+    `name` begins every message (default: the path). `lenient` turns unknown keys, and keys of other releases,
+    from errors into notes. Settings that zsim does not simulate are read, and `refuse_unsimulated` raises for
+    them.
 
     Raises InputError for whatever DeepSpeed `version` would refuse, and where file and experiment disagree.
     """
@@ -78,7 +78,7 @@ def load_deepspeed_config(
 
 
 class _Resolver:
-    """Resolves one reading; a class only to carry the inputs and the origins collected on the way."""
+    """Resolves one reading. It is a class only to carry the inputs and the origins collected on the way."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Resolver:
         return self.release.default_gradient_clipping
 
     def _merge(self, key: str, in_file: Value | None, name: str, asked: Value | None) -> Value | None:
-        """The file's value or the experiment's; raises InputError if both are given and differ."""
+        """The file's value or the experiment's. Raises InputError if both are given and differ."""
         if in_file is not None and asked is not None and in_file != asked:
             raise InputError(
                 f"{self.reading.where}: {key}: found {in_file:g}, but [training] {name} is {asked:g}; "

@@ -41,16 +41,14 @@ _AUTO_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A checked file.
-
-    `filled`: the dotted keys (bare names) that said "auto" and have their value from Hugging Face's rule.
-    `autos`: the remaining keys that said "auto", as the file spells them.
-    """
+    """A checked file."""
 
     where: str
     file: DeepSpeedFile
     autos: frozenset[str]
+    """The remaining keys that said "auto", as the file spells them."""
     filled: frozenset[str]
+    """The dotted keys (bare names) that said "auto" and have their value from Hugging Face's rule."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -140,8 +138,10 @@ def _refuse_removed(
 
 
 def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
-    """Renames DeepSpeed's deprecated keys and converts a boolean `zero_optimization`; raises InputError if
-    both spellings of a key are given, as `stage3_x` and `x`."""
+    """Renames DeepSpeed's deprecated keys and converts a boolean `zero_optimization`.
+
+    Raises InputError if both spellings of a key are given, as `stage3_x` and `x`.
+    """
     if "bfloat16" in data:
         if data.get("bf16") is not None:
             raise InputError(f"{where}: bfloat16: is the old name of 'bf16', and both are there; give one")
@@ -178,7 +178,7 @@ def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: lis
 
 
 def _spelling(zero: Mapping[str, Any], bare: str) -> str:
-    """The spelling of a key that this file uses; the usual spelling if it has neither."""
+    """The spelling of a key that this file uses, or the usual spelling if it has neither."""
     return bare if bare in zero else json_key(bare)
 
 
@@ -196,7 +196,7 @@ def _is_true(value: Any, where: str) -> bool:
 
 
 def _take_autos(data: MutableMapping[str, Any]) -> set[str]:
-    """Remove every "auto"; returns the keys that said it."""
+    """Remove every "auto". Returns the keys that said it."""
     autos: set[str] = set()
 
     def take(block: MutableMapping[str, Any], prefix: str) -> None:
@@ -218,8 +218,10 @@ def _take_autos(data: MutableMapping[str, Any]) -> set[str]:
 
 
 def _fill_autos(data: MutableMapping[str, Any], autos: set[str], hidden_size: int) -> set[str]:
-    """Fill the sizes that Hugging Face derives from the model's hidden size for "auto" (transformers 5.23);
-    returns their dotted keys."""
+    """Fill the sizes that Hugging Face derives from the model's hidden size for "auto" (transformers 5.23).
+
+    Returns their dotted keys.
+    """
     zero = data.get(_ZERO)
     if not isinstance(zero, dict):
         return set()

@@ -41,32 +41,7 @@ class ReleaseChange:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The behaviours in which one DeepSpeed release may differ from others.
-
-    `reduces_slice_by_slice`: stages 1 and 2 reduce every slice of a bucket separately, asynchronously.
-    `gathers_step_in_buckets`: their step gathers in pieces of `allgather_bucket_size`. `flattens_on_gpu`:
-    they build the flat parameters on the GPU if there is room for both copies; else on the CPU, with the
-    GPU's cache emptied. `clones_shards_on_gpu`: offloaded masters, too, are cast from a clone on the GPU.
-    `makes_states_in_first_step`: else before it. `sums_fp32_on_gpu`: with offload, fp32 sums of 16-bit
-    gradients stay on the GPU.
-
-    `checks_overflow_of_every_dtype`: ZeRO looks for overflow in bf16 and fp32 gradients too.
-    `shards_bf16_without_zero`: bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1.
-    `mistakes_bf16_wrapper`: FP16_Optimizer is taken where BF16_Optimizer is meant.
-
-    `refreshes_secondary_shards`: hpZ's secondary shards are dropped after a step and rewritten by the next
-    forward; else they keep their initial content: backward runs on stale weights (`_post_step` has the call
-    commented out), and every forward gathers over all GPUs. `waits_for_secondary_shards`: the host waits for
-    the copy of every secondary shard. `has_partial_offload`: stage 3 knows a ratio of sub-groups to offload.
-    `clears_secondary_shards`: they are set to zero first. `scatters_indivisible_gradients`: qgZ
-    reduce-scatters what two hops cannot divide; else it fails. `casts_before_quantizing`: qwZ casts weights
-    to fp16 first; else its kernels read the bits of bf16 as fp16. `misreduces_mics`: MiCS's gradients are
-    scattered over all GPUs, not over the group that holds the shards (`_get_param_partition_group`).
-    `cuts_heads_in_two`: AutoTP follows transformers' plan without knowing of heads, or of a grain.
-    `gives_last_rank_the_rest`: of features that AutoTP's grain does not divide; else they are lost.
-    `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through pinned memory on a separate stream
-    and keeps the newest input on the GPU; else both copies block and are not pinned.
-    """
+    """The behaviours in which one DeepSpeed release may differ from others."""
 
     number: Version
     default_gradient_clipping: Annotated[
@@ -92,33 +67,61 @@ class Release:
         bool, ReleaseChange(f"#4695, {_STAGE12}", since=(0, 12, 4))
     ]
     reduces_slice_by_slice: Annotated[bool, ReleaseChange(f"#4695, {_STAGE12}", until=(0, 12, 4))]
+    """Stages 1 and 2 reduce every slice of a bucket separately, asynchronously."""
     gathers_step_in_buckets: Annotated[bool, ReleaseChange(f"#4705, {_STAGE12}", until=(0, 12, 4))]
+    """The step of stages 1 and 2 gathers in pieces of `allgather_bucket_size`."""
     flattens_on_gpu: Annotated[bool, ReleaseChange(f"#7828, {_STAGE12}", since=(0, 18, 7))]
+    """Stages 1 and 2 build the flat parameters on the GPU if there is room for both copies. Otherwise they
+    build them on the CPU, with the GPU's cache emptied.
+    """
     clones_shards_on_gpu: Annotated[bool, ReleaseChange(f"#7700, {_STAGE12}", since=(0, 18, 3))]
+    """Offloaded masters, too, are cast from a clone on the GPU."""
     makes_states_in_first_step: Annotated[bool, ReleaseChange(f"#5104, {_STAGE12}", since=(0, 13, 2))]
+    """Optimizer states are made in the first step. Otherwise they are made before it."""
     sums_fp32_on_gpu: Annotated[bool, ReleaseChange(_STAGE12, since=(0, 19, 8))]
+    """The fp32 sums of 16-bit gradients stay on the GPU with offload."""
     checks_overflow_of_every_dtype: Annotated[bool, ReleaseChange(f"#4512, {_STAGE12}", until=(0, 12, 0))]
+    """ZeRO looks for overflow in bf16 and fp32 gradients too."""
     shards_bf16_without_zero: Annotated[bool, ReleaseChange(f"#7515, {_ENGINE}", until=(0, 17, 6))]
+    """bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1."""
     mistakes_bf16_wrapper: Annotated[
         bool, ReleaseChange("#7515, #7788, base_optimizer.py", since=(0, 17, 6), until=(0, 18, 5))
     ]
+    """FP16_Optimizer is taken where BF16_Optimizer is meant."""
     refreshes_secondary_shards: Annotated[bool, ReleaseChange(f"#4906, {_STAGE3}", since=(0, 13, 2))]
+    """hpZ's secondary shards are dropped after a step and rewritten by the next forward. Otherwise they keep
+    their initial content: backward runs on stale weights (`_post_step` has the call commented out), and every
+    forward gathers over all GPUs.
+    """
     waits_for_secondary_shards: Annotated[bool, ReleaseChange(f"#5216, {_INIT}", since=(0, 13, 5))]
+    """The host waits for the copy of every secondary shard."""
     has_partial_offload: Annotated[bool, ReleaseChange(f"#4636, {_STAGE3}", since=(0, 12, 3))]
+    """Stage 3 knows a ratio of sub-groups to offload."""
     clears_secondary_shards: Annotated[bool, ReleaseChange(f"#8210, {_INIT}", since=(0, 19, 5))]
+    """hpZ's secondary shards are set to zero first."""
     scatters_indivisible_gradients: Annotated[
         bool, ReleaseChange("#5056, comm/coalesced_collectives.py", since=(0, 13, 2))
     ]
+    """qgZ reduce-scatters what two hops cannot divide. Otherwise it fails."""
     casts_before_quantizing: Annotated[bool, ReleaseChange(f"#8215, {_INIT}", since=(0, 19, 6))]
+    """qwZ casts weights to fp16 first. Otherwise its kernels read the bits of bf16 as fp16."""
     misreduces_mics: Annotated[bool, ReleaseChange(f"#8060, {_STAGE3}", since=(0, 19, 3), until=(0, 19, 7))]
+    """MiCS's gradients are scattered over all GPUs, not over the group that holds the shards
+    (`_get_param_partition_group`).
+    """
     has_leaf_classes: Annotated[bool, ReleaseChange("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
     cuts_heads_in_two: Annotated[bool, ReleaseChange(f"#8185, {_ENGINE}", since=(0, 18, 9), until=(0, 19, 6))]
+    """AutoTP follows transformers' plan without knowing of heads, or of a grain."""
     gives_last_rank_the_rest: Annotated[
         bool, ReleaseChange("#8185, module_inject/tp_shard.py", since=(0, 19, 6))
     ]
+    """The last rank has the features that AutoTP's grain does not divide. Otherwise they are lost."""
     copies_checkpoints_on_a_stream: Annotated[
         bool, ReleaseChange("#8255, activation_checkpointing/offload_activations.py", since=(0, 19, 6))
     ]
+    """`cpu_checkpointing` copies through pinned memory on a separate stream and keeps the newest input on the
+    GPU. Otherwise both copies block and are not pinned.
+    """
 
     @classmethod
     def of(cls, number: Version) -> Release:
@@ -136,7 +139,10 @@ CHANGES: dict[str, ReleaseChange] = {
 
 
 def parse_release(text: str, where: str) -> Release:
-    """`"0.19.8"` -> Release; `where` begins the message of the InputError for anything that is not one."""
+    """`"0.19.8"` -> Release.
+
+    Raises InputError, whose message begins with `where`, for anything that is not a known release.
+    """
     match = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)(?:\+\S+)?", str(text).strip())
     if match is None:
         raise InputError(f"{where}: '{text}' is not a DeepSpeed release; expected {OLDEST} to {NEWEST}")

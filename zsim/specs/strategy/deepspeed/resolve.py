@@ -70,7 +70,7 @@ _NO_RELEASE_HAS_IT = (
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     """Every key as the file gives it, or as its `Key` says if DeepSpeed uses another value.
 
-    Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; with one all-gather per
+    Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded. With one all-gather per
     parameter only the next parameter is prefetched (bucket size 1).
     """
     stage, values = zero.stage, _with_defaults(zero, zero.stage, release)
@@ -119,8 +119,10 @@ def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
 def with_leaf_modules(config: DeepSpeedConfig, names: Sequence[str], family: str) -> DeepSpeedConfig:
     """The config with classes that the script makes leaf modules, by name or full name.
 
+    At stages other than 3 a note says that they have no effect.
+
     Raises InputError for a release without the call, and for classes that are not the block of router and
-    experts of `family`; at other stages they are said to have no effect.
+    experts of `family`.
     """
     if not names:
         return config
@@ -164,8 +166,10 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
     """(the precision, its origin).
 
     The file selects bf16 or fp16 by enabling it and fp32 by disabling both. fp8, which the experiment may ask
-    for, is bf16 to DeepSpeed. Without either DeepSpeed trains in fp32; "auto" is `training.auto_precision` if
-    that block says "auto". Raises InputError if both blocks are enabled, and if file and experiment disagree.
+    for, is bf16 to DeepSpeed. Without either DeepSpeed trains in fp32. "auto" is `training.auto_precision` if
+    that block says "auto".
+
+    Raises InputError if both blocks are enabled, and if file and experiment disagree.
     """
     where, asked = reading.where, training.precision
     bf16, fp16 = (
@@ -209,7 +213,7 @@ def resolve_wrapper(
 ) -> OptimizerWrapper:
     """The class of DeepSpeed that runs the optimizer's step.
 
-    bf16 with fp32 accumulation at stage 1 is BF16_Optimizer, unless offloaded to the CPU; without ZeRO bf16
+    bf16 with fp32 accumulation at stage 1 is BF16_Optimizer, unless offloaded to the CPU. Without ZeRO bf16
     and fp16 are FP16_Optimizer, which shards nothing, and other mixtures are refused.
     """
     if stage == 1 and (param, accumulate) == ("bf16", "fp32") and not is_cpu_offloaded:
@@ -233,8 +237,9 @@ def resolve_wrapper(
 
 
 def resolve_grad_accum_dtype(block: DataTypesBlock, stage: int, param: Dtype, release: Release) -> Dtype:
-    """`grad_accum_dtype`, by default the weights' type; before 0.17.6 bf16 without ZeRO accumulated in
-    fp32."""
+    """`grad_accum_dtype`, by default the weights' type. Before 0.17.6 bf16 without ZeRO accumulated
+    in fp32.
+    """
     if block.grad_accum_dtype is not None:
         return block.grad_accum_dtype
     return "fp32" if stage == 0 and param == "bf16" and release.shards_bf16_without_zero else param
@@ -243,8 +248,11 @@ def resolve_grad_accum_dtype(block: DataTypesBlock, stage: int, param: Dtype, re
 def resolve_overflow_check(
     wrapper: OptimizerWrapper, param: Dtype, bf16: Bf16Block, release: Release
 ) -> bool:
-    """Whether the step looks for infinite gradients first: always in fp16; in bf16 `bf16.check_grad_overflow`
-    decides at stages 1 and 2, stage 3 and BF16_Optimizer never do, FP16_Optimizer always does."""
+    """Whether the step looks for infinite gradients first.
+
+    In fp16 it always does. In bf16 `bf16.check_grad_overflow` decides at stages 1 and 2. Stage 3 and
+    BF16_Optimizer never do, and FP16_Optimizer always does.
+    """
     if wrapper in ("none", "bf16_optimizer"):
         return False
     if wrapper == "fp16_optimizer" or param == "fp16" or release.checks_overflow_of_every_dtype:

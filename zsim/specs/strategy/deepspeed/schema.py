@@ -146,7 +146,7 @@ class ExpertParallelBlock(JsonBlock):
 
 
 class PipelineBlock(JsonBlock):
-    """`pipeline`, as `get_pipeline_config` fills it; the number of stages is the script's own, too."""
+    """`pipeline`, as `get_pipeline_config` fills it. The number of stages is the script's own, too."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 

@@ -13,7 +13,7 @@ from zsim.reading import parse_json, read_text
 
 
 def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
-    """(name for messages, the object), from a path or an object; raises InputError."""
+    """(name for messages, the object), from a path or an object. Raises InputError."""
     if isinstance(source, Mapping):
         return name or "DeepSpeed config", _copy(source)
     path, where = Path(source), name or str(source)
@@ -64,7 +64,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def drop_comments(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
-    """Remove keys that hold comments; DeepSpeed ignores any key that it does not know."""
+    """Remove keys that hold comments. DeepSpeed ignores any key that it does not know."""
     comments = [key for key in data if key.startswith(("_", "//", "#")) or key in ("comment", "comments")]
     for key in comments:
         del data[key]

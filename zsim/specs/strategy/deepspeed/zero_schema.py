@@ -29,7 +29,7 @@ def _default_pin_memory(_stage: int, release: Release) -> bool:
 
 
 class OffloadParamBlock(JsonBlock):
-    """`offload_param`; sizes are elements."""
+    """`offload_param`. Sizes are elements."""
 
     device: Device = "none"
     pin_memory: Annotated[bool | None, Key(default=_default_pin_memory, is_exported=True)] = None
@@ -40,7 +40,7 @@ class OffloadParamBlock(JsonBlock):
 
 
 class OffloadOptimizerBlock(JsonBlock):
-    """`offload_optimizer`; `ratio` is the fraction of sub-groups that the CPU steps (stage 3)."""
+    """`offload_optimizer`. `ratio` is the fraction of sub-groups that the CPU steps (stage 3)."""
 
     device: Device = "none"
     pin_memory: Annotated[bool | None, Key(default=_default_pin_memory, is_exported=True)] = None
@@ -81,7 +81,7 @@ class LeafModuleBlock(JsonBlock):
 
 
 class ZeroBlock(JsonBlock):
-    """`zero_optimization`; sizes are elements. The report lists the keys with an effect in this order."""
+    """`zero_optimization`. Sizes are elements. The report lists the keys with an effect in this order."""
 
     stage: Annotated[int, BeforeValidator(not_a_bool), Field(ge=0, le=3), Key("what is sharded")] = 0
     contiguous_gradients: Annotated[

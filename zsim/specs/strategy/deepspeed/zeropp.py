@@ -16,8 +16,10 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
 
 
 def check_zero_plus_plus(reading: Reading, zero: ZeroConfig, world_size: int, gpus_per_node: int) -> None:
-    """Checks group sizes against the GPUs, and keys that exclude each other; raises InputError where
-    DeepSpeed asserts."""
+    """Checks group sizes against the GPUs, and keys that exclude each other.
+
+    Raises InputError where DeepSpeed asserts.
+    """
     if zero.stage != 3:
         return
     where = f"{reading.where}: zero_optimization"
@@ -104,7 +106,7 @@ def reason_without_effect(bare: str, zero: ZeroConfig, num_nodes: int) -> str | 
 def zero_plus_plus_notes(
     reading: Reading, zero: ZeroConfig, communication_dtype: Dtype, param_dtype: Dtype, release: Release
 ) -> list[str]:
-    """Notes on DeepSpeed's defects with these keys; zsim simulates as if they did not matter."""
+    """Notes on DeepSpeed's defects with these keys. zsim simulates as if they did not matter."""
     if zero.stage != 3:
         return []
     where = f"{reading.where}: zero_optimization"
