@@ -7,7 +7,7 @@ parameters, fp32 gradients, and the optimizer's states.
 
 # [Note: autocast's casts]
 Mixed precision is torch.autocast. A linear layer casts its fp32 weight and bias to the low type before the
-product. Autocast caches the casts until it ends, at the end of forward; the product saves its casts for its
+product. Autocast caches the casts until it ends, at the end of forward. The product saves its casts for its
 backward, so without checkpointing they stay until then. Under checkpointing they are not saved: the casts of
 all blocks accumulate until the end of forward, and recomputation casts again. Frozen weights are not cached
 (`cached_cast` of torch 2.13 aten/src/ATen/autocast_mode.cpp asks for `requires_grad`): what no backward needs
@@ -113,8 +113,9 @@ class DdpSchedule(Hooks):
         self._tied_bytes = 0
 
     def resident(self) -> list[Memory]:
-        """The whole model and its optimizer states on every rank; the buckets stay between steps (none on 1
-        rank)."""
+        """The whole model and its optimizer states on every rank. The buckets stay between steps, and one
+        rank has none.
+        """
         buckets = 0 if self.is_alone else self.stored_bytes * sum(self.gradient_numels)
         return [
             Memory("parameters", whole_bytes(self.workload, self.training.stored_dtype)),
@@ -214,7 +215,9 @@ class DdpSchedule(Hooks):
         self._cast_gradient(call, call.borrowed_numel)
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
-        """The gradient in the stored type; added to the gradient of earlier micro-batches if there is one."""
+        """Issue the gradient in the stored type. It is added to the gradient of earlier micro-batches if
+        there is one.
+        """
         builder, size = self.builder, call.trainable_numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
@@ -279,7 +282,7 @@ class DdpSchedule(Hooks):
     # -- optimizer ----------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        """Clip and update the parameters of all stages of the rank; the norm is summed over the pipeline."""
+        """Clip and update the parameters of all stages of the rank. The norm is summed over the pipeline."""
         numels = [numel for chunk in self.chunks for numel in chunk.gradient_numels]
         clip_gradients(self.builder, self.training, numels, ((PIPELINE, 4),))
         update(self.builder, self.training, [one for chunk in self.chunks for one in chunk.updated])

@@ -1,5 +1,6 @@
-"""The table of frameworks: by type of strategy, the constructor of a stage's hooks, imported when it is
-called: a run needs one framework."""
+"""The table of frameworks: for each type of strategy the constructor of a stage's hooks. A framework is
+imported when its constructor is called, because a run needs only one.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +22,21 @@ Strategy = Any  # an instance of the key of `FRAMEWORKS`
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework. `make`: returns the hooks of a stage under a strategy; `is_offloaded`: whether the
-    strategy offloads parameters, gradients, optimizer states or activation checkpoints from the GPU;
-    `moments`: what the job needs when it is not in its steady step; `is_for_any_ranks`: ops and memory of a
-    rank are the same among any number of data-parallel ranks but one."""
+    """A framework that zsim simulates."""
 
     name: str
     make: Callable[[Stage, Strategy], Hooks]
+    """Returns the hooks of a stage under a strategy."""
     is_offloaded: Callable[[Strategy], bool]
+    """Whether the strategy offloads parameters, gradients, optimizer states or activation checkpoints from
+    the GPU.
+    """
     moments: Callable[[BetweenSteps], Iterable[JobMoment]] = lambda held: ()
+    """The memory that the job needs when it is not in its steady step."""
     is_for_any_ranks: bool = False
+    """Whether the ops and the memory of a rank are the same for any number of data-parallel ranks
+    above one.
+    """
 
 
 def _ddp(stage: Stage, strategy: Ddp) -> Hooks:

@@ -1,4 +1,4 @@
-"""Whether a job fits, by its plan alone: memory follows the order of the host program, not the clock."""
+"""Whether a job fits, from its plan only: memory follows the order of the host program, not the clock."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from zsim.specs.strategy.megatron import Megatron
 
 
 def usable_bytes(cluster: Cluster, gpu: Gpu | None = None) -> int:
-    """GPU bytes that tensors and framework can use: the capacity that the driver reports, less the margin; of
-    `gpu`, by default the smallest of the cluster's.
+    """GPU bytes that tensors and framework can use: the capacity that the driver reports, less the margin. It
+    is that of `gpu`, by default of the smallest GPU of the cluster.
 
     The allocator reserves (1 + margin) times the allocated bytes, so of a capacity C with F bytes of
-    framework memory (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is returned.
+    framework memory (C - F) / (1 + margin) + F are usable. F is small, and C / (1 + margin) is returned.
     """
     capacity = min(one.memory.capacity for one in cluster.gpus) if gpu is None else gpu.memory.capacity
     return int(capacity / (1 + cluster.framework_memory.allocator_margin))
@@ -40,8 +40,9 @@ def usable_bytes_of_fullest(job: Job, plan: Plan) -> int:
 
 
 def excess_bytes(job: Job, plan: Plan, *, with_margin: bool = True) -> int:
-    """By how many bytes the fullest rank's step exceeds what its GPU has, or has usable (`with_margin`);
-    negative if all have room."""
+    """Bytes by which the fullest rank's step exceeds the capacity of its GPU, or with `includes_margin` its
+    usable bytes. It is negative if all ranks have room.
+    """
     excess = []
     for number in range(len(plan.programs)):
         gpu = gpu_of(job, plan, number)
@@ -65,7 +66,7 @@ def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
 
 
 def workspaces_bytes(job: Job, gpu: Gpu) -> int:
-    """Bytes of cuBLAS's workspaces that the plan does not hold; 0 on GPUs that are not NVIDIA's."""
+    """Bytes of cuBLAS's workspaces that the plan does not hold. They are 0 on GPUs that are not NVIDIA's."""
     is_in_plan = isinstance(job.strategy, Megatron) and bool(job.strategy.workspaces)
     if is_in_plan or gpu.compute_capability is None:
         return 0
@@ -80,8 +81,9 @@ def framework_bytes_range(job: Job, plan: Plan, program: int = 0) -> tuple[int, 
 
 
 def deciding_framework_range(job: Job, plan: Plan) -> tuple[int, int] | None:
-    """`framework_bytes_range` of the fullest rank, where it decides whether that rank has room, with the
-    allocator's margin; else None."""
+    """`framework_bytes_range` of the fullest rank, if it decides whether that rank has room with the
+    allocator's margin. Otherwise None.
+    """
     excess = {
         program_peak_bytes(job, plan, number) - usable_bytes(job.cluster, gpu_of(job, plan, number)): number
         for number in range(len(plan.programs))
@@ -133,19 +135,20 @@ def peak_bytes(job: Job, plan: Plan) -> int:
 
 
 def startup_bytes(job: Job, plan: Plan) -> int:
-    """GPU bytes of the fullest rank before the first step; 0 if no program states them."""
+    """GPU bytes of the fullest rank before the first step, 0 if no program states them."""
     return max(program_startup_bytes(job, plan, number) for number in range(len(plan.programs)))
 
 
 def program_startup_bytes(job: Job, plan: Plan, number: int) -> int:
-    """GPU bytes of a program's ranks before the first step; 0 if it does not state them."""
+    """GPU bytes of a program's ranks before the first step, 0 if it does not state them."""
     startup = plan.programs[number].startup_bytes
     return startup + framework_memory(job, plan, number).bytes if startup else 0
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Maximum host or NVMe bytes of the fullest node over a step, the sum of its ranks' maxima; on hosts of
-    several types, of the node with the least memory left."""
+    """Maximum host or NVMe bytes of the fullest node over a step: the sum of its ranks' maxima. On hosts of
+    several types it is that of the node with the least memory left.
+    """
     peaks = _peaks(plan, device)
     return _least_room(job, plan, peaks)[0] if device == "host" else _of_fullest_node(job, plan, peaks)
 
@@ -166,18 +169,22 @@ def pinned_by_host(job: Job, plan: Plan) -> list[tuple[int, HostDevice]]:
 
 
 def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
-    """The sum of `of_program` over the ranks of a node, for the fullest node."""
+    """The sum of `per_program` over the ranks of a node, for the fullest node."""
     return max(bytes for bytes, _ in _fullest_by_type(job, plan, of_program))
 
 
 def _least_room(job: Job, plan: Plan, of_program: list[int]) -> tuple[int, int]:
-    """The sum of `of_program` over a node's ranks, and its host memory, where the least is left of it."""
+    """The sum of `per_program` over a node's ranks and the node's host memory, for the node that has the
+    least memory left.
+    """
     nodes = _fullest_by_type(job, plan, of_program)
     return max(((bytes, host.memory) for bytes, host in nodes), key=lambda node: node[0] - node[1])
 
 
 def _fullest_by_type(job: Job, plan: Plan, of_program: list[int]) -> list[tuple[int, HostDevice]]:
-    """The sum of `of_program` over the ranks of a node, for the fullest node of each type, and its host."""
+    """The sum of `per_program` over the ranks of a node and the node's host, for the fullest node of each
+    type.
+    """
     hosts = job.cluster.hosts
     if len(of_program) == 1:
         return [(of_program[0] * job.gpus_per_node, hosts[job.types[0]])]
@@ -191,7 +198,9 @@ def _fullest_by_type(job: Job, plan: Plan, of_program: list[int]) -> list[tuple[
 
 
 def over_pinned_limit(job: Job, plan: Plan) -> tuple[int, int] | None:
-    """Host bytes that the plan page-locks on a node and the limit there, where these are more; else None."""
+    """Host bytes that the plan page-locks on a node and the limit there, if the bytes exceed the limit.
+    Otherwise None.
+    """
     for bytes, host in pinned_by_host(job, plan):
         if host.pinned_limit is not None and bytes > host.pinned_limit:
             return bytes, host.pinned_limit
@@ -199,8 +208,9 @@ def over_pinned_limit(job: Job, plan: Plan) -> tuple[int, int] | None:
 
 
 def node_capacity_bytes(job: Job, plan: Plan) -> dict[Device, int | None]:
-    """The capacity in bytes of a node's host memory and drives, None without drives; of the memory that of
-    the node of `node_peak_bytes`."""
+    """The capacity in bytes of a node's host memory and of its drives (None without drives). The memory is
+    that of the node of `node_peak_bytes`.
+    """
     nvme = job.cluster.nvme
     return {
         "host": _least_room(job, plan, _peaks(plan, "host"))[1],
@@ -214,8 +224,9 @@ def fits(job: Job, plan: Plan) -> bool:
 
 
 def load(job: Job, plan: Plan) -> float:
-    """Bytes over usable bytes of the tier that is fullest, of GPUs and nodes: above 1, the plan does not
-    fit."""
+    """Bytes over usable bytes of the tier that is fullest, over all GPUs and nodes. Above 1 the plan does not
+    fit.
+    """
     cluster = job.cluster
     held = [(bytes, host.pinned_limit) for bytes, host in pinned_by_host(job, plan)]
     nodes = _fullest_by_type(job, plan, _peaks(plan, "host"))

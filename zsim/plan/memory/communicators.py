@@ -1,14 +1,14 @@
 """GPU memory of NCCL's communicators: buffers by channel and connection.
 
-A communicator has a buffer per channel and GPU that sends to this one: 4 MiB for Simple, 4.7 for LL128, and
-a little for LL. NCCL opens as many channels as the links between its GPUs can feed: some two dozen inside a
+A communicator has a buffer per channel and GPU that sends to this one: 4 MiB for Simple, 4.7 for LL128, and a
+little for LL. NCCL opens as many channels as the links between its GPUs can feed: some two dozen inside a
 node with NVSwitch, two to four where it has the network alone (one GPU of each node). A ring and a tree in a
-node have two neighbours, which are one in a pair. An exchange of all to all connects every pair of GPUs
+node have two neighbours, of which a pair has only one. An exchange of all to all connects every pair of GPUs
 directly, with as many channels again. Releases from 2.22 on connect only what is used
 (`NCCL_RUNTIME_CONNECT`): a ring that gathers and reduces needs half of it.
 
-Source: NCCL 2.10 to 2.27, src/init.cc, src/graph/connect.cc, src/transport/p2p.cc; figures with their sources
-in `[framework_memory]` of the cluster files.
+Source: NCCL 2.10 to 2.27, src/init.cc, src/graph/connect.cc, src/transport/p2p.cc. The figures and their
+sources are in `[framework_memory]` of the cluster files.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _OWN_KERNELS = ("deepep", "hybridep")  # dispatchers whose exchanges are not NCC
 
 
 class _Communicator(NamedTuple):
-    """A communicator of one rank: whether it has one GPU of each node (or domain of nodes) alone, its ranks,
-    and the other GPUs of the rank's own node in it if it exchanges all to all."""
+    """A communicator of one rank."""
 
     is_apart: bool
+    """Whether it has only one GPU of each node (or domain of nodes)."""
     ranks: int
     num_exchanged: int
+    """The number of other GPUs of the rank's node in it, if it exchanges all to all, else 0."""
 
 
 def communicator_bytes(job: Job, plan: Plan, program: int, memory: FrameworkMemory) -> int:

@@ -6,10 +6,10 @@ of 100,000 elements or more in CUDA's unified memory. A step prefetches the stat
 updates it, and waits, tensor by tensor (optim/optimizer.py `step`). Where cudaMalloc or a prefetch finds no
 free memory, the driver moves unified memory to the host, in pieces of 2 MiB, those first that came to the GPU
 or were prefetched longest ago (NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia-uvm/uvm_pmm_gpu.c, head
-comment and `pick_root_chunk_to_evict`). So torch gets what it asks for, and keeps it; the states have what
-the step's peak leaves. If that is enough, nothing moves. If not, a step visits them in the same order as the
-one before, and what was used longest ago is what comes next: all of them come over PCIe and go back in every
-step, however little is missing.
+comment and `pick_root_chunk_to_evict`). So torch gets what it asks for, and keeps it, and the states have
+what the step's peak leaves. If that is enough, nothing moves. If not, a step visits them in the same order as
+the one before, and the states that were used longest ago are needed next: all of them come over PCIe and go
+back in every step, however little is missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from zsim.units import format_bytes
 
 
 def with_paging(job: Job, made: Callable[[Training], Plan]) -> Training:
-    """The job's training with the place of paged states settled; `made`: the plan of a training. Frameworks
-    that have states in partitions of their own have them on the GPU."""
+    """The job's training with the device of paged states resolved. `make_plan` returns the plan of a
+    training. Frameworks that keep states in their own partitions have them on the GPU.
+    """
     training = job.training
     if training.paged_states is not None or not optimizer_of(training.optimizer).is_paged:
         return training
@@ -39,7 +40,7 @@ def with_paging(job: Job, made: Callable[[Training], Plan]) -> Training:
 
 
 def paging_note(job: Job, plan: Plan) -> str:
-    """The sentence on the bytes that move in a step, "" where none do."""
+    """The sentence on the bytes that move in a step, "" if none move."""
     if not optimizer_of(job.training.optimizer).is_paged or job.training.paged_states is not None:
         return ""
     paged = max(

@@ -1,5 +1,6 @@
-"""Bytes that a program holds, in the order of its host, without clock and allocator; see [Note: memory
-follows the host] in zsim.plan.ops."""
+"""Bytes that a program holds, in the order of its host, without clock and allocator. See [Note: memory
+follows the host] in zsim.plan.ops.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 def on_device(device: Device, *parts: Iterable[Memory | MemoryChange]) -> list[Memory | MemoryChange]:
-    """The memory and changes of `parts` that are on `device`, in order."""
+    """The memory and changes of `sequences` that are on `device`, in order."""
     return [one for part in parts for one in part if one.device == device]
 
 
@@ -33,7 +34,7 @@ def held(
 def maxima(
     changes: Iterable[Memory | MemoryChange], key: Callable[[Memory | MemoryChange], _Key]
 ) -> dict[_Key, int]:
-    """Maximum bytes of each key over `changes` in order; keys that never exceed 0 are left out."""
+    """Maximum bytes of each key over `changes` in order. Keys that never exceed 0 are left out."""
     levels: dict[_Key, int] = {}
     highest: dict[_Key, int] = {}
     for change in changes:
@@ -49,12 +50,12 @@ def category_of(change: Memory | MemoryChange) -> Category:
 
 
 def owner_of(change: Memory | MemoryChange) -> Owned:
-    """Category and owner of a change; resident memory has owner ""."""
+    """Category and owner of a change. Resident memory has owner ""."""
     return change.category, change.owner if isinstance(change, MemoryChange) else ""
 
 
 def device_peaks(program: Program) -> dict[Device, int]:
-    """Maximum bytes of a rank on each device over the step; devices without any are left out."""
+    """Maximum bytes of a rank on each device over the step. Devices that hold nothing are left out."""
     columns, resident = program.once(memory_columns), program.resident
     devices = [*(memory.device for memory in resident), *columns.device]
     counts = [*(memory.bytes for memory in resident), *columns.bytes]
@@ -80,7 +81,7 @@ def _highest(changes: Iterable[int]) -> int:
 
 
 def fullest_program(plan: Plan) -> Program:
-    """The program whose ranks have the highest GPU maximum over the step; the first of equal ones."""
+    """The program whose ranks have the highest GPU maximum over the step, the first of several equal ones."""
     if len(plan.programs) == 1:
         return plan.programs[0]
     return max(plan.programs, key=lambda program: device_peaks(program).get("gpu", 0))

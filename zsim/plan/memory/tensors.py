@@ -2,7 +2,7 @@
 
 Plans allocate and free by category and owner, often several tensors at once. An allocator needs the block
 that a free returns. So a free takes the newest tensor of its category, owner, part and micro-batch that has
-its size, or the newest tensors that add up to it; an allocation that is freed in parts counts as several
+its size, or the newest tensors that add up to it. An allocation that is freed in parts counts as several
 tensors. (Micro-batches between forward and backward at once are freed in the order of a pipeline's schedule,
 most often the oldest first.)
 """
@@ -30,30 +30,39 @@ from zsim.plan.passes.twice import program_twice
 
 
 class TensorChange(NamedTuple):
-    """Just before the host issues `op`, tensor number `tensor` is allocated with `bytes` on `stream`, or,
-    with 0 bytes, freed; `until`: the op that must end before its block can be reused (-1: none)."""
+    """One tensor is allocated with `bytes` on `stream`, or freed if `bytes` is 0, just before the host issues
+    `op`.
+    """
 
     op: int
     tensor: int
+    """The tensor's number."""
     bytes: int
     stream: str = COMPUTE
     until: int = -1
+    """The op that must end before the block can be reused, -1 if there is none."""
 
 
 class _Moves(NamedTuple):
-    """The tensors of one owner: `made`: of each tensor, the change that allocates it, and `sizes` its
-    bytes; `changes` and `tensors`: each change with each tensor that it allocates or frees."""
+    """The tensors of one owner and the changes that allocate or free them."""
 
     made: Ints
+    """The change that allocates each tensor."""
     sizes: Ints
+    """Bytes of each tensor."""
     changes: Ints
+    """The change of each pair of a change and a tensor that it allocates or frees."""
     tensors: Ints
+    """The tensor of each of these pairs."""
 
 
 class _Tensors:
-    """The tensors of one owner's memory by number, in the order of their allocation: `bytes`, and `made`, the
-    change that allocated each. `moved`: by change, the tensors that it allocates or frees. A tensor that is
-    freed in parts counts as several, which are numbered after all others."""
+    """The tensors of one owner's memory, numbered in the order of their allocation.
+
+    Each tensor has its `bytes` and its change in `allocating_changes`. `tensors_per_change` holds the tensors
+    that each change allocates or frees. A tensor that is freed in parts counts as several, which are numbered
+    after all others.
+    """
 
     def __init__(self) -> None:
         self.bytes: list[int] = []
@@ -61,7 +70,7 @@ class _Tensors:
         self.moved: list[Sequence[int]] = []
 
     def make(self, changes: Sequence[tuple[int, tuple[int, ...]]]) -> _Moves:
-        """Make the `changes`: the bytes of each, and of its tensors if they are several."""
+        """Apply the `changes`: for each its bytes, and the bytes of its tensors if they are several."""
         sizes, moved, live = self.bytes, self.moved, list[int]()  # oldest first
         for place, (count, parts) in enumerate(changes):
             if count <= 0:
@@ -82,8 +91,9 @@ class _Tensors:
         )
 
     def _take(self, count: int, live: list[int]) -> list[int]:
-        """Take `count` bytes out of the tensors `live` and return them; if needed one tensor is split, and so
-        is its allocation."""
+        """Take `count` bytes out of the tensors `live` and return their numbers. If needed one tensor is
+        split, and so is its allocation.
+        """
         for place in range(len(live) - 1, -1, -1):
             if self.bytes[live[place]] == count:
                 return [live.pop(place)]
@@ -105,7 +115,7 @@ class _Tensors:
         return taken
 
     def _split(self, whole: int, count: int) -> int:
-        """Make `count` bytes of a tensor one of their own, allocated with it."""
+        """Split `count` bytes off a tensor into a tensor of their own, which is allocated with it."""
         part, place = len(self.bytes), self.made[whole]
         self.bytes[whole] -= count
         self.bytes.append(count)
@@ -115,7 +125,9 @@ class _Tensors:
 
 
 class TensorColumns(NamedTuple):
-    """The fields of `TensorChange`, each of all changes; `stream`: places in `streams`."""
+    """The fields of `TensorChange`, each as a column over all changes. `stream` is an index into `streams`,
+    not a name.
+    """
 
     op: Ints
     tensor: Ints
@@ -133,12 +145,12 @@ class TensorColumns(NamedTuple):
         return cls(op, tensor, count, stream, until, streams)
 
     def taken(self, where: Bools) -> TensorColumns:
-        """The changes `where` it says so."""
+        """The changes for which `mask` is true."""
         op, tensor, count, stream, until = (column[where] for column in self[:5])
         return TensorColumns(op, tensor, count, stream, until, self.streams)
 
     def followed_by(self, others: TensorColumns) -> TensorColumns:
-        """The changes, and then the others."""
+        """These changes, followed by `others`."""
         streams = tuple(dict.fromkeys((*self.streams, *others.streams)))
         place_of = np.array([streams.index(name) for name in others.streams], dtype=np.int64)
         later = others._replace(stream=place_of[others.stream])
@@ -159,10 +171,10 @@ def tensor_changes(program: Program) -> list[TensorChange]:
 
 
 def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
-    """The columns of `tensor_changes` of the program `times` times in a row (once or twice).
+    """The columns of `tensor_changes` of the program, repeated `times` times in a row (1 or 2).
 
     A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
-    inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
+    inside `with torch.cuda.stream(...)`. Activations are allocated on the compute stream.
     """
     columns, owned = program.once(memory_columns), program.once(owned_changes)
     if any(device != "gpu" for device, *_ in owned):
@@ -188,8 +200,9 @@ def tensor_columns(program: Program, times: int = 1) -> TensorColumns:
 def _with_streams(
     columns: MemoryColumns, place: Ints, tensor: Ints, sizes: Ints, next_streams: Sequence[str]
 ) -> TensorColumns:
-    """The changes at `place` with each `tensor`, whose streams are `next_streams` by op unless the changes
-    name theirs."""
+    """The changes at `change_indices` with each `tensor`. Their streams are `next_streams` by op, unless the
+    changes name their own.
+    """
     streams = [
         COMPUTE if category == "activations" else own or next_streams[op]
         for op, category, own in zip(columns.op, columns.category, columns.stream, strict=True)
@@ -205,10 +218,11 @@ def _with_streams(
 
 
 def _moved(columns: MemoryColumns, owned: Mapping[Owner, Sequence[int]]) -> tuple[Ints, Ints, Ints]:
-    """Each change, by its place, with each tensor that it allocates or frees; and the bytes of the tensors.
-    `owned`: the places of each owner's changes.
+    """The index of each change with each tensor that it allocates or frees, and the bytes of the tensors.
+    `changes_per_owner` holds the indices of each owner's changes.
 
-    Owners whose changes are alike (of equal blocks) have tensors alike, which are found once for all of them.
+    Owners whose changes are identical (of equal blocks) have identical tensors, which are matched once for
+    all of them.
     """
     changes = list(zip(columns.bytes, columns.tensors, strict=True))
     alike: dict[tuple[tuple[int, tuple[int, ...]], ...], list[Sequence[int]]] = {}
@@ -237,7 +251,7 @@ def _first_stream(program: Program) -> str:
 
 
 def _next_streams(program: Program, at_end: str) -> list[str]:
-    """Per op, the stream of the next work that the host issues; `at_end`: the one after all."""
+    """Per op, the stream of the next work that the host issues. After the last work it is `final_stream`."""
     columns, next_stream = program.once(op_columns), at_end
     streams = [next_stream]
     for stream, work in zip(reversed(columns.stream), reversed(columns.work), strict=True):

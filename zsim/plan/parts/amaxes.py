@@ -25,8 +25,9 @@ def has_delayed_scales(training: Training) -> bool:
 
 
 def amax_group(mesh: Mesh, training: Training) -> list[Group]:
-    """The ranks whose scales agree: those of a pipeline stage, or of its tensor and context parallelism; []
-    without delayed scales and for one rank."""
+    """The ranks whose scales agree: those of a pipeline stage, or of its tensor and context parallelism. []
+    without delayed scales and for one rank.
+    """
     if not has_delayed_scales(training):
         return []
     axes: tuple[str, ...] = (TENSOR, CONTEXT)
@@ -36,7 +37,7 @@ def amax_group(mesh: Mesh, training: Training) -> list[Group]:
 
 
 def reduce_amaxes(builder: PlanBuilder, model: ModelSpec, training: Training, *, is_backward: bool) -> None:
-    """Issue the all-reduce and the update of a stage's scales; nothing without delayed scales."""
+    """Issue the all-reduce and the update of a stage's scales. Nothing is issued without delayed scales."""
     if not has_delayed_scales(training):
         return
     layers = sum(parameter.in_fp8 for _, parameter in model.named_parameters())

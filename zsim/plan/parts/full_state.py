@@ -1,4 +1,4 @@
-"""Whole state dicts of torch's sharded frameworks, and of models that every rank has whole."""
+"""Full state dicts of torch's sharded frameworks, and of models that every rank holds completely."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from zsim.plan.moments import (
 
 
 def sharded_moments(held: BetweenSteps, gathered: int, how: str, source: str) -> Iterator[JobMoment]:
-    """Moments of FSDP, which gathers `gathered` parameters at a time for a whole state dict: `how` it is
-    asked for."""
+    """Moments of FSDP, which gathers `gathered` parameters at a time for a full state dict. `option` is the
+    option that asks for one.
+    """
     numel, each = held.job.model.numel, held.stored_bytes
     yield from evaluation(held)
     yield loading(

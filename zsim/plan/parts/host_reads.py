@@ -17,8 +17,9 @@ def read_scalar(
     count: int = 1,
     afterwards: Sequence[str] = (),
 ) -> None:
-    """`.item()` of a scalar, after `count` times an all-reduce over one group after the other, and then one
-    over each of `afterwards`; groups of one rank reduce nothing."""
+    """Issue `.item()` of a scalar. Before it the scalar is all-reduced `count` times over `groups`, one after
+    the other, and then once over each of `later_groups`. Groups of one rank reduce nothing.
+    """
     size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
     several = [group for group in groups if builder.groups[group].size > 1]
     for group in [*several * count, *(one for one in afterwards if builder.groups[one].size > 1)]:

@@ -1,6 +1,6 @@
 """Offloaded work of a host program: copies over PCIe, work on the CPU, drive reads and writes.
 
-Copies run on the stream that issues them, as in CUDA; CPU work blocks the host thread that does it; drive I/O
+Copies run on the stream that issues them, as in CUDA. CPU work blocks the host thread that does it. Drive I/O
 is asynchronous until the host waits for it.
 """
 
@@ -32,8 +32,9 @@ def aligned_numel(numel: int, element_bytes: int, aio: AioConfig) -> int:
 
 
 class HostSide:
-    """Issues offloaded work to a plan. `is_elsewhere`: CPU work is done by another thread, for which the
-    issuing thread does not wait."""
+    """Issues offloaded work to a plan. If `runs_in_other_thread`, CPU work is done by another thread, and the
+    issuing thread does not wait for it.
+    """
 
     def __init__(
         self, builder: PlanBuilder, aio: AioConfig | None = None, *, is_elsewhere: bool = False
@@ -53,8 +54,9 @@ class HostSide:
         is_blocking: bool = False,
         module: str = "",
     ) -> int | None:
-        """Copy `size` bytes on `stream`; the host waits if the copy is blocking or not pinned. Returns its
-        event."""
+        """Copy `size` bytes on `stream` and return the copy's event. The host waits if the copy is blocking
+        or not pinned.
+        """
         if size <= 0:
             return self.builder.record(stream)
         event = self.builder.copy(name, Copy(direction, size, is_pinned), stream=stream, module=module)
@@ -63,8 +65,9 @@ class HostSide:
         return event
 
     def _work(self, name: str, work: HostWork) -> int | None:
-        """Issue CPU work and return its event (None without work); the host waits for it unless another
-        thread does it (`is_elsewhere`)."""
+        """Issue CPU work and return its event (None without work). The host waits for it unless another
+        thread does it.
+        """
         if work.bytes <= 0:
             return None
         event = self.builder.add(name, CPU, work)
@@ -93,16 +96,17 @@ class HostSide:
         dtype: str = "fp32",
     ) -> int | None:
         """The update on the CPU of weights whose gradients and states are of their `dtype`, as torch's
-        optimizers have them; DeepSpeed's CPU-Adam, of fp32 masters, is as fused as torch's."""
+        optimizers have them. DeepSpeed's CPU-Adam, of fp32 masters, is as fused as torch's.
+        """
         size = update_bytes(numel, optimizer, implementation, dtype, dtype)
         return self._work(name, HostWork("optimizer", size, numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:
-        """Start reading `size` bytes; returns the event to wait for."""
+        """Start reading `size` bytes and return the event to wait for."""
         return self._io(name, "read", size, module, is_direct=is_direct)
 
     def write(self, name: str, size: int, *, module: str = "") -> int | None:
-        """Start writing `size` bytes; returns the event to wait for."""
+        """Start writing `size` bytes and return the event to wait for."""
         return self._io(name, "write", size, module)
 
     def _io(

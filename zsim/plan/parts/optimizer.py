@@ -23,9 +23,9 @@ _SMALLEST_PAGED = 100_000  # elements of a state; bitsandbytes 0.50.2 `get_state
 
 
 def lazy_states(training: Training, tensors: Sequence[Updated]) -> Memory:
-    """Optimizer states of this rank's part of each tensor, which torch.optim's first step allocates tensor by
-    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise); without those in
-    `paged_states`.
+    """Optimizer states of this rank's part of each tensor, without those in `paged_states`. torch.optim's
+    first step allocates them tensor by tensor (`_init_group` in torch/optim/adamw.py, 2.13). composer's
+    DecoupledAdamW does the same.
 
     FSDP1's tensors are the flat parameters, also with `use_orig_params`, where torch has slices of them.
     """
@@ -50,7 +50,7 @@ def whole_bytes(workload: Workload, dtype: str) -> int:
 
 
 def frozen_bytes(workload: Workload, dtype: str) -> int:
-    """Bytes of the parameters that are not trained, as `whole_bytes` counts them."""
+    """Bytes of the parameters that are not trained, as `parameter_bytes` counts them."""
     frozen = (one for _, one in workload.model.named_parameters() if not one.trainable)
     return sum(stored_bytes(one, dtype) + quantisation_bytes(one) for one in frozen)
 
@@ -58,8 +58,9 @@ def frozen_bytes(workload: Workload, dtype: str) -> int:
 def updated_in_blocks(
     workload: Workload, parts: Sequence[tuple[Parameter, tuple[int, ...]]]
 ) -> list[Updated]:
-    """The rank's parts of parameters: (parameter, the part's shape). Weights of the blocks' products are the
-    matrices that Muon treats apart."""
+    """The rank's shards as the optimizer sees them, from pairs of a parameter and its shard's shape. Weights
+    of the blocks' products are the matrices that Muon treats separately.
+    """
     blocks = (call for segment in workload.segments if segment.kind == "block" for call in segment.calls)
     owners = (call for call in blocks if isinstance(call.module.work, Linear))
     matrices = {id(one) for call in owners for one in call.parameters if len(one.shape) == 2}
@@ -92,9 +93,12 @@ def clip_gradients(
     *,
     dtype: str = "fp32",
 ) -> None:
-    """`clip_grad_norm_` of this rank's elements of each tensor: read all gradients, sum the squares over the
-    ranks of each group in `sums`, in order, as an all-reduce of so many bytes (4 per norm; DTensors reduce
-    one per tensor), and scale the gradients. Groups that the plan lacks have one rank."""
+    """Issue `clip_grad_norm_` of this rank's elements of each tensor: read all gradients, reduce the norm,
+    scale the gradients.
+
+    The squares are summed over the ranks of each group in `sums`, in order, as an all-reduce of so many bytes
+    (4 per norm, and DTensors reduce one norm per tensor). Groups that the plan lacks have one rank.
+    """
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
@@ -118,7 +122,7 @@ def update(
     name: str = UPDATE,
     overhead: str | None = "optimizer_step",
 ) -> None:
-    """Issue the update of this rank's part of each tensor; types default to `stored_dtype`.
+    """Issue the update of this rank's part of each tensor. Types default to `stored_dtype`.
 
     `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`). bitsandbytes
     waits for the GPU after every tensor.

@@ -1,9 +1,9 @@
-"""The frozen originals that PEFT keeps beside trained copies of `modules_to_save`.
+"""The frozen originals that PEFT keeps next to the trained copies of `modules_to_save`.
 
 `ModulesToSaveWrapper` (PEFT 0.21.2 utils/other.py) deep-copies a module, trains the copy and freezes the
-original, which stays a submodule that is never called. DDP, and ZeRO before stage 3, have it whole; ZeRO-3
-shards it and never fetches it; FSDP shards it with the unit that it is in. That FSDP gathers it with that
-unit is left out.
+original, which stays a submodule that is never called. DDP, and ZeRO before stage 3, hold it completely.
+ZeRO-3 shards it and never fetches it. FSDP shards it with the unit that it is in. zsim leaves out that FSDP
+gathers it with that unit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ NOTE = "PEFT's frozen originals of modules_to_save are in memory, but not in wha
 
 
 def originals(models: Iterable[ModelSpec], strategy: Any, training: Training, ranks: int) -> list[Memory]:
-    """Memory of a rank's stages, of `ranks` data-parallel ranks; [] where nothing is copied."""
+    """Memory of the originals in a rank's stages, among `ranks` data-parallel ranks. [] if no module is
+    copied.
+    """
     trained = [model for model in models if model.trainable_numel < model.numel]
     parameters = [one for model in trained for _, one in model.named_parameters() if one.original]
     if not parameters:
@@ -42,7 +44,9 @@ def _type(parameter: Parameter, own: str) -> str:
 
 
 def _numel(parameter: Parameter, shards: int) -> int:
-    """Elements of the first rank: of rows, as FSDP2 cuts; the others' shards differ by less than a row."""
+    """Elements of the first rank's shard, which is cut by rows as in FSDP2. The others' shards differ by less
+    than a row.
+    """
     rows, *others = parameter.shape or (1,)
     return -(-rows // shards) * prod(others)
 

@@ -20,7 +20,8 @@ def partial_numels(stage: Stage) -> list[int]:
 
 def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: str, shards: int = 1) -> None:
     """All-reduce the partial gradients of all stages of a rank as one tensor (`_flatten_dense_tensors`, then
-    copies back); `shards`: the rank has one of so many of each."""
+    copies back). The rank holds one of `shards` shards of each gradient.
+    """
     numels = [-(-numel // shards) for chunk in chunks for numel in partial_numels(chunk.stage)]
     size = sum(numels) * DTYPE_BYTES[dtype]
     if not size:
@@ -33,8 +34,9 @@ def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: 
 
 
 def sum_tied_gradient(stage: Stage, dtype: str, shards: int = 1) -> None:
-    """All-reduce the gradient of an embedding that the first and the last stage share, between their ranks;
-    if one rank has both, it adds them. `shards`: the rank has one of so many."""
+    """All-reduce the gradient of an embedding that the first and the last stage share, between their ranks. A
+    rank that has both stages adds them. The rank holds one of `shards` shards of it.
+    """
     if not stage.tied_numel:
         return
     builder, size = stage.builder, -(-stage.tied_numel // shards) * DTYPE_BYTES[dtype]

@@ -9,8 +9,11 @@ from zsim.plan.workload.workload import ModuleCall
 
 
 class TiedGradient:
-    """autograd holds the first gradient of a weight that several modules use, in the weight's `dtype`, adds
-    each later one to it and frees that one; the weight's own module adds its gradient last."""
+    """The gradient of a weight that several modules use.
+
+    autograd holds the first gradient in the weight's `dtype`, adds each later one to it, and frees the later
+    one. The weight's own module adds its gradient last.
+    """
 
     def __init__(self, builder: PlanBuilder, dtype: str, owner: str = "") -> None:
         self._builder, self._dtype, self._owner = builder, dtype, owner

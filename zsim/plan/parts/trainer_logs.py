@@ -1,5 +1,5 @@
-"""A trainer's logits and logs: how long the logits are held; in MosaicML's composer also metrics after every
-micro-batch, and a log line per step.
+"""A trainer's logits and logs: how long the logits are held, and in MosaicML's composer metrics after every
+micro-batch and a log line per step.
 
 Transcribed from composer/trainer/trainer.py, 0.11 to 0.16 (`_train_microbatch`, `_eval_train_metrics`,
 `_accumulate_time_across_ranks`, `_compute_and_log_metrics`), and torchmetrics 0.9 to 0.11 (metric.py,
@@ -15,7 +15,7 @@ and train) is not counted.
 
 # [Note: the log line]
 After the optimizer the loss is reduced, and `.cpu().item()` waits for it, so the host has no lead when the
-next step begins; samples and time are summed over the ranks and read as well. Then both states of every
+next step begins. Samples and time are summed over the ranks and read as well. Then both states of every
 metric, a sum and a count, are gathered from all ranks (`gather_all_tensors`): a barrier, which waits for the
 device, and an all-gather into a list with one tensor per rank, each filled with zeros before and copied to
 after.
@@ -41,32 +41,34 @@ _LAUNCHES_PER_RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class MetricLog:
-    """`bytes` of logits that are held, and `num_metrics` metrics that the trainer computes of them one after
-    the other: each metric runs `kernels` and temporarily allocates `tensors` (bytes each)."""
+    """The logits that a trainer holds, and the metrics that it computes from them one after the other."""
 
     bytes: int
+    """Bytes of the logits that are held."""
     num_metrics: int
     kernels: Kernels
+    """The kernels of each metric."""
     tensors: tuple[int, ...]
+    """Bytes of each tensor that a metric allocates temporarily."""
 
     def begin_step(self, builder: PlanBuilder) -> None:
         """Allocate the logits that the previous step left."""
         builder.allocate("activations", self.bytes, owner=OUTPUTS)
 
     def replace_outputs(self, builder: PlanBuilder) -> None:
-        """Replace the held logits by those of this micro-batch; see [Note: the outputs]."""
+        """Replace the held logits by those of this micro-batch. See [Note: the outputs]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
         builder.allocate("activations", self.bytes, owner=OUTPUTS)
 
     def end_micro_batch(self, builder: PlanBuilder) -> None:
-        """Issue the metrics of a micro-batch, after its backward; see [Note: the outputs]."""
+        """Issue the metrics of a micro-batch, after its backward. See [Note: the outputs]."""
         for _ in range(self.num_metrics):
             builder.allocate("activations", sum(self.tensors), owner=METRICS, tensors=self.tensors)
             builder.kernels(METRICS, self.kernels.kernels)
             builder.free("activations", sum(self.tensors), owner=METRICS)
 
     def end_step(self, builder: PlanBuilder) -> None:
-        """Free the logits and issue the log line; see [Note: the log line]."""
+        """Free the logits and issue the log line. See [Note: the log line]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
         if not self.num_metrics:
             return
@@ -88,15 +90,16 @@ class MetricLog:
 
 
 def _all_ranks(groups: Iterable[Group]) -> list[Group]:
-    """A group of all ranks, or else all groups of several ranks; [] if every group is one rank."""
+    """A group of all ranks, or else all groups of several ranks. [] if every group is one rank."""
     wide = [group for group in groups if group.size > 1]
     world = max((group.members.size for group in wide), default=1)
     return next(([group] for group in wide if group.size == world), wide)
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:
-    """The logits that the trainer holds, and its metrics, for micro-batches of `shape`; None if it holds
-    none."""
+    """The logits that the trainer holds, and its metrics, for micro-batches of `shape`. None if it holds
+    none.
+    """
     loss = next((module.work for module in model.after if isinstance(module.work, Loss)), None)
     if loss is None or loss.holds_logits == "no":
         return None

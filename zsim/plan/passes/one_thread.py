@@ -1,18 +1,17 @@
 """The plan of ranks on CPUs: operators run in the thread that calls them.
 
-There are no streams. The thread issues an operator when the previous operator has ended; a collective blocks
-the thread too, unless the framework issues it asynchronously and waits later: then gloo's threads run it, on
+There are no streams. The thread issues an operator when the previous operator has ended. A collective blocks
+the thread too, unless the framework issues it asynchronously and waits later. Then gloo's threads run it, on
 the cores that the ranks compute on (`interference.compute_slowdown` is the cost).
 
 Asynchronous collectives (`Hooks.asynchronous`), torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp,
-`all_reduce_bucket`); ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True); the
-reference engine.
-FSDP1 and FSDP2 call with async_op=False and rely on CUDA's streams.
+`all_reduce_bucket`), ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True), and
+the reference engine. FSDP1 and FSDP2 call with async_op=False and rely on CUDA's streams.
 
 gloo's reduce-scatter is an all-reduce of a copy, out of which the caller copies its slice when it waits
-(ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced`): the calling thread makes both copies. (In a call of
-11.8 MB between two ranks they took 2.05 + 0.90 ms; a plain copy of 11.8 MB took 1.78 ms, of half of it
-0.93 ms; torch 2.13.)
+(ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced`): the calling thread makes both copies. In a call of
+11.8 MB between two ranks (torch 2.13) they took 2.05 + 0.90 ms. A plain copy of 11.8 MB took 1.78 ms, and one
+of half of it 0.93 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from zsim.plan.ops import Collective, CollectiveKind, Group, Kernels, Op, Plan, 
 
 def in_one_thread(plan: Plan, asynchronous: Collection[CollectiveKind], *, copies_scatters: bool) -> Plan:
     """`plan` with the thread waiting for each operator, and for each collective of a kind that is not
-    `asynchronous`; `copies_scatters`: reduce-scatters copy before and after, as gloo's."""
+    `asynchronous`. If `copies_scatters`, reduce-scatters copy before and after, as gloo's do.
+    """
     if copies_scatters:
         plan = plan.with_programs(lambda program: _with_copies(program, plan.groups))
     return plan.with_programs(lambda program: _blocking(program, asynchronous))

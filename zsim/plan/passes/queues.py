@@ -6,12 +6,12 @@ dependency.
 
 # [Note: one queue, several streams]
 A queue takes launches in the order in which the host issues them. A launch leaves the queue when its stream
-is free and its events have happened; until then all launches behind it wait, whatever their streams. Once it
+is free and its events have happened. Until then all launches behind it wait, whatever their streams. Once it
 has left, the next launch can start at once: a collective launched before a matrix product overlaps with it,
 and a product launched behind a collective that still waits is held up. A wait for an event is in the queue at
 the place of the next launch of its stream. zsim assumes that streams are mapped to queues round-robin, in the
-order of their first launch; NVIDIA does not document it. Copies use the copy engines, which have as many
-queues per direction; CPU work and drive I/O use no queue.
+order of their first launch. NVIDIA does not document it. Copies use the copy engines, which have as many
+queues per direction. CPU work and drive I/O use no queue.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint, Program
 
 
 def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
-    """Per op, the op whose launch is next in the same queue, or -1; None if every stream has a queue to
-    itself. See [Note: one queue, several streams]."""
+    """Per op, the op whose launch is next in the same queue, or -1. None if every stream has its own queue.
+    See [Note: one queue, several streams].
+    """
     if max(_num_streams(ops)) <= connections:
         return None
     engines = [_engine(op) for op in ops]
@@ -45,7 +46,7 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
 
 
 def queued_behind(program: Program, connections: int) -> list[int] | None:
-    """`behind` of a program's ops, for `Program.once`."""
+    """`next_in_queue` of a program's ops, for `Program.once`."""
     return behind(program.ops, connections)
 
 
@@ -61,7 +62,7 @@ def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
 
 
 def _engine(op: Op) -> str | None:
-    """The engine whose queues take the op's launches: "compute", "h2d" or "d2h"; None for no engine."""
+    """The engine whose queues take the op's launches: "compute", "h2d" or "d2h". None if no engine does."""
     if isinstance(op.work, Kernels | Collective | PointToPoint):
         return "compute"
     return op.work.direction if isinstance(op.work, Copy) else None

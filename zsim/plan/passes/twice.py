@@ -1,7 +1,7 @@
 """The steady step: a step that follows another step.
 
 A host that never waits for the GPU is ahead of it when a step begins, so the GPU's queues are not empty. So
-the plan is run twice on one clock, and the second run is the step; its time is from the end of the first run
+the plan is run twice on one clock, and the second run is the step. Its time is from the end of the first run
 to the end of the second. If the host reads a number from the GPU around the update (DeepSpeed's norm, a
 gradient scaler, composer's loss), the queues are drained in every step, and one run is enough.
 
@@ -91,8 +91,9 @@ def _firsts_on_streams(program: Program) -> frozenset[int]:
 
 
 def _last_kernel(program: Program) -> int:
-    """The last op of the compute stream (of a recorded rank: the stream with the most kernel time); -1 if
-    there is none."""
+    """The last op of the compute stream, -1 if there is none. The compute stream of a recorded rank is the
+    stream with the most kernel time.
+    """
     compute, busy = COMPUTE, dict[str, float]()
     for op in program.ops if program.is_recorded else ():
         if isinstance(op.work, Recorded) and not op.work.is_on_host and op.work.kind not in COLLECTIVES:

@@ -1,9 +1,9 @@
-"""The time that a recorded kernel would take alone on the GPU.
+"""The time that a recorded kernel would take if it ran by itself on the GPU.
 
 The inverse of the device model of a simulation (zsim.devices.gpu): while n kernels run at once each runs at
 1/n of its speed, and all of them `slowdown` times slower while a collective runs. A kernel's time alone is
 therefore the integral of 1 / (n slowdown) over its recorded time. Run again with the same overlap it takes
-its recorded time; with another overlap, the time that the model gives.
+its recorded time, and with another overlap the time that the model gives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def runs_on_gpu(work: Recorded) -> bool:
 
 
 def with_work_alone(rank: RecordedRank, slowdown: float) -> RecordedRank:
-    """The rank with every kernel's time alone as its seconds, to be run on a GPU that kernels share."""
+    """The rank whose kernels have the seconds that they would take alone, to be run on a GPU that kernels
+    share.
+    """
     marks: list[tuple[float, int, int]] = []  # time, change of running kernels, change of collectives
     for work in rank.works:
         start, end = work.recorded

@@ -4,7 +4,7 @@
 A recorded wait of the host (`cudaStreamSynchronize`, a copy from pageable memory, a collective of gloo) is a
 call: it lasts until the op that it waits for has ended, plus the call's own overhead. Both are kept: the op,
 and the seconds of overhead after it, which are the whole call if the op had ended before or is not known. A
-call during which another op is issued (the copy itself, or an op of another thread) is cut there; the rest of
+call during which another op is issued (the copy itself, or an op of another thread) is cut there. The rest of
 the call waits before the next op. If several threads wait at once, the first wait counts.
 """
 
@@ -35,11 +35,14 @@ class HostPart(NamedTuple):
 
 @dataclass
 class HostReader:
-    """The recorded host of one rank: issue and end of each op, and its blocks in order (seconds)."""
+    """The recorded host of one rank. All times are in seconds."""
 
     issue: Sequence[float]
+    """The time at which each op was issued."""
     end: Sequence[float]
+    """The time at which each op ended."""
     blocks: deque[Block]
+    """The host's blocked intervals, in order."""
     _numbers: dict[SpanInfo, list[int]] = field(default_factory=dict)
 
     def parts(

@@ -8,16 +8,16 @@ writes.
 # [Note: what an op waited for]
 Kineto does not say which event a stream waited for. An op starts when the host has issued it, its stream is
 free, and the ops that it waits for on other streams have ended. So:
-- an op that starts later than its issue and its stream explain waited for the op that ended last before it on
-  another stream;
+- an op that starts later than its issue and its stream explain waited for the op that ended last before it
+  on another stream.
 - a reduction (and any collective of the optimizer's phase) waits for the last op that the host issued to the
-  compute stream before it: torch makes NCCL's stream wait for the current stream;
+  compute stream before it: torch makes NCCL's stream wait for the current stream.
 - a gather waits for the copy of the same unit just before it (FSDP2's copy-in), a reduction for the
-  reduction of the same unit in another group (HSDP);
-- a gather's result is awaited by the first later op of the same unit on another stream; without units by the
-  first op before which the host made a stream wait; without such an op by the first op that starts after the
-  gather's end;
-- a reduction's result is awaited by the optimizer; without phases by the first op that follows a wait.
+  reduction of the same unit in another group (HSDP).
+- a gather's result is awaited by the first later op of the same unit on another stream. Without units it is
+  the first op before which the host made a stream wait, and without such an op the first op that starts
+  after the gather's end.
+- a reduction's result is awaited by the optimizer, and without phases by the first op that follows a wait.
 None of these may contradict the recording: an op that started before another ended did not wait for it. Waits
 that were already satisfied do not show in the recording and matter only when times change.
 A delay that remains unexplained stays with the op (`lag_seconds`), and is counted.
@@ -52,33 +52,36 @@ POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 def recorded_ranks(step: Trace, *, is_host_in_time: bool = True) -> dict[int, RecordedRank]:
     """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated step.
-    `is_host_in_time`: a host that is not recorded issues as in [Note: a recording without a host], else each
-    op when it starts."""
+
+    With `is_host_in_time`, a host that is not recorded issues as in [Note: a recording without a host], else
+    it issues each op when the op starts.
+    """
     ranks = np.unique(step.ranks).tolist()
     return {rank: _Reader(step, rank, is_host_in_time).rank_recorded() for rank in ranks}
 
 
 def shows_host(step: Trace, rank: int) -> bool:
-    """Whether a rank's recording says anything of its host; see zsim.plan.recorded.unlaunched."""
+    """Whether a rank's recording holds any information about its host. See zsim.plan.recorded.unlaunched."""
     is_launched = bool((~np.isnan(step.issue_seconds[step.ranks == rank])).any())
     blocks = (*step.host_blocks, *step.allocator_blocks)
     return is_launched or step.metadata.get("computes_on") == "cpu" or any(row[0] == rank for row in blocks)
 
 
 class _Row(NamedTuple):
-    """One span; `seconds`: its length, or the transfer time of a collective where that is known."""
+    """One span of a recording."""
 
     info: SpanInfo
     issue: float
     start: float
     end: float
     seconds: float
+    """The span's length, or the transfer time of a collective if that is known."""
     follows_wait: bool
     is_issue_known: bool
 
 
 def _rows(step: Trace, rank: int) -> list[_Row]:
-    """The spans of a rank; a span without an issue time counts as issued at its start."""
+    """The spans of a rank. A span without an issue time counts as issued at its start."""
     mine = np.flatnonzero(step.ranks == rank)
     start, end, issue = step.start_seconds[mine], step.end_seconds[mine], step.issue_seconds[mine]
     is_known = ~np.isnan(issue)
@@ -203,7 +206,7 @@ class _Reader:
         return streams
 
     def _before_on_stream(self) -> list[int]:
-        """Per op, the previous op on its stream; -1 for the first."""
+        """Per op, the previous op on its stream, -1 for the first."""
         last: dict[str, int] = {}
         before = []
         for number, stream in enumerate(self.streams):
@@ -235,8 +238,9 @@ class _Reader:
         return deque((start, end, self.step.infos[info]) for start, end, info in rows)
 
     def _in_allocator(self, begin: float) -> dict[int, list[tuple[float, float]]]:
-        """By op, the host's spans in torch's allocator before it: (seconds from the previous issue to the
-        span's start, seconds from the span's end to the op's issue)."""
+        """The host's spans in torch's allocator before each op: (seconds from the previous issue to the
+        span's start, seconds from the span's end to the op's issue).
+        """
         found: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in self.step.allocator_blocks:
             number = bisect_right(self.issue, start)
@@ -256,7 +260,7 @@ class _Reader:
     # -- the streams --------------------------------------------------------------------------------
 
     def _explain(self) -> list[set[int]]:
-        """Per op, the earlier ops on other streams that it waits for; see [Note: what an op waited for]."""
+        """Per op, the earlier ops on other streams that it waits for. See [Note: what an op waited for]."""
         waits: list[set[int]] = [set() for _ in self.infos]
         by_end = sorted(range(len(self.infos)), key=lambda number: self.end[number])
         ends = [self.end[number] for number in by_end]
@@ -345,7 +349,7 @@ class _Reader:
         return tuple(sorted(last.values()))
 
     def _lags(self, after: list[tuple[int, ...]], stream_begins: dict[str, float]) -> list[float]:
-        """Seconds from the end of all that each op waited for to its start; at least -`_TOLERANCE`."""
+        """Seconds from the end of everything that each op waited for to its start, at least -`_TOLERANCE`."""
         free, lags = dict(stream_begins), [0.0] * len(self.infos)
         for number, stream in enumerate(self.streams):
             if self.is_on_host[number]:

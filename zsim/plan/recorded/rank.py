@@ -1,4 +1,4 @@
-"""One recorded rank: its program, whose works are `Recorded`, and the start of its step."""
+"""One recorded rank: its program, whose payloads are `RecordedWork`, and the start of its step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from zsim.plan.recorded.work import Recorded
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """A recorded rank. `begin`: start of its step; `host_begin` and `stream_begins`: times at which its host
-    and streams are free for the step; all in seconds after the first rank's start. `host_ahead`: seconds that
-    its host had worked on the step by then, which no op shows. `unexplained_seconds`: the sum of the lags
-    above `LONGEST_LAG`."""
+    """A recorded rank. All times are in seconds after the first rank's start."""
 
     rank: int
     program: Program
     begin: float
+    """The start of its step."""
     host_begin: float
+    """The time at which its host is free for the step."""
     stream_begins: Mapping[str, float]
+    """The time at which each stream is free for the step."""
     recorded_seconds: float = 0.0
     host_ahead: float = 0.0
+    """Seconds that its host had worked on the step before `host_begin`, which no op shows."""
     unexplained_seconds: float = 0.0
+    """The sum of the lags above `MAX_LAG_SECONDS`."""
 
     @property
     def works(self) -> list[Recorded]:
@@ -33,7 +35,7 @@ class RecordedRank:
         return [recorded(op) for op in self.program.ops]
 
     def with_works(self, change: Callable[[Recorded], Recorded]) -> RecordedRank:
-        """A copy of the rank with `change` applied to the work of every op."""
+        """A copy of the rank with `transform` applied to the work of every op."""
         ops = tuple(op._replace(work=change(recorded(op))) for op in self.program.ops)
         return replace(self, program=replace(self.program, ops=ops))
 
@@ -57,8 +59,9 @@ def recorded(op: Op) -> Recorded:
 
 
 def as_recorded(rank: RecordedRank) -> RecordedRank:
-    """The rank with every collective taking its recorded time, waits for other ranks included: if nothing
-    else changes, all ops run when they were recorded."""
+    """The rank with every collective taking its recorded time, waits for other ranks included. If nothing
+    else changes, all ops run when they were recorded.
+    """
     return rank.with_works(
         lambda work: (
             replace(work, seconds=work.recorded[1] - work.recorded[0], meets=False) if work.meets else work

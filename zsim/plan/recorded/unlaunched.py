@@ -27,8 +27,9 @@ steps without a longer pause).
 def host_parts(
     lags: Sequence[float], start: Sequence[float], end: Sequence[float], begin: float, until: float
 ) -> list[HostPart]:
-    """The host's part before each op in the order of their starts, and one after the last, until the step's
-    end `until`; `lags`: seconds that the op started after its stream and other ops explain."""
+    """The host's part before each op in the order of their starts, and one after the last op until
+    `step_end`. `lags` are the seconds that each op started later than its stream and other ops explain.
+    """
     parts: list[HostPart] = []
     last = -1  # of the ops so far, the one that ends last
     was_late = False

@@ -9,38 +9,44 @@ from zsim.trace.trace import SpanInfo
 
 
 class HostCall(NamedTuple):
-    """A blocking call of a recorded host, after `seconds` of work: it lasts until the next of the op's
-    `host_waits` has ended (if it `waits`), and `own_seconds` more. `info`: the awaited op, for the report;
-    see zsim.plan.recorded.host, [Note: a call that blocks]."""
+    """A blocking call of a recorded host. See zsim.plan.recorded.host, [Note: a call that blocks]."""
 
     seconds: float
+    """Seconds of the host's work before the call."""
     waits: bool
+    """Whether the call lasts until the next of the op's `host_waits` has ended."""
     own_seconds: float = 0.0
+    """Seconds that the call lasts after that."""
     info: SpanInfo | None = None
+    """The awaited op, for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The work of a recorded op, the only kind of work with seconds. `info`: the recorded span (None: the end
-    of the host's step, which no trace shows).
+    """The work of a recorded op, the only kind of work with seconds.
 
-    `seconds`: of a kernel, or of a collective's transfer; `recorded`: its start and end; `meets`: a
-    collective that starts when all members of its group have arrived; `lag_seconds`: delay of the start that
-    its waits do not explain. The host first makes `calls`, then works for `host_seconds`, and issues the op;
-    an op that `is_on_host` is run by the host itself. `in_allocator`: the host's spans in torch's allocator,
-    which had run short: (seconds from the issue of the previous op, or the step's start, to the span's start;
-    seconds from the span's end to the issue of this op).
+    The host first makes `calls`, then works for `host_seconds`, and issues the op.
     """
 
     info: SpanInfo | None
+    """The recorded span. None is the end of the host's step, which no trace shows."""
     seconds: float
+    """Seconds of a kernel, or of a collective's transfer."""
     recorded: tuple[float, float] = (0.0, 0.0)
+    """Start and end of the recorded span."""
     meets: bool = False
+    """Whether it is a collective that starts when all members of its group have arrived."""
     lag_seconds: float = 0.0
+    """Delay of the start that its waits do not explain."""
     host_seconds: float = 0.0
     calls: tuple[HostCall, ...] = ()
     in_allocator: tuple[tuple[float, float], ...] = ()
+    """The host's spans in torch's allocator, which had run short. Each is the seconds from the issue of the
+    previous op, or from the step's start, to the span's start, and the seconds from the span's end to the
+    issue of this op.
+    """
     is_on_host: bool = False
+    """Whether the host itself runs the op."""
     is_issue_known: bool = True
 
     @property

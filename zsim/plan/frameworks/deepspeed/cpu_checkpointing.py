@@ -1,7 +1,8 @@
-"""DeepSpeed's `cpu_checkpointing`: the inputs of checkpointed layers are held in host memory until backward.
+"""DeepSpeed's `cpu_checkpointing`: the inputs of checkpointed layers stay in host memory until backward.
 
 From 0.19.6 (`activation_checkpointing/offload_activations.py`) copies run on a separate stream, to and from
-pinned memory, and the newest input stays on the GPU; before, both copies are pageable and block the host.
+pinned memory, and the newest input stays on the GPU. In earlier releases both copies are pageable and block
+the host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STREAM = "checkpoints"
 
 
 class CheckpointsInHostMemory:
-    """Offloads activation checkpoints; called around the segments of each micro-batch."""
+    """Offloads activation checkpoints. It is called around the segments of each micro-batch."""
 
     def __init__(self, host: HostSide, config: DeepSpeedConfig) -> None:
         self.host = host

@@ -27,8 +27,9 @@ from zsim.specs.strategy.mesh import TENSOR
 
 
 class DeepSpeedEngine(Hooks):
-    """Base class of the hooks of all stages of ZeRO; `checkpoints`: offloads activation checkpoints, with
-    `cpu_checkpointing`."""
+    """Base class of the hooks of all stages of ZeRO. `checkpoints` offloads activation checkpoints, with
+    `cpu_checkpointing`.
+    """
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage)
@@ -52,7 +53,7 @@ class DeepSpeedEngine(Hooks):
             self.checkpoints.drop(segment)
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Sum over the ranks of AutoTP; see [Note: gradients that ranks of a model share]."""
+        """Sum over the ranks of AutoTP. See [Note: gradients that ranks of a model share]."""
         if self.stage.parallelism.style != "autotp":
             return
         for parameter in call.parameters:
@@ -68,7 +69,7 @@ class DeepSpeedEngine(Hooks):
         sum_tied_gradient(self.stage, dtype)
 
     def step_partition(self, numel: int, name: str = UPDATE, *, is_of_matrices: bool) -> None:
-        """The optimizer's step of a flat partition of masters: of Muon's matrices its own."""
+        """Issue the optimizer's step of a flat partition of masters. Muon's matrices have their own step."""
         config = self.config
         if is_of_matrices:
             step_of_matrices(self.builder, config, numel, name)

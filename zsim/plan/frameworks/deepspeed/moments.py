@@ -1,4 +1,4 @@
-"""DeepSpeed's moments beside the steady step.
+"""DeepSpeed's moments outside the steady step.
 
 Read at DeepSpeed 0.19.8: runtime/zero/stage3.py and stage_1_and_2.py (`initialize_optimizer_states`),
 runtime/engine.py (`_zero3_consolidated_16bit_state_dict`, `load_checkpoint`), and torch's serialization.py,
@@ -72,8 +72,9 @@ def _loading(held: BetweenSteps, config: DeepSpeedConfig) -> JobMoment:
 
 
 def _building(held: BetweenSteps, config: DeepSpeedConfig, largest: int) -> Iterator[JobMoment]:
-    """Moments that are made before the first step by an update with gradients of zero, in stage 3 those of
-    one sub-group at a time."""
+    """States that are made before the first step by an update with gradients of zero. Stage 3 makes those of
+    one sub-group at a time.
+    """
     is_made_before = config.stage == 3 or not config.release.makes_states_in_first_step
     if not is_made_before or config.zero.offload_optimizer is not None:
         return
@@ -88,8 +89,9 @@ def _building(held: BetweenSteps, config: DeepSpeedConfig, largest: int) -> Iter
 
 
 def _files(held: BetweenSteps, config: DeepSpeedConfig, partitions: list[int]) -> Iterator[JobMoment]:
-    """Saving the partitions, and reading them back whole; stages 1 and 2 read the model's file on every
-    rank."""
+    """Saving the partitions, and reading them back completely. In stages 1 and 2 every rank also reads the
+    model's file.
+    """
     offload = config.zero.offload_optimizer
     if offload is None:
         yield JobMoment(

@@ -1,11 +1,11 @@
-"""Muon under ZeRO: whole gradients are orthogonalised before the norm is taken, once per step.
+"""Muon under ZeRO: unsharded gradients are orthogonalised before the norm is taken, once per step.
 
 DeepSpeed 0.19.8. Stages 1 and 2 (runtime/zero/stage_1_and_2.py `get_flat_partition`): every rank does that
-for the matrices that its partition overlaps, one that two ranks share on both; momentum is of whole matrices,
-in the gradients' type, and a second buffer of its size takes the step's. Stage 3 (runtime/zero/stage3.py
-`_apply_muon_to_accumulated_grads`, `_muon_update_sub_group`): gradients, then momenta, are gathered, up to
-`reduce_bucket_size` elements at a time; of as many matrices as there are ranks every rank takes one, and the
-updates and momenta are gathered, padded to the largest where shapes differ.
+for the matrices that its partition overlaps. Two ranks that share a matrix both do it. Momentum is of whole
+matrices, in the gradients' type, and a second buffer of its size takes the momentum of the step. Stage 3
+(runtime/zero/stage3.py `_apply_muon_to_accumulated_grads`, `_muon_update_sub_group`): gradients, then
+momenta, are gathered, up to `reduce_bucket_size` elements at a time. Of as many matrices as there are ranks
+every rank takes one. Then the updates and momenta are gathered, padded to the largest where shapes differ.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def shapes_of(model: ModelSpec, config: DeepSpeedConfig) -> dict[str, Shape]:
 def orthogonalise_partition(
     builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, shapes: Mapping[str, Shape]
 ) -> None:
-    """Stages 1 and 2, on the rank whose matrices take most FLOPs; the committed momentum is copied first."""
+    """Orthogonalise the matrices of stages 1 and 2, on the rank whose matrices take most FLOPs. The committed
+    momentum is copied first.
+    """
     method, dtype = config.optimizer.orthogonalisation, momentum_dtype(config)
     work = {name: products_flops(shapes[name], method) for name in flat.numels}
     of_ranks = flat.whole_by_rank(work)
@@ -103,7 +105,7 @@ def orthogonalise_sub_group(
 
 
 def _chunks(parameters: Sequence[ZeroParameter], most: int) -> Iterator[list[ZeroParameter]]:
-    """Up to `most` elements at a time, one matrix at least."""
+    """Chunks of up to `max_numel` elements, each with at least one matrix."""
     chunk: list[ZeroParameter] = []
     for one in parameters:
         if chunk and sum(each.numel for each in chunk) + one.numel > most:
@@ -122,7 +124,7 @@ def _round(
     group: str,
     ranks: int,
 ) -> None:
-    """A matrix per rank: the one that takes longest counts; then updates and momenta go to all."""
+    """One matrix per rank, of which the slowest counts. Then updates and momenta go to all ranks."""
     method, dtype = config.optimizer.orthogonalisation, config.communication_dtype
     slowest = max(matrices, key=lambda one: products_flops(shapes[one.name], method))
     builder.kernels(f"orthogonalise {slowest.name}", matrix_kernels(shapes[slowest.name], dtype, method))

@@ -1,4 +1,4 @@
-"""The heads of attention's projections, each of which DeepSpeed's Muon takes for a matrix of its own with
+"""The heads of attention's projections, each of which is a separate matrix for DeepSpeed's Muon with
 `per_head_muon`.
 
 DeepSpeed 0.19.8 `__init__.py` (`_classify_leaf`, `_geometry_candidates`, `_confirm`,
@@ -22,7 +22,7 @@ _WHOLE = (
 
 
 def matrices_of_heads(model: ModelSpec) -> dict[str, Shape]:
-    """By name, the shape (heads, width, columns) of the projections that are taken head by head."""
+    """The shape (heads, width, columns) of each projection that is split by heads, by its name."""
     attentions = [
         one.work
         for block in model.distinct_blocks

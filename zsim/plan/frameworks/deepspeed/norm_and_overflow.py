@@ -28,8 +28,9 @@ def check_overflow(
     afterwards: Sequence[str] = (),
 ) -> None:
     """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
-    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks, but for experts that
-    others have (`afterwards`: their groups)."""
+    for it. FP16_Optimizer is not sharded: its flag is that of all data-parallel ranks, except for experts
+    that other ranks hold. Their groups are `later_groups`.
+    """
     if not config.check_grad_overflow:
         return
     builder = stage.builder
@@ -48,14 +49,13 @@ def norm_and_sync(
     num_groups: int = 1,
     afterwards: Sequence[str] = (),
 ) -> None:
-    """Compute the global norm as a Python number (kernels, reductions, `.item()`); then unscale and clip.
+    """Compute the global norm as a Python number (kernels, reductions, `.item()`). Then unscale and clip.
 
     Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
     (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients of their part of the model
-    on every rank; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the
-    ranks. See [Note: sums over a model's ranks]. `num_groups`: sums that are reduced one by one;
-    `afterwards`:
-    a group for each further reduction (`_average_expert_grad_norms`).
+    on every rank. The engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the
+    ranks. See [Note: sums over a model's ranks]. `num_groups` sums are reduced one by one. Each of
+    `later_groups` is the group of a further reduction (`_average_expert_grad_norms`).
     """
     builder, wrapper = stage.builder, config.optimizer_wrapper
     if not config.zero.compute_grad_norm or (wrapper == "none" and not config.gradient_clipping):

@@ -1,9 +1,9 @@
-"""The groups of parameters that DeepSpeed's optimizers keep apart: those that all data-parallel ranks have,
-and routed experts, which fewer ranks have.
+"""The groups of parameters that DeepSpeed's optimizers keep separate: those that all data-parallel ranks
+have, and routed experts, which fewer ranks have.
 
 DeepSpeed 0.19.8 `moe/utils.py`, `split_params_into_different_moe_groups_for_optimizer`: experts are cut into
-groups of at most 178,956,971 elements. Muon's matrices are a group before all others, which FusedAdam
-updates (`runtime/engine.py` `_muon_param_groups`).
+groups of at most 178,956,971 elements. Muon's matrices are a group before all others, which FusedAdam updates
+(`runtime/engine.py` `_muon_param_groups`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FSDP1's moments beside the steady step."""
+"""FSDP1's moments outside the steady step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zsim.plan.parts.full_state import sharded_moments
 
 
 def fsdp1_moments(held: BetweenSteps) -> Iterator[JobMoment]:
-    """A whole state dict unshards one FSDP unit at a time, a block or what is outside of them."""
+    """A full state dict unshards one FSDP unit at a time, a block or everything outside of the blocks."""
     model = held.job.model
     largest = max([model.rest_numel, *(block.numel for block in model.distinct_blocks)])
     yield from sharded_moments(

@@ -4,7 +4,7 @@ Transcribed from torch 2.13 `torch/distributed/fsdp/_flat_param.py` (`pre_unshar
 `init_flat_param_attributes`) and `_runtime_utils.py` (`_offload_grad`, `_post_backward_final_callback`). The
 shard of a unit is copied from pinned memory on the pre-unshard stream and cast there, even if the unit is
 still unsharded. A reduced gradient is copied on the stream that computed it, and its GPU memory stays until
-the end of backward, when the host waits for all copies; the copy of NO_SHARD blocks. The optimizer runs on
+the end of backward, when the host waits for all copies. The copy of NO_SHARD blocks. The optimizer runs on
 the CPU.
 """
 
@@ -35,8 +35,9 @@ def check_accumulation(strategy: Fsdp1, training: Training) -> None:
 
 
 class Fsdp1Home:
-    """Keeps every unit's shard, gradient and optimizer states in host memory. Frozen units have a place for
-    gradients, too (`init_flat_param_attributes` makes one for all)."""
+    """Keeps every unit's shard, gradient and optimizer states in host memory. Frozen units have memory for
+    gradients, too (`init_flat_param_attributes` allocates it for all).
+    """
 
     def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: Training) -> None:
         self.builder, self.training = builder, training
@@ -48,8 +49,9 @@ class Fsdp1Home:
         self.trained_numel = sum(unit.trained_shard_numel for unit in trained)
 
     def resident(self, states: Memory) -> list[Memory]:
-        """Parameters and gradients in pinned memory, both allocated from the start; `states`: the
-        optimizer's."""
+        """Parameters and gradients in pinned memory, both allocated from the start, and the optimizer's
+        `states`.
+        """
         total = self.stored_bytes * self.numel
         return [
             Memory("parameters", total, "host", is_pinned=True),
@@ -58,7 +60,7 @@ class Fsdp1Home:
         ]
 
     def bring(self, unit: FlatUnit, stream: str) -> int:
-        """Copy a unit's shard to the GPU; returns the copy's event."""
+        """Copy a unit's shard to the GPU and return the copy's event."""
         size = self.stored_bytes * unit.shard_numel
         self.builder.allocate("buffers", size)
         event = self.host.copy(f"shard of {unit.name}", "h2d", size, stream, module=unit.path)
@@ -66,27 +68,31 @@ class Fsdp1Home:
         return event
 
     def drop(self, unit: FlatUnit, used: int) -> None:
-        """Free the shard on the GPU, which is not needed after event `used`."""
+        """Free the shard on the GPU, which is not needed after event `last_use`."""
         self.builder.free_when_done("buffers", self.stored_bytes * unit.shard_numel, used)
 
     def keep_gradient(self, unit: FlatUnit, size: int, stream: str, *, is_blocking: bool = False) -> None:
-        """Copy a reduced gradient of `size` bytes to host memory; its GPU memory stays until `wait`."""
+        """Copy a reduced gradient of `size` bytes to host memory. Its GPU memory stays until `wait`."""
         name = f"gradients {unit.name} to host"
         self.host.copy(name, "d2h", size, stream, is_blocking=is_blocking, module=unit.path)
 
     def wait(self, streams: Sequence[str]) -> None:
-        """Make the host wait for all reductions and copies on `streams`; _finalize_params frees the gradients
-        on the GPU."""
+        """Make the host wait for all reductions and copies on `streams`. `_finalize_params` frees the
+        gradients on the GPU.
+        """
         for stream in streams:
             self.builder.host_wait(self.builder.record(stream))
         self.builder.host("gradients in host memory")
         self.builder.free("gradients", self.stored_bytes * self.reduced_numel)
 
     def step(self, shard: str | None) -> None:
-        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too, and sums their
-        norms over the group `shard` on the GPU (torch 2.13 fully_sharded_data_parallel.py `_get_grad_norm`
-        moves the norm to the compute device, `clip_grad_norm_` reduces it and moves it back); None: NO_SHARD,
-        whose norms are alike."""
+        """Run torch's AdamW on the CPU.
+
+        Clipping reads and scales the gradients there too, and sums their norms over the group `shard` on the
+        GPU (torch 2.13 fully_sharded_data_parallel.py `_get_grad_norm` moves the norm to the compute device,
+        `clip_grad_norm_` reduces it and moves it back). `shard` is None under NO_SHARD, whose norms are
+        identical on all ranks.
+        """
         training, numel = self.training, self.trained_numel
         if training.gradient_clipping > 0:
             norm = HostWork("copy", self.stored_bytes * numel, numel)

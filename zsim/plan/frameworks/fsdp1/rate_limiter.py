@@ -16,7 +16,7 @@ _STEPS_TO_STEADY = 8
 
 
 class RateLimiter:
-    """Collects frees and all-gathers in host order; see [Note: the free-event queue]."""
+    """Collects frees and all-gathers in host order. See [Note: the free-event queue]."""
 
     def __init__(self) -> None:
         self._log: list[tuple[bool, int]] = []  # (True, event of a free) or (False, number of the next op)

@@ -4,14 +4,14 @@ Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shar
 `torch/distributed/fsdp/_runtime_utils.py`, torch 2.13.
 
 # [Note: record_stream]
-A flat gradient is allocated on one stream and read on the post-backward stream; `record_stream` keeps its
+A flat gradient is allocated on one stream and read on the post-backward stream. `record_stream` keeps its
 memory until the post-backward stream has read it, however far ahead the host is. Memory that is allocated on
 the post-backward stream itself (casts, padding, shards) is free as soon as the host frees it.
 
 # [Note: where gradients are flattened]
 Autograd runs a node's backward on the stream of its forward. The flat parameter is split inside `unshard()`,
 on the unshard stream, and that split creates its AccumulateGrad there (under NO_SHARD without a cast the
-wrapping creates it earlier, which is not modelled); so the concatenation is on the unshard stream, and
+wrapping creates it earlier, which is not modelled). So the concatenation is on the unshard stream, and
 `_post_backward_hook` finds that stream current ("the default computation stream or the unshard stream":
 pytorch pull request 86874). The flat gradient is memory of the unshard stream, the views' gradients are
 protected until it is complete, and the hook frees and records memory for the unshard stream. The next
@@ -20,9 +20,9 @@ BACKWARD_POST no prefetched gather overlaps with backward. Up to torch 1.13 the 
 `FlattenParamsWrapper`, on the compute stream.
 
 # [Note: padding]
-`F.pad` fills its result and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); without any padding it
-clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the
-shard is `zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, before the file named above).
+`F.pad` fills its result and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`). Without any padding it
+clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the shard is
+`zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, before the file named above).
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ VIEWS = "gradients of parameters"  # the owner of the views' gradients, until th
 
 @dataclass
 class Fsdp1UnitGradient:
-    """The gradient of one flat parameter.
-
-    `unsharded_bytes`: of a flat gradient that is not reduced yet; `is_saved`: a reduced gradient exists, in
-    the stored type (the rank's shard; under NO_SHARD the whole gradient).
-    """
+    """The gradient of one flat parameter."""
 
     unsharded_bytes: int = 0
+    """Bytes of a flat gradient that is not reduced yet."""
     is_saved: bool = False
+    """Whether a reduced gradient exists, in the stored type (the rank's shard, under NO_SHARD the unsharded
+    gradient).
+    """
 
 
 class GradientReducer:
-    """Flattens and reduces the gradients of all units: reduce-scattered over `shard` and all-reduced over
-    `replicate`, where these groups exist; `home`: the host memory that they are copied to, if offloaded."""
+    """Flattens and reduces the gradients of all units. They are reduce-scattered over `shard` and all-reduced
+    over `replicate`, where these groups exist, and copied to `offload` if offloaded.
+    """
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class GradientReducer:
             self._all_reduce_unsharded(unit, gradient)
 
     def wait(self) -> None:
-        """Make the compute stream wait for all reductions; with offloading the host too."""
+        """Make the compute stream wait for all reductions. With offloading the host waits too."""
         self.builder.wait_stream(COMPUTE, POST_BACKWARD)
         if self.is_hybrid:
             self.builder.wait_stream(COMPUTE, ALL_REDUCE)
@@ -146,8 +147,9 @@ class GradientReducer:
         builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
 
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
-        """Cast to the reduce dtype, pad, zero the shard, divide before the sum; returns the allocated bytes,
-        without the shard."""
+        """Cast to the reduce dtype, pad, zero the shard, divide before the sum. Returns the allocated bytes,
+        without the shard.
+        """
         always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
         size = unit.numel * unit.types.reduce_bytes
         full = unit.padded_numel * unit.types.reduce_bytes

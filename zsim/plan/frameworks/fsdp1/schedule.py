@@ -1,7 +1,8 @@
 """PyTorch FSDP1 (`FullyShardedDataParallel`), as torch 2.13 runs it.
 
-Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`; method names follow theirs.
-Each wrapped module has one flat parameter, sharded evenly over the ranks; its gradient is a flat tensor too.
+Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`. Method names follow theirs.
+Each wrapped module has one flat parameter, sharded evenly over the ranks, and its gradient is a flat tensor
+too.
 
 # [Note: when a flat gradient is done]
 Unsharding in forward splits the flat parameter into views, and the backward of that split concatenates the
@@ -46,7 +47,7 @@ class _Handle:
 
 
 class Fsdp1Schedule(Hooks):
-    """FSDP1's hooks for all units of a model; `home`: the host memory of offloaded shards.
+    """FSDP1's hooks for all units of a model. `offload` is the host memory of offloaded shards.
 
     Raises InputError for an unknown wrapping, for hybrid sharding in groups of one rank, and for an
     offloading that loses gradients.
@@ -192,8 +193,9 @@ class Fsdp1Schedule(Hooks):
             self._pre_forward(self._root)
 
     def before_module(self, call: ModuleCall) -> None:
-        """Pre-forward hooks of the units entered here, outer first; in backward, pre-backward of the units
-        that end here."""
+        """Pre-forward hooks of the units entered here, outer first. In backward, pre-backward hooks of the
+        units that end here.
+        """
         if self.builder.phase == "backward":
             for unit in self._left_at.get(call.name, ()):
                 self._pre_backward(unit)
@@ -214,7 +216,7 @@ class Fsdp1Schedule(Hooks):
             self._post_forward(self._root)
 
     def _pre_forward(self, unit: FlatUnit) -> None:
-        """_pre_forward with _pre_forward_unshard; skipped when the unit is recomputed in its backward."""
+        """_pre_forward with _pre_forward_unshard, skipped when the unit is recomputed in its backward."""
         handle = self.handles[unit.path]
         if handle.is_in_backward:
             return
@@ -255,8 +257,9 @@ class Fsdp1Schedule(Hooks):
             self._pre_backward(self._root)
 
     def before_backward(self, segment: Segment) -> None:
-        """A checkpointed block is recomputed when the gradient reaches the last module that saved a tensor;
-        the pre-backward hooks of units that end at this module or after it have run by then."""
+        """A checkpointed block is recomputed when the gradient reaches the last module that saved a tensor.
+        The pre-backward hooks of units that end at this module or after it have run by then.
+        """
         if segment.is_checkpointed:
             saving = [number for number, call in enumerate(segment.calls) if call.work.saved_bytes]
             for call in reversed(segment.calls[saving[-1] :]):
@@ -303,7 +306,7 @@ class Fsdp1Schedule(Hooks):
             self._tied_bytes = 0
 
     def _finish_gradients(self, entered: FlatUnit) -> None:
-        """Run the post-backward of the units split at the entry; see [Note: when a flat gradient is done]."""
+        """Run the post-backward of the units split at the entry. See [Note: when a flat gradient is done]."""
         for unit in reversed(self._split_at.get((self._micro_batch, entered.path), ())):
             self._post_backward(unit)
 

@@ -1,7 +1,7 @@
 """The modules that FSDP1 wraps, and so the parameters that share one flat parameter.
 
 Wrapped modules nest: a flat parameter holds the parameters below its module that are not below a wrapped
-module inside it; the root holds the rest.
+module inside it. The root holds the others.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ WRAPPINGS = (*BLOCK_WRAPPINGS, "peft", "none", "size:N")
 
 @dataclass(frozen=True)
 class FlatUnit:
-    """One FSDP1 instance.
-
-    `path`: the wrapped module's name ("" is the root); it runs from module call `first` to `last`; `owners`:
-    the calls whose parameters it holds. The flat parameter is sharded over `shard_size` ranks (1 under
-    NO_SHARD) and padded to a multiple of that. `trainable_numel`: elements with a gradient; `types`: what it
-    is kept, gathered and reduced in; `scale_bytes`: of its 4-bit weights, on every rank.
-    """
+    """One FSDP1 instance, with its flat parameter."""
 
     path: str
+    """The wrapped module's name ("" is the root)."""
     first: str
+    """The first module call of the module."""
     last: str
+    """Its last module call."""
     owners: tuple[str, ...]
+    """The calls whose parameters it holds."""
     numel: int
     shard_size: int
+    """The ranks that it is sharded over (1 under NO_SHARD). It is padded to a multiple of them."""
     trainable_numel: int
+    """Elements with a gradient."""
     types: FlatTypes
+    """The types in which it is kept, gathered and reduced."""
     scale_bytes: int = 0
+    """Bytes of the scales of its 4-bit weights, on every rank."""
 
     @property
     def trained_shard_numel(self) -> int:
@@ -65,13 +67,14 @@ class FlatUnit:
 
 @dataclass(frozen=True, slots=True)
 class FlatTypes:
-    """The types of one flat parameter: `stored`, `param` (what is gathered), `reduce`; `casts_shards`: a
-    shard is copied before its gather, into another type."""
+    """The types of one flat parameter."""
 
     stored: str
     param: str
+    """The type in which it is gathered."""
     reduce: str
     casts_shards: bool
+    """Whether a shard is copied before its gather, into another type."""
 
     @property
     def stored_bytes(self) -> int:
@@ -87,9 +90,10 @@ class FlatTypes:
 
 
 def _types(path: str, parameters: Sequence[Parameter], strategy: Fsdp1, stored: str) -> FlatTypes:
-    """Raises InputError for parameters that torch does not flatten together (torch 2.13 distributed/fsdp/
-    _flat_param.py, `_validate_tensors_to_flatten`). Without `MixedPrecision` (a model kept in 16 bits) all is
-    done in the type a parameter has."""
+    """The types of a flat parameter. Raises InputError for parameters that torch does not flatten together
+    (torch 2.13 distributed/fsdp/ _flat_param.py, `_validate_tensors_to_flatten`). Without `MixedPrecision` (a
+    model kept in 16 bits) all is done in the type a parameter has.
+    """
     low = strategy.param_dtype if strategy.param_dtype != "fp32" else "bf16"
     found = sorted({low if is_packed(one) else one.stored or stored for one in parameters})
     name = path or "the root"
@@ -118,8 +122,8 @@ def make_flat_units(
     """The FSDP1 instances that hold parameters, in the order in which forward enters them: outer before
     inner.
 
-    "huggingface" and torchtitan's: each block; "peft": each block, and each module with a trained weight
-    (PEFT's `fsdp_auto_wrap_policy`); "none": the root alone; "size:N": torch's
+    "huggingface" and torchtitan's presets wrap each block. "peft" wraps each block, and each module with a
+    trained weight (PEFT's `fsdp_auto_wrap_policy`). "none" wraps only the root. "size:N" is torch's
     `size_based_auto_wrap_policy` with `min_num_params` N.
     """
     calls = [call for segment in workload.segments for call in segment.calls]
@@ -190,10 +194,9 @@ def size_based_paths(
 ) -> list[str]:
     """The modules that `size_based_auto_wrap_policy` wraps, children before parents, without the root.
 
-    `numels`: {leaf module: its elements}; `module_lists`: the nn.ModuleLists, which are never wrapped
-    themselves. Depth first: a module that has at least `min_num_params` elements left after its children were
-    wrapped is wrapped with the rest. Source: `_recursive_wrap` in
-    torch/distributed/fsdp/wrap.py.
+    `numels` maps leaf modules to their elements. `module_lists` are the nn.ModuleLists, which are never
+    wrapped themselves. Depth first, a module that has at least `min_num_params` elements left after its
+    children were wrapped is wrapped with these. Source: `_recursive_wrap` in torch/distributed/fsdp/wrap.py.
     """
     total: dict[str, int] = {}
     children: dict[str, dict[str, None]] = {}
@@ -208,7 +211,7 @@ def size_based_paths(
     wrapped: list[str] = []
 
     def wrap(path: str) -> int:
-        """Wrap modules below and at `path`; returns the number of elements wrapped."""
+        """Wrap modules below and at `path`, and return the number of elements wrapped."""
         if total[path] < min_num_params:
             return 0
         done = sum(wrap(child) for child in children.get(path, ()))

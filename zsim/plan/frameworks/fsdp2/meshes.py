@@ -8,7 +8,7 @@ from zsim.specs.strategy.frameworks import Fsdp2
 
 
 def experts_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo | None:
-    """The mesh of routed experts that are spread over ranks ("efsdp" of torchtitan); None without."""
+    """The mesh of expert-parallel routed experts ("efsdp" of torchtitan). None without expert parallelism."""
     if stage.experts is None:
         return None
     replicas = strategy.replicate
@@ -19,7 +19,9 @@ def experts_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo | None:
 
 
 def dense_mesh(stage: Stage, strategy: Fsdp2) -> MeshInfo:
-    """The mesh: ranks that shard together are consecutive; replicas are `shard size` apart."""
+    """The mesh of all other parameters. Ranks that shard together are consecutive, and replicas are `shard
+    size` apart.
+    """
     size, reshard = stage.ranks // strategy.replicate, strategy.reshard_after_forward
     shard = stage.group("shard", size)
     replicate = stage.group("replicate", strategy.replicate, size) if strategy.replicate > 1 else None

@@ -1,4 +1,4 @@
-"""FSDP2's moments beside the steady step."""
+"""FSDP2's moments outside the steady step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zsim.plan.parts.full_state import sharded_moments
 
 
 def fsdp2_moments(held: BetweenSteps) -> Iterator[JobMoment]:
-    """A whole state dict all-gathers one DTensor at a time."""
+    """A full state dict all-gathers one DTensor at a time."""
     largest = max(parameter.numel for _, parameter in held.job.model.named_parameters())
     yield from sharded_moments(
         held, largest, "full_state_dict=True", "torch 2.13 distributed/checkpoint/state_dict.py"

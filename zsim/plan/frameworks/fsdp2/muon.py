@@ -3,13 +3,13 @@
 torch 2.13 optim/_muon.py knows nothing of shards: the products of `zsim.cost.optimizers.muon` run on
 DTensors, and DTensor moves operands where a product needs them. For every product it takes the cheapest of
 the placements that `torch/distributed/tensor/_ops/_matrix_ops.py` lists, by the costs of
-`torch/distributed/tensor/_collective_utils.py` (a ring, 87.7 GB/s; 22 % of it and more latency if the mesh
-is larger than a node). X is sharded by rows, or by columns if the weight is tall, whose transpose it is.
+`torch/distributed/tensor/_collective_utils.py` (a ring with 87.7 GB/s, or 22 % of it and more latency if the
+mesh is larger than a node). X is sharded by rows, or by columns if the weight is tall, whose transpose it is.
 
 # [Note: the three products]
 X X^T is free by columns: a partial sum. By rows either X^T is gathered, or X and X^T change to columns by an
-all-to-all each. A partial sum A is all-reduced for A A, of which it makes a partial sum again. For X + B X
-by columns B is all-reduced; by rows B is reduce-scattered and X gathered, unless two all-to-alls and an
+all-to-all each. A partial sum A is all-reduced for A A, of which it makes a partial sum again. For X + B X by
+columns B is all-reduced. By rows B is reduce-scattered and X gathered, unless two all-to-alls and an
 all-reduce, which leave X by columns, are cheaper. `tests/plan/test_muon.py` has torch's own calls.
 """
 
@@ -30,7 +30,7 @@ _BANDWIDTH = 87.7 * 2**30 / 1e6  # bytes per microsecond, as _collective_utils.p
 
 @dataclass(frozen=True, slots=True)
 class MuonCall:
-    """A collective of `numel` bf16 elements, or a product; one of them."""
+    """Either a collective of `numel` bf16 elements, or a product."""
 
     kind: CollectiveKind | None = None
     numel: int = 0
@@ -53,8 +53,9 @@ class DTensorCosts:
         return self._ring(size, 2 * (self.ranks - 1))
 
     def exchange(self, size: float) -> float:
-        """An all-to-all of a tensor of `size` bytes, of which a rank has its part; a microsecond more "to
-        favor allgather"."""
+        """An all-to-all of a tensor of `size` bytes, of which a rank has its part. A microsecond is added "to
+        favor allgather".
+        """
         return self.gather(size / self.ranks) + 1.0
 
     def _ring(self, size: float, hops: int) -> float:
@@ -63,7 +64,7 @@ class DTensorCosts:
 
 
 def muon_calls(rows: int, columns: int, costs: DTensorCosts) -> Iterator[MuonCall]:
-    """The products and collectives of one matrix, in order; see [Note: the three products]."""
+    """The products and collectives of one matrix, in order. See [Note: the three products]."""
     ranks, is_tall = costs.ranks, rows > columns
     short, long = (columns, rows) if is_tall else (rows, columns)
     gram, whole = short * short, short * long

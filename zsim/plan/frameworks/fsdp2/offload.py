@@ -2,8 +2,8 @@
 
 Transcribed from torch 2.13 `torch/distributed/fsdp/_fully_shard/_fsdp_param.py` (`all_gather_inputs`) and
 `_fsdp_collectives.py` (`foreach_reduce`). fp32 shards are copied to the GPU on the copy-in stream of their
-gather; reduced gradients are copied back in fp32, without blocking unless they are added to earlier
-gradients; the optimizer runs on the CPU.
+gather. Reduced gradients are copied back in fp32, without blocking unless they are added to earlier
+gradients. The optimizer runs on the CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fsdp2Home:
         self._copies: list[int] = []
 
     def resident(self, states: Sequence[Memory]) -> list[Memory]:
-        """`states`, moved from the GPU to host memory; parameters are pinned."""
+        """`states`, moved from the GPU to host memory. Parameters are pinned."""
         return [
             Memory(memory.category, memory.bytes, "host", is_pinned=memory.category == "parameters")
             for memory in states
@@ -49,8 +49,9 @@ class Fsdp2Home:
         builder.free_when_done("buffers", size, event, owner=unit.name)
 
     def keep_gradient(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Cast a reduced shard of `shard` bytes to fp32 and copy it to the host on `stream`; add it to an
-        earlier gradient on the CPU, if there is one. Returns the copy's event."""
+        """Cast a reduced shard of `shard` bytes to fp32 and copy it to the host on `stream`. It is added to
+        an earlier gradient on the CPU, if there is one. Returns the copy's event.
+        """
         builder, dtype = self.builder, self.strategy.reduce_dtype
         numel = shard // DTYPE_BYTES[dtype]
         if dtype != "fp32":
@@ -86,9 +87,10 @@ class Fsdp2Home:
     def step(
         self, units: Sequence[ParamGroup], training: Training, norm_sums: Sequence[tuple[str, int]]
     ) -> None:
-        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too, and sums their
+        """Run torch's AdamW on the CPU. Clipping reads and scales the gradients there too, and sums their
         norms in `norm_sums`. The cost of unwrapping DTensors is left out: milliseconds, compared with
-        seconds."""
+        seconds.
+        """
         numel = sum(sum(unit.trainable_shards) for unit in units)
         if training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
@@ -103,9 +105,10 @@ class Fsdp2Home:
     def _sum_on_hosts(self, group: str, size: int) -> None:
         """# [Note: norms on the host]
         The norms of DTensors in host memory are host tensors, which the groups' gloo backend sums up while
-        the host waits: torchtitan asks for "cpu:gloo" beside NCCL with `enable_cpu_offload` (v0.2.2
-        distributed/utils.py `init_distributed`). Its ring's start and rounds are host time; the all-reduce
-        itself makes the ranks wait for each other. Groups that the plan lacks have one rank."""
+        the host waits: torchtitan asks for "cpu:gloo" next to NCCL with `enable_cpu_offload` (v0.2.2
+        distributed/utils.py `init_distributed`). Its ring's start and rounds are host time. The all-reduce
+        itself makes the ranks wait for each other. Groups that the plan lacks have one rank.
+        """
         groups, name = self.builder.groups, "all_reduce gradient norm"
         if group not in groups or groups[group].size == 1:
             return

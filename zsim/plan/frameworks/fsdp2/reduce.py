@@ -20,8 +20,9 @@ GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
 
 
 class Fsdp2Reducer:
-    """Reduces the gradients of all units, with at most `reduce_scatter_max_input_buffers` inputs alive.
-    `stored`: the type of the sharded parameters, and so of their gradients."""
+    """Reduces the gradients of all groups, with at most `reduce_scatter_max_input_buffers` inputs alive.
+    `stored` is the type of the sharded parameters, and so of their gradients.
+    """
 
     def __init__(
         self, builder: PlanBuilder, strategy: Fsdp2, home: Fsdp2Home | None, stored: str = "fp32"
@@ -99,7 +100,7 @@ class Fsdp2Reducer:
         self._last_post_reduce[stream] = gradient.post_reduce_event
 
     def wait(self, gradients: Mapping[str, Fsdp2UnitGradient]) -> None:
-        """At the end of backward: make the compute stream wait for all reductions, and free the buffers."""
+        """Make the compute stream wait for all reductions at the end of backward, and free the buffers."""
         for event in self._last_post_reduce.values():
             self.builder.stream_wait(COMPUTE, event)
         self._last_post_reduce = {}
@@ -134,8 +135,9 @@ class Fsdp2Reducer:
         )  # fmt: skip
 
     def _finish(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Cast to the shards' type and accumulate on the stream of the last reduction, or copy to the host;
-        returns the last event."""
+        """Cast to the shards' type and accumulate on the stream of the last reduction, or copy to the host.
+        Returns the last event.
+        """
         builder = self.builder
         if self.home is not None:
             return self.home.keep_gradient(unit, gradient, shard, stream)

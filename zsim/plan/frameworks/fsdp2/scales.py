@@ -20,8 +20,9 @@ def gathers_fp8(strategy: Fsdp2) -> bool:
 
 
 def agree_on_scales(builder: PlanBuilder, strategy: Fsdp2, unit: ParamGroup, stream: str) -> int:
-    """Without scales computed beforehand, sum up each weight's maximum before it is cast; returns the bytes
-    of fp32 shards that are read for the maxima."""
+    """Sum up each weight's maximum before it is cast, unless scales are computed beforehand. Returns the
+    bytes of fp32 shards that are read for the maxima.
+    """
     if strategy.precomputes_scales or not gathers_fp8(strategy):
         return 0
     for _ in range(unit.num_in_fp8):

@@ -1,8 +1,8 @@
 """PyTorch FSDP2 (`fully_shard`) and HSDP, as torch 2.13 runs them.
 
 Transcribed from `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `_fsdp_collectives.py` and
-`_fsdp_state.py`; method names follow theirs. One group of parameters (`ParamGroup`) is
-all-gathered, and its gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and padded.
+`_fsdp_state.py`. Method names follow theirs. One group of parameters (`ParamGroup`) is all-gathered, and its
+gradients reduce-scattered, as a whole. Every parameter is sharded on dim 0 and padded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters
 
 
 class Fsdp2Schedule(Hooks):
-    """FSDPParamGroup's hooks for all groups of a model; `home`: the host memory of offloaded shards."""
+    """FSDPParamGroup's hooks for all groups of a model. `offload` is the host memory of shards."""
 
     def __init__(self, stage: Stage, strategy: Fsdp2) -> None:
         super().__init__(stage)
@@ -222,7 +222,7 @@ class Fsdp2Schedule(Hooks):
             self._unshard(self._by_name[name])
 
     def before_module(self, call: ModuleCall) -> None:
-        """The hooks of a group inside a block; recomputation runs that of forward, too."""
+        """The hooks of a group inside a block. Recomputation runs that of forward, too."""
         if self.builder.phase == "backward":
             if call.name in self._leaves:
                 self._pre_backward(self._leaves[call.name])
@@ -268,7 +268,7 @@ class Fsdp2Schedule(Hooks):
                 self._pre_backward(unit)
 
     def _leave_inner(self, call: ModuleCall) -> None:
-        """The hooks behind a group inside a block; what is recomputed is not resharded."""
+        """The hooks after a group inside a block. Recomputed modules are not resharded."""
         if self.builder.phase == "forward" and call.name in self._leaves:
             self._post_forward(self._leaves[call.name])
         elif self.builder.phase == "backward" and call.name in self._enters:
@@ -286,8 +286,7 @@ class Fsdp2Schedule(Hooks):
             self._unshard(self._post_forward_order[index - 1])
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Allocate the unsharded gradients in the parameters' dtype; a tied head's gradient is held until the
-        embedding's is added to it."""
+        """Allocate unsharded gradients in the parameters' dtype. A tied head's waits for the embedding's."""
         builder = self.builder
         if call.borrowed_gradient_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
@@ -308,7 +307,7 @@ class Fsdp2Schedule(Hooks):
         return self._by_segment[call.segment]
 
     def after_backward(self, segment: Segment) -> None:
-        """The hook on a unit's inputs; units whose inputs need no gradient are finished in `end_backward`."""
+        """The hook on a group's inputs. Groups whose inputs need no gradient end in `end_backward`."""
         unit = self._by_segment.get(segment.name)
         if unit is None or unit.is_root or not unit.has_differentiable_input:
             return
@@ -316,8 +315,7 @@ class Fsdp2Schedule(Hooks):
             self._post_backward(unit)
 
     def end_backward(self) -> None:
-        """The final callback: post-backward of units without a hook on their inputs, then the wait for all
-        reductions."""
+        """The final callback: post-backward of groups without input hooks, then the wait for reductions."""
         for unit in self.units:
             if unit.is_root or not unit.has_differentiable_input:
                 self._post_backward(unit)
@@ -368,7 +366,7 @@ class Fsdp2Schedule(Hooks):
         self._unsharding = list(self.units)
 
     def _finish_unshard(self) -> None:
-        """`UnshardHandle.wait` of the units that the schedule has unsharded."""
+        """`UnshardHandle.wait` of the groups that the schedule has unsharded."""
         for unit in self._unsharding:
             self._wait_for_unshard(unit, is_told=True)
         self._unsharding = []

@@ -9,8 +9,7 @@ from zsim.dataclass import dataclass
 
 @dataclass
 class ParamGroupState:
-    """The state of FSDPParamGroup. `post_forward_indices`: the group's indices in the order of forwards, one
-    per forward whose backward has not run; a backward takes the last, which is the newest."""
+    """The state of FSDPParamGroup."""
 
     is_unsharded: bool = False
     is_sharded_post_forward: bool = False
@@ -18,19 +17,20 @@ class ParamGroupState:
     all_gather_bytes: int = 0
     reshard_event: int | None = None
     post_forward_indices: list[int] = field(default_factory=list)
+    """The group's indices in the order of forwards, one per forward whose backward has not run. A backward
+    takes the last, which is the newest.
+    """
 
 
 @dataclass
 class Fsdp2UnitGradient:
-    """The gradients of one group of parameters.
-
-    `unsharded_bytes`: computed by autograd in this backward; `accumulated_bytes`: left by earlier
-    micro-batches without reduction; `all_reduce_bytes`: buffer of the all-reduce, kept until the group's next
-    reduction.
-    """
+    """The gradients of one group of parameters."""
 
     unsharded_bytes: int = 0
+    """Bytes computed by autograd in this backward."""
     accumulated_bytes: int = 0
+    """Bytes left by earlier micro-batches without reduction."""
     all_reduce_bytes: int = 0
+    """Buffer of the all-reduce, kept until the group's next reduction."""
     has_shard: bool = False
     post_reduce_event: int | None = None

@@ -2,9 +2,9 @@
 
 # [Note: a shard that nothing gathers again]
 With a number for `reshard_after_forward` a group's shard over the smaller group is dropped once backward has
-gathered it (torch 2.13 `FSDPParam.to_unsharded`). Backward does not come to frozen parameters before all that
-is trained: their group goes back to its own shard (`to_sharded`), the other stays until the next forward puts
-a new one in its place, and a gather of it that was prefetched is dropped (`finalize_backward`).
+gathered it (torch 2.13 `FSDPParam.to_unsharded`). Backward does not reach frozen parameters before all
+trained ones: their group goes back to its own shard (`to_sharded`), and the other stays until the next
+forward puts a new one in its place, and a gather of it that was prefetched is dropped (`finalize_backward`).
 """
 
 from __future__ import annotations
@@ -34,31 +34,25 @@ _SEVERAL = re.compile(r"blocks:([1-9]\d*)")
 
 @dataclass(frozen=True, slots=True)
 class MeshInfo:
-    """The ranks over which a group of parameters is sharded and, in HSDP, replicated; `post_forward`: the
-    smaller group over which it stays sharded between forward and backward, if any."""
+    """The ranks over which a group of parameters is sharded and, in HSDP, replicated."""
 
     shard: Group
     replicate: Group | None = None
     post_forward: Group | None = None
+    """The smaller group over which it stays sharded between forward and backward, if any."""
 
 
 @dataclass
 class ParamGroup:
     """One group of parameters that is unsharded and reduced as a whole: torch's FSDPParamGroup.
 
-    `segments`: the model's segments that use it, in forward order. Every parameter is cut on a dimension into
-    one chunk of ceil(dim / ranks) rows per sharding rank of `mesh`, the last ones padded. `post_forward`: the
-    smaller group over which it stays sharded after forward, if any. `ends_before_loss`: the group's output is
-    the logits, so its backward begins after the backward of the loss. `calls`: of a group inside a block,
-    the first and the last module that it is for; `shard_dimension`: the dimension that is cut.
-    `forward_prefetch`, `backward_prefetch`: names of the groups whose unsharding begins with this one's
-    (`set_modules_to_forward_prefetch`); None: what comes next in backward is prefetched by itself.
-    `stored`: the type of the shards, unless a parameter has one of its own. `has_backward`: whether backward
-    comes to it; to frozen parameters before all that is trained it does not.
+    Every parameter is cut on a dimension into one chunk of ceil(dim / ranks) rows per sharding rank of
+    `mesh`, and the last chunks are padded.
     """
 
     name: str
     segments: tuple[str, ...]
+    """The model's segments that use it, in forward order."""
     parameters: tuple[Parameter, ...]
     mesh: MeshInfo
     is_root: bool = False
@@ -66,12 +60,18 @@ class ParamGroup:
     post_forward: Group | None = None
     has_differentiable_input: bool = True
     ends_before_loss: bool = False
+    """Whether its output is the logits, so that its backward begins after the loss's."""
     calls: tuple[str, str] | None = None
+    """The first and the last module that it is for, if it is a group inside a block."""
     shard_dimension: int = 0
     forward_prefetch: tuple[str, ...] | None = None
+    """Names of the groups that are unsharded with it (`set_modules_to_forward_prefetch`)."""
     backward_prefetch: tuple[str, ...] | None = None
+    """The same in backward. None prefetches the next group in backward by itself."""
     stored: str = "fp32"
+    """The type of the shards, unless a parameter has its own."""
     has_backward: bool = True
+    """Whether backward reaches it. It does not reach frozen parameters before all trained ones."""
     _gathered: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by type
 
     @property
@@ -122,7 +122,7 @@ class ParamGroup:
         return sum(self.gathered_bytes(dtype)) // self.post_forward.size
 
     def left_shard_bytes(self, dtype: str) -> int:
-        """Bytes of that shard between steps; see [Note: a shard that nothing gathers again]."""
+        """Bytes of that shard between steps. See [Note: a shard that nothing gathers again]."""
         is_left = self.post_forward is not None and self.post_forward.size > 1 and not self.has_backward
         return self.post_forward_shard_bytes(dtype) if is_left else 0
 
@@ -136,14 +136,14 @@ class ParamGroup:
         )
 
     def copies_out(self, size: int) -> tuple[Kernel, ...]:
-        """The gathered tensor of `size` bytes taken apart; chunks of another dimension than the first are
-        joined by a copy more."""
+        """The split of the gathered tensor. Chunks of a later dimension are joined by another copy."""
         passes = 2 if self.shard_dimension else 1
         return moves(passes * size, passes * size)
 
     def own_copies(self, dtype: str, size: int) -> tuple[Kernel, ...]:
-        """Kernels of one rank alone, which gathers nothing: a cast of every parameter that is kept in another
-        type than `dtype`, and a copy of each (`wait_for_unshard`, world size 1)."""
+        """Kernels of a single rank, which gathers nothing: a cast of every parameter that is kept in another
+        type than `dtype`, and a copy of each (`wait_for_unshard`, world size 1).
+        """
         casts = self.cast_bytes(dtype)
         copies = moves(size, size, launches=len(self.parameters))
         read = sum(casts) * 4 // DTYPE_BYTES[dtype]
@@ -205,18 +205,18 @@ def _padded(parameter: Parameter, num_ranks: int, dimension: int = 0) -> int:
 def make_param_groups(
     stage: Stage, strategy: Fsdp2, mesh: MeshInfo, experts: MeshInfo | None = None
 ) -> list[ParamGroup]:
-    """FSDP2's groups of parameters in forward order, by preset; groups without parameters are left out.
+    """FSDP2's groups of parameters in forward order, by preset. Groups without parameters are left out.
 
-    torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
-    head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
-    tied weights make one unit of all three, and so does what a captured model has between its blocks.
-    huggingface: each block resharded; the root holds the rest.
-    none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
-    (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last). A pipeline's stages are
-    resharded after forward only if asked for, torchtitan's norm and head with them ("always"; "default" is
-    not to). `experts`: the mesh of routed experts, which are a group of their own then, inside their block.
-    Source: torchtitan models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0),
-    accelerate 1.15.0 utils/fsdp_utils.py.
+    torchtitan-0.1: each block, the last not resharded after forward. The root holds embedding, norm and head.
+    torchtitan (0.2 and later): the embedding, each block, and norm with head, not resharded. Tied weights
+    make one group of embedding, norm and head, and so do modules between the blocks of a captured model.
+    huggingface: each block resharded. The root holds the others. none: the root holds all parameters.
+    blocks:N: as torchtitan, with N consecutive blocks in one group (`fully_shard([...])`: pre-hooks on the
+    first block, post-hooks on the last). A pipeline's stages are resharded after forward only if asked for,
+    torchtitan's norm and head with them ("always", while "default" is not to). `experts` is the mesh of
+    routed experts, which are then a group of their own inside their block. Source: torchtitan
+    models/llama3/infra/parallelize.py (0.1, v0.2.2) and distributed/fsdp.py (0.3.0), accelerate 1.15.0
+    utils/fsdp_utils.py.
     """
     several = _SEVERAL.fullmatch(strategy.wrapping)
     if strategy.wrapping not in WRAPPINGS[:-1] and several is None:
@@ -237,7 +237,7 @@ def make_param_groups(
 
 
 def _padding_notes(units: Sequence[ParamGroup]) -> list[str]:
-    """One note, if padding makes what is gathered half as large again as the parameters are."""
+    """One note, if padding makes the gathered parameters half as large again."""
     whole, padded = sum(unit.numel for unit in units), sum(unit.unsharded_numel for unit in units)
     if padded < _MUCH_PADDED * whole:
         return []
@@ -257,7 +257,7 @@ def _padding_notes(units: Sequence[ParamGroup]) -> list[str]:
 
 
 def _takes_gradient(stage: Stage, unit: ParamGroup) -> bool:
-    """Whether the input of a unit's first segment needs a gradient; without one FSDP2 has no hook there."""
+    """Whether the input of a group's first segment needs a gradient. Otherwise FSDP2 has no hook there."""
     if not unit.segments:  # routed experts, a group inside their block
         return True
     segment = next(one for one in stage.workload.segments if one.name == unit.segments[0])
@@ -322,10 +322,11 @@ def _param_groups(
 def _with_experts(
     stage: Stage, before: list[ParamGroup], blocks: list[ParamGroup], after: list[ParamGroup], mesh: MeshInfo
 ) -> list[ParamGroup]:
-    """The groups with those of routed experts behind their blocks. They are cut on dim 1 where experts are
-    fewer than ranks; every group names what is prefetched with it, since the host waits in between (0.2.2
-    models/llama4/infra/parallelize.py `apply_fsdp`). `before` and `after`: the embedding's group and the
-    head's, where the root has them not."""
+    """The groups, with those of routed experts after their blocks. They are cut on dim 1 where there are
+    fewer experts than ranks. Every group names the groups that are prefetched with it, since the host waits
+    in between (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`). `first` and `last` are the groups of
+    embedding and head, unless the root has these.
+    """
     segments = {segment.name: segment for segment in stage.workload.segments}
     of_unit = {
         unit.name: [_experts_of(unit, segments[name], mesh) for name in unit.segments] for unit in blocks
@@ -377,7 +378,7 @@ def _is_dispatch(module: Module) -> bool:
 
 
 def _name(part: Sequence[Segment]) -> str:
-    """The name of a unit of blocks: the block's, or "first-number of the last"."""
+    """The name of a group of blocks: the block's, or "first-number of the last"."""
     first, last = part[0].name, part[-1].name
     return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 

@@ -1,5 +1,6 @@
-"""The update of FSDP2's shards, which are DTensors: Python unwraps them before torch works on them, once per
-list of tensors, or, in an optimizer that loops over tensors, for every operator."""
+"""The update of FSDP2's shards, which are DTensors. Python unwraps them before torch works on them, once per
+list of tensors, or for every operator in an optimizer that loops over tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def update_units(
     units: Sequence[ParamGroup],
     updated: Sequence[Updated],
 ) -> None:
-    """Clip the gradients of `units` and update the tensors `updated`; `meshes`: see `norm_sums`."""
+    """Clip the gradients of `groups` and update the tensors `updated`. `meshes` is as in `norm_sums`."""
     builder, training, mesh = stage.builder, stage.training, meshes[0]
     numels = [shard for unit in units for shard in unit.trainable_shards]
     if training.gradient_clipping > 0:
@@ -41,11 +42,11 @@ def update_units(
 
 
 def norm_sums(meshes: tuple[MeshInfo, MeshInfo | None], units: Sequence[ParamGroup]) -> list[tuple[str, int]]:
-    """(group, bytes) of the all-reduces of a gradient norm, in order; `meshes`: the dense parameters' and, if
-    they have one of their own, the experts'.
+    """(group, bytes) of the all-reduces of a gradient norm, in order. `meshes` are the mesh of the dense
+    parameters and that of the experts, if they have one.
 
     The norm of a DTensor is summed over each dimension of its mesh, one number per tensor, and torchtitan
-    sums what comes of it over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
+    sums the results over the pipeline (v0.2.2 distributed/utils.py `clip_grad_norm_`).
     """
     mesh, experts = meshes
     own = 4 * sum(len(unit.parameters) for unit in units if unit.calls is not None)
@@ -58,7 +59,7 @@ def norm_sums(meshes: tuple[MeshInfo, MeshInfo | None], units: Sequence[ParamGro
 
 
 def _update_matrices(stage: Stage, strategy: Fsdp2, mesh: MeshInfo, matrices: Sequence[Updated]) -> None:
-    """Muon, which moves matrices between ranks; their states and gradients are fp32."""
+    """Issue Muon's update, which moves matrices between ranks. Their states and gradients are fp32."""
     shard = mesh.shard
     costs = DTensorCosts(shard.size, stage.ranks <= strategy.gpus_per_node)
     for matrix in matrices:

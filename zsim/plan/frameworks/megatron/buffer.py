@@ -31,18 +31,20 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The buffer. `places`: (first element, end) of each parameter, in the order of backward."""
+    """The layout of a buffer: its buckets, and the range of each parameter."""
 
     buckets: tuple[Bucket, ...]
     places: Mapping[str, tuple[int, int]]
+    """(first element, end) of each parameter, in the order of backward."""
 
     @property
     def numel(self) -> int:
         return self.buckets[-1].end if self.buckets else 0
 
     def pieces(self, ranks: int, among: Collection[str] | None = None) -> list[list[int]]:
-        """Elements of each parameter (of those `among`) that each of `ranks` updates: every bucket is cut
-        into equal shards."""
+        """Elements of each parameter (of the `selected` ones) that each of `ranks` updates. Every bucket is
+        cut into equal shards.
+        """
         found: list[list[int]] = [[] for _ in range(ranks)]
         for bucket in self.buckets:
             each = bucket.numel // ranks
@@ -57,25 +59,30 @@ class Buffer:
 
 @dataclass(frozen=True)
 class BufferPart:
-    """A buffer and the ranks that share it: `ranks` of `shard`; `replicate`: those of other instances of the
-    optimizer; `whole`: both. `is_experts`: of routed experts that other ranks have."""
+    """A buffer, and the ranks that share it."""
 
     buffer: Buffer
     ranks: int
+    """The number of ranks of `shard`."""
     shard: Group
     whole: Group
+    """The ranks of `shard` and `replicate`."""
     replicate: Group | None = None
+    """The ranks of other instances of the optimizer."""
     is_experts: bool = False
+    """Whether it holds routed experts that other ranks have."""
 
     def in_order(self) -> list[tuple[int, int]]:
-        """The places of the parameters in the order of registration."""
+        """The ranges of the parameters in the order of registration."""
         return list(self.buffer.places.values())[::-1]
 
 
 def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
-    """Elements of the whole tensors that each rank owns; ranks that own none are left out. Tensors are
-    assigned in order; the tensor that exceeds 1.01 times a rank's share goes to the next rank (InternEvo's
-    ParamBcastSyncHandler, solver/optimizer/utils.py of v0.2.1dev20231121)."""
+    """Elements of the unsharded tensors that each rank owns. Ranks that own none are left out.
+
+    Tensors are assigned in order. The tensor that exceeds 1.01 times a rank's share goes to the next rank
+    (InternEvo's ParamBcastSyncHandler, solver/optimizer/utils.py of v0.2.1dev20231121).
+    """
     share = sum(numels) // ranks
     owned, counted = [0], 0
     for numel in numels:
@@ -90,8 +97,8 @@ def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
 def lay_out(
     numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool, first: int = 0
 ) -> Buffer:
-    """The buffer of parameters that are registered in the order of `numels`, laid out in reverse; `first`:
-    the number of its first bucket.
+    """The layout of a buffer of parameters that are registered in the order of `numels`, which it holds in
+    reverse. `first` is the number of its first bucket.
 
     A bucket is closed once it holds `bucket_size` elements or more (None: one bucket). If `is_sharded`,
     parameters start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.

@@ -1,12 +1,12 @@
-"""The weights of fp8 products under Megatron: quantised copies beside 16-bit parameters, or parameters that
+"""The weights of fp8 products under Megatron: quantised copies next to 16-bit parameters, or parameters that
 are quantised themselves (`--fp8-param-gather`).
 
 Read in Megatron-Core 0.16.1 (core/fp8_utils.py, core/distributed/param_and_grad_buffer.py) and Transformer
 Engine 2.17 (pytorch/module/base.py `quantize_weight`, pytorch/tensor/utils.py `cast_master_weights_to_fp8`).
 Copies are made in the first micro-batch of a step and live from then on. Parameters in mxfp8 are gathered in
-16 bits, in the buffer of the gradients, and cast behind; others are gathered in 8 bits, and transposed
-behind. A bucket of both types counts as one call: Megatron puts 16-bit parameters into a buffer of their own,
-whose buckets it gathers with the last of the others (`partition_buckets`).
+16 bits, in the buffer of the gradients, and cast afterwards. Others are gathered in 8 bits, and transposed
+afterwards. A bucket of both types counts as one call: Megatron puts 16-bit parameters into a buffer of their
+own, whose buckets it gathers with the last of the others (`partition_buckets`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zsim.specs.strategy.training import Training
 
 
 class Fp8Weights:
-    """The weights of one stage's fp8 products; none without fp8. `is_primary`: they are the parameters."""
+    """The weights of one stage's fp8 products, none without fp8. If `is_primary`, they are the parameters."""
 
     def __init__(self, model: ModelSpec, training: Training, *, is_primary: bool) -> None:
         self.recipe = training.fp8
@@ -44,15 +44,16 @@ class Fp8Weights:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes less that parameters take: those in 8 bits stand for 16 bits; mxfp8's are counted as
-        copies."""
+        """Bytes by which the parameters are smaller: those in 8 bits replace 16 bits. mxfp8's are counted as
+        copies.
+        """
         if not self.is_primary:
             return 0
         return self.numel if self._is_gathered else 2 * self.numel
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of quantised copies beside the parameters."""
+        """Bytes of quantised copies in addition to the parameters."""
         copies = self.recipe.weight_copy_bytes(self.numel)
         return copies - self.numel if self._is_gathered else copies
 
@@ -67,8 +68,9 @@ class Fp8Weights:
 def quantize_masters(
     builder: PlanBuilder, training: Training, stages: Sequence[Fp8Weights], ranks: int, group: str
 ) -> None:
-    """Scales of the fp32 masters of which a rank has its part: each weight's maximum (with blocks each
-    block's), all-reduced; then the cast, which is the update's own. Delayed scales are known."""
+    """Compute the scales of the fp32 masters of which a rank has its part: each weight's maximum (with blocks
+    each block's), all-reduced. The cast is part of the update. Delayed scales are known.
+    """
     recipe, count = training.fp8.recipe, sum(len(stage.numels) for stage in stages)
     numel = sum(stage.numel for stage in stages)
     if not count or recipe not in ("current", "block"):

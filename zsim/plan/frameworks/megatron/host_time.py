@@ -15,12 +15,15 @@ _GROWTH = 1.25  # of nanotron's wait with its tensor ranks, fitted beside `nanot
 def enter_block(
     builder: PlanBuilder, strategy: Megatron, split: Parallelism, segment: Segment, passes: int
 ) -> None:
-    """Host time of a block: forking and restoring random states, products as autograd functions in Python;
-    attention without a fused kernel, and each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer
-    Engine); the parts of a layer between which another micro-batch's run (`TransformerLayerSchedulePlan` of
-    core 0.16.1 models/common/model_chunk_schedule_plan.py); norms that are modules of their own, and
-    products beyond a dense layer's; of nanotron's under a pipeline, what it waits for the ranks of its tensor
-    parallelism."""
+    """Host time of a block, beyond modules and launches.
+
+    It forks and restores random states and runs products as autograd functions in Python. Attention without a
+    fused kernel costs time, and so do each hop of its ring (`AttnFuncWithCPAndKVP2P` of Transformer Engine)
+    and the switches to another micro-batch between the parts of a layer (`TransformerLayerSchedulePlan` of
+    core 0.16.1 models/common/model_chunk_schedule_plan.py). Norms that are modules of their own and products
+    beyond a dense layer's are counted one by one. Under a pipeline nanotron also waits for the ranks of its
+    tensor parallelism.
+    """
     overhead = strategy.block_overhead
     if overhead is None or segment.kind != "block":
         return
@@ -43,12 +46,13 @@ def enter_block(
 
 
 def norms_alone(segment: Segment) -> tuple[int, int]:
-    """Norms of a block that Transformer Engine's layers do not fuse into the product behind them: those of
+    """Norms of a block that Transformer Engine's layers do not fuse into the product that follows: those of
     its attention, and the one that a router reads.
 
     core 0.16.1 models/gpt/gpt_layer_specs.py: `TELayerNormColumnParallelLinear` has the norm before
-    linear_qkv, before a dense linear_fc1 and before the second products of latent attention. `TENorm` is
-    that of queries and keys, of a layer of experts, and the first with latent attention."""
+    linear_qkv, before a dense linear_fc1 and before the second products of latent attention. `TENorm` is that
+    of queries and keys, of a layer of experts, and the first with latent attention.
+    """
     works = [call.module.work for call in segment.calls if not isinstance(call.module.work, Exchange)]
     places = [place for place, work in enumerate(works) if isinstance(work, Norm)]
     router = max((place for place, work in enumerate(works) if isinstance(work, Router)), default=-1)
@@ -87,10 +91,14 @@ def enter_chunk(builder: PlanBuilder, strategy: Megatron, split: Parallelism) ->
 
 
 def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) -> None:
-    """Host time of routed experts. Products of all experts together: routing, dispatch and return, forward
-    and backward alike, before the router and before each of the two products. Experts one after the other
-    (core/transformer/moe/experts.py `SequentialMLP`): the modules of each, half before each product of
-    forward. See `megatron_core_experts` and `megatron_core_expert` of presets/frameworks.toml."""
+    """Host time of routed experts.
+
+    Where one product computes all experts it is the time of routing, dispatch and return, in forward and in
+    backward, before the router and before each of the two products. Where experts run one after the other
+    (core/transformer/moe/experts.py `SequentialMLP`) it is the time of each expert's modules, half before
+    each product of forward. See `megatron_core_experts` and `megatron_core_expert` of
+    presets/frameworks.toml.
+    """
     work = call.module.work
     if not isinstance(work, Router | GroupedLinear) or ".lora_" in call.name:
         return
@@ -107,9 +115,10 @@ def enter_experts(builder: PlanBuilder, strategy: Megatron, call: ModuleCall) ->
 
 
 def run_fsdp_hooks(builder: PlanBuilder, segment: Segment, *, is_backward: bool) -> None:
-    """Host time of Megatron-FSDP's hooks of a layer in one pass, beyond collectives and launches: its own,
-    those in front of its modules that have parameters in forward, those behind the gradients of its
-    parameters in backward. Routed experts have a parameter each for each of their products."""
+    """Host time of Megatron-FSDP's hooks of a layer in one pass, beyond collectives and launches: those of
+    the layer, those before its modules that have parameters in forward, and those after the gradients of its
+    parameters in backward. Routed experts have a parameter each for each of their products.
+    """
     if segment.kind != "block":
         return
     builder.host(f"hooks of {segment.name}", overhead="megatron_fsdp_unit")

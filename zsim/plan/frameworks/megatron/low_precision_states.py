@@ -1,7 +1,7 @@
 """Megatron's precision-aware optimizer: bytes of its states and the traffic of its update.
 
 Transcribed from Transformer Engine 2.20.0.dev0 pytorch/optimizers/fused_adam.py (`step`,
-`get_unscaled_state`, `_apply_scale`); what it keeps is in zsim/specs/strategy/precision_aware.py.
+`get_unscaled_state`, `_apply_scale`). Its states are in zsim/specs/strategy/precision_aware.py.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def update_low_precision(
 
 
 def _update(states: PrecisionAware, param_dtype: str, gradient_dtype: str, numel: int) -> Kernel:
-    """One pass: reads the gradient; reads and writes the moments, in fp32 unless both are bf16, and the
-    master; writes the model's weight, which it also reads where the master is its remainder."""
+    """One pass: reads the gradient, reads and writes the moments, in fp32 unless both are bf16, and the
+    master, and writes the model's weight. It also reads the weight where the master is its remainder.
+    """
     low, gradient = DTYPE_BYTES[param_dtype], DTYPE_BYTES[gradient_dtype]
     moments = 2 * (2 + 2) if states.fuses_casts else 2 * (_FP32 + _FP32)
     master = 2 * (states.master_bytes if states.keeps_remainders else _FP32)
@@ -55,14 +56,15 @@ def _update(states: PrecisionAware, param_dtype: str, gradient_dtype: str, numel
 
 
 def _load(dtype: str, numels: Sequence[int]) -> tuple[Kernel, ...]:
-    """To fp32; fp16's are multiplied by their scale in place."""
+    """Kernels that cast states to fp32. fp16's are multiplied by their scale in place."""
     each = DTYPE_BYTES[dtype] + _FP32 + (2 * _FP32 if dtype == "fp16" else 0)
     return (Kernel("elementwise", 0.0, float(sum(numels) * each), "fp32", (), len(numels) * _LOADS[dtype]),)
 
 
 def _store(dtype: str, numels: Sequence[int]) -> tuple[Kernel, ...]:
-    """Back: the extremes are read for a new scale, fp16's multiplied by its inverse in place; bf16's are cast
-    into a new tensor, which is copied."""
+    """Kernels that cast states back. The extremes are read for a new scale, and fp16's are multiplied by its
+    inverse in place. bf16's are cast into a new tensor, which is copied.
+    """
     size = DTYPE_BYTES[dtype]
     each = {"bf16": _FP32 + 3 * size, "fp8": 2 * _FP32 + size, "fp16": 4 * _FP32 + size}[dtype]
     return (Kernel("elementwise", 0.0, float(sum(numels) * each), "fp32", (), len(numels) * _STORES[dtype]),)

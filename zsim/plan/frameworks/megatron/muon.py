@@ -3,10 +3,10 @@
 Read from Megatron-Core 0.16.1 core/optimizer/muon.py and layer_wise_optimizer.py (`shard_params`), and 0.18.2
 core/optimizer/layer_wise_optimizer.py (`_compute_per_buffer_param_layout`).
 
-Matrices are all parameters of two dimensions but the word embedding and the output layer: routers, gates of
-shared experts and learned positions too; every routed expert has its own. A column is cut along its rows, a
-row along its columns; Transformer Engine marks experts' products, whose communication is Megatron's, as cut
-along their rows, both of them.
+Matrices are all parameters of two dimensions except the word embedding and the output layer. Routers, gates
+of shared experts and learned positions are matrices too, and every routed expert has its own. A column is cut
+along its rows, a row along its columns. Transformer Engine marks experts' products, whose communication is
+Megatron's, as cut along their rows, both of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ _LEAST_FILLED = 0.9  # PADDING_FLOOR
 
 @dataclass(frozen=True, slots=True)
 class MuonTensor:
-    """A parameter as Megatron has it: `matrix` None for what is no matrix; `group`: the tensor-parallel ranks
-    of it; `is_experts`: other ranks than those of data parallelism have it."""
+    """A parameter as Megatron has it."""
 
     name: str
     numel: int
     matrix: MuonMatrix | None
+    """None for a parameter that is no matrix."""
     group: str = TENSOR
+    """Its tensor-parallel ranks."""
     is_experts: bool = False
+    """Whether ranks other than those of data parallelism have it."""
 
 
 def muon_tensors(
@@ -75,8 +77,9 @@ def _tensors(name: str, parameter: Parameter, matrix: MuonMatrix | None) -> Iter
 
 
 def _in_place(segment: Segment) -> Iterator[tuple[ModuleCall, bool, Attention | None]]:
-    """Calls with whether their product is a row (behind attention or an activation), and the attention that
-    reads a product's output."""
+    """Calls with whether their product is a row (after attention or an activation), and the attention that
+    reads a product's output.
+    """
     is_row = False
     for number, call in enumerate(segment.calls):
         work = call.module.work
@@ -134,8 +137,9 @@ def _check_marks(stage: Stage) -> None:
 
 
 def owned_by_size(tensors: Sequence[MuonTensor], ranks: int) -> list[list[MuonTensor]]:
-    """The tensors that each rank owns: the smallest first, to the ranks up and down (`shard_params`);
-    matrices come before all else of their size."""
+    """The tensors that each rank owns: the smallest first, to the ranks up and down (`shard_params`).
+    Matrices come before all else of their size.
+    """
     loop = [*range(ranks), *reversed(range(ranks))]
     owned: list[list[MuonTensor]] = [[] for _ in range(ranks)]
     for number, tensor in enumerate(sorted(tensors, key=lambda one: (one.numel, one.matrix is None))):
@@ -146,11 +150,12 @@ def owned_by_size(tensors: Sequence[MuonTensor], ranks: int) -> list[list[MuonTe
 def lay_out_whole(
     tensors: Mapping[str, Sequence[MuonTensor]], bucket_size: int | None, ranks: int, first: int
 ) -> tuple[Buffer, list[list[MuonTensor]]]:
-    """A buffer whose tensors are not cut between ranks, and those that each rank owns; `tensors`: by
-    parameter, whose experts are not spread over buckets here; `first`: the number of its first bucket.
+    """A buffer whose tensors are not cut between ranks, and the tensors that each rank owns. `tensors` are by
+    parameter, whose experts are not split over buckets here. `first` is the number of its first bucket.
 
-    In the order of backward, up to `bucket_size` elements, or 0.9 of what `ranks` of its largest would take;
-    each the largest first to the rank that has least; all ranks' parts are as long as the longest.
+    Buckets are in the order of backward, up to `bucket_size` elements, or 0.9 of the size that `ranks` of its
+    largest tensor would take. In each, the largest tensor goes first, to the rank that has least. All ranks'
+    parts are as long as the longest.
     """
     divisor = lcm(_START, lcm(ranks, _BUCKET_END) // ranks)
     owned: list[list[MuonTensor]] = [[] for _ in range(ranks)]
@@ -192,12 +197,12 @@ def lay_out_whole(
 
 
 def most(owned: Sequence[Sequence[MuonTensor]], of: Callable[[MuonTensor], float]) -> Sequence[MuonTensor]:
-    """The tensors of the rank that has most of something."""
+    """The tensors of the rank with the largest sum of `weight`."""
     return max(owned, key=lambda tensors: sum(map(of, tensors)), default=())
 
 
 def flops(tensor: MuonTensor, work: MuonWork, builder: PlanBuilder) -> float:
-    """FLOPs of a matrix's products; of what is no matrix 0."""
+    """FLOPs of a matrix's products, 0 for a tensor that is no matrix."""
     return muon_flops(tensor.matrix, work, _ranks(builder, tensor.group)) if tensor.matrix else 0.0
 
 

@@ -1,4 +1,5 @@
-"""Megatron's data parallelism under its own Muon: states of whole matrices, and who gathers what.
+"""Megatron's data parallelism under its own Muon: states of whole matrices, and the gathers from their
+owners.
 
 Read from Megatron-Core 0.16.1 to 0.18.2: core/optimizer/layer_wise_optimizer.py, `start_param_sync` of
 core/distributed/param_and_grad_buffer.py, and `_get_megatron_emerging_optimizer` of
@@ -7,11 +8,12 @@ core/optimizer/__init__.py.
 # [Note: gathers of unequal parts]
 Owners of whole tensors have unequal bytes. torch's `all_gather` of a list of unequal tensors is a broadcast
 from every rank, in one group, so in one kernel (`ProcessGroupNCCL::allgather`): here an all-gather of as many
-bytes in all. A rank joins what it owns before, and copies what the others own into its parameters behind.
+bytes in all. Before it a rank joins the tensors that it owns, and after it copies those of the others into
+its parameters.
 
 # [Note: two ranks]
-The program is of the rank whose matrices take most FLOPs; the memory of states is of the rank with most of
-them, dense tensors' and experts' each for themselves, which may be others.
+The program is of the rank whose matrices take most FLOPs. The memory of states is of the rank with most of
+them, separately for dense tensors and experts, which may be other ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class MuonSchedule(MegatronSchedule):
     # -- who has what -----------------------------------------------------------------------------------
 
     def lay_out_parts(self, bucket_size: int | None) -> list[BufferPart]:
-        """From 0.18 on the layer-wise optimizer has buffers of matrices beside that of all else."""
+        """The buffers. From 0.18 on the layer-wise optimizer has separate buffers of matrices."""
         stage = self.stage
         self._of = muon_tensors(stage, self._named, self.muon)
         self.tensors = [one for tensors in self._of.values() for one in tensors]
@@ -91,8 +93,9 @@ class MuonSchedule(MegatronSchedule):
 
     @cached_property
     def owned(self) -> list[Owned]:
-        """By kind (dense, experts'), the tensors of all chunks that each rank updates as a whole; laid out,
-        they are matrices only. It needs all chunks."""
+        """The tensors of all chunks that each rank updates unsharded, by kind (dense, experts'). Where the
+        layer-wise optimizer has them in its buffers, they are only matrices. It needs all chunks.
+        """
         if self.muon.owners == "laid out":
             return self._together()
         tensors = [one for chunk in self.chunks for one in chunk.tensors]
@@ -107,13 +110,15 @@ class MuonSchedule(MegatronSchedule):
         return [[list(chain(*rank)) for rank in zip(*kind, strict=True)] for kind in kinds]
 
     def _pieces(self) -> list[int]:
-        """Elements of what is no matrix, of the first rank, where the distributed optimizer has it."""
+        """Elements of the tensors that are no matrix, on the first rank, where the distributed optimizer
+        updates them.
+        """
         return self.parts[0].buffer.pieces(self.ranks)[0] if self.muon.owners == "laid out" else []
 
     # -- memory -----------------------------------------------------------------------------------------
 
     def _fullest(self) -> list[MuonTensor]:
-        """The chunk's tensors of the ranks with most states; see [Note: two ranks]."""
+        """The chunk's tensors of the ranks with most states. See [Note: two ranks]."""
         own = set(self.tensors)
         return [one for kind in self.owned for one in most(kind, self._state_bytes) if one in own]
 
@@ -123,7 +128,7 @@ class MuonSchedule(MegatronSchedule):
         return [one.numel for one in self._fullest()] + self._pieces()
 
     def resident(self) -> list[Memory]:
-        """Masters of 16-bit parameters; a momentum of matrices, moments of all else."""
+        """Masters of 16-bit parameters, a momentum of matrices, and the moments of all other tensors."""
         found = [one for one in super().resident() if one.category != "optimizer_states"]
         fullest = self._fullest()
         rest = [one.numel for one in fullest if one.matrix is None] + self._pieces()
@@ -190,7 +195,7 @@ class MuonSchedule(MegatronSchedule):
     # -- gathers of unequal parts -----------------------------------------------------------------------
 
     def _gather_unequal(self, kinds: Sequence[Owned]) -> None:
-        """`allgather_params`: see [Note: gathers of unequal parts]."""
+        """Run `allgather_params`. See [Note: gathers of unequal parts]."""
         groups = [self.shard, *(part.shard for part in self.parts if part.is_experts)]
         for owned, group in zip(kinds, groups, strict=False):
             if group.size > 1 and any(owned):
@@ -201,7 +206,7 @@ class MuonSchedule(MegatronSchedule):
                 self.builder.free("buffers", held)
 
     def gather(self, bucket: Bucket, stream: str) -> int:
-        """From 0.17 on: a bucket's tensors, from their owners."""
+        """Issue the gather of a bucket's tensors from their owners (from 0.17 on) and return its event."""
         if self.muon.owners != "in turn":
             return super().gather(bucket, stream)
         part = self._part_of[bucket.number]
@@ -223,7 +228,9 @@ class MuonSchedule(MegatronSchedule):
         return [[one for one in rank if one in own] for rank in kind]
 
     def _join(self, owned: Owned, what: str) -> int:
-        """Join what the fullest rank owns; returns the bytes of that and of what the others send."""
+        """Join the tensors that the fullest rank owns. Returns the bytes of these and of those that the
+        others send.
+        """
         fullest = most(owned, lambda one: one.numel)
         size = sum(one.numel for one in fullest) * self.param_bytes
         held = sum(one.numel for rank in owned for one in rank) * self.param_bytes

@@ -4,15 +4,15 @@ Transcribed from nanotron of January 2025 (9055c664): `trainer.py`, `helpers.py`
 `optim/gradient_accumulator.py`, `optim/zero.py`, `optim/clip_grads.py`, `distributed.py`.
 
 # [Note: who reduces]
-autograd leaves the gradients of a micro-batch in `.grad`; after its whole backward they are added, tensor by
-tensor, to one fp32 buffer. With ZeRO-1 the model is not wrapped in DDP: behind the last backward the whole
-buffer is all-reduced, and nothing is computed meanwhile. Without ZeRO the last backward goes through DDP,
-whose hook adds a bucket's gradients to the buffer and all-reduces them there, beside backward; DDP copies
-gradients into its buckets and back.
+autograd leaves the gradients of a micro-batch in `.grad`. After its complete backward they are added, tensor
+by tensor, to one fp32 buffer. With ZeRO-1 the model is not wrapped in DDP: after the last backward the
+complete buffer is all-reduced, and nothing is computed meanwhile. Without ZeRO the last backward goes through
+DDP, whose hook adds a bucket's gradients to the buffer and all-reduces them there, concurrently with
+backward. DDP copies gradients into its buckets and back.
 
 # [Note: pieces]
 ZeRO-1 cuts every parameter into a piece per rank. `all_gather_coalesced` joins a rank's pieces, gathers them
-at once, and copies ranks x parameters pieces back, each a kernel behind Python's slicing; torch's
+at once, and copies ranks x parameters pieces back, each a kernel after Python's slicing. torch's
 `ProcessGroupNCCL` gathers into a tensor of its own, which it copies out rank by rank.
 """
 
@@ -95,8 +95,7 @@ class NanotronSchedule(MegatronSchedule):
         self.builder.kernels(name, each, overhead="megatron_gradient_hook", events=tensors)
 
     def end_backward(self) -> None:
-        """GradientAccumulator.backward: sums, one tensor after the other; with DDP copies out of its
-        buckets."""
+        """GradientAccumulator.backward: sums tensor by tensor, or with DDP copies out of its buckets."""
         if not self._numels:  # a stage of the loss alone
             return
         if self._syncs:
@@ -137,7 +136,7 @@ class NanotronSchedule(MegatronSchedule):
             chunk.finish_update()
 
     def finish_update(self) -> None:
-        """`_all_gather_params`: see [Note: pieces]."""
+        """Run `_all_gather_params`. See [Note: pieces]."""
         if not self.strategy.distributed_optimizer or self.ranks == 1 or not self._numels:
             return
         builder, ranks, tensors = self.builder, self.ranks, len(self._numels)

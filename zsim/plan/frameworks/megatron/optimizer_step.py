@@ -1,7 +1,7 @@
 """Megatron's optimizer on the elements that a rank owns: fp32 gradients, unscale, norm, update, cast back.
 
 Transcribed from Megatron-Core 0.12 `core/optimizer/optimizer.py` (MixedPrecisionOptimizer.step) and
-`clip_grads.py`; Megatron-LM 2.5's `megatron/optimizer/optimizer.py` does the same in the same order.
+`clip_grads.py`. Megatron-LM 2.5's `megatron/optimizer/optimizer.py` does the same in the same order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def update_parameters(
 ) -> None:
     """Issue the update of this rank's elements of each tensor.
 
-    `groups`: the groups over which norm and overflow are reduced; [] if every rank has all gradients.
-    `copies_back`: the updated weights are cast to the model's in one pass. fp32
-    copies of 16-bit gradients live until the end of the update. Megatron scales the gradients only if their
-    norm is above the limit (`clip_coeff < 1.0`), which stops early in a training: no scaling is issued.
+    Norm and overflow are reduced over `groups`, [] if every rank has all gradients. If `copies_back`, the
+    updated weights are cast to the model's in one pass. fp32 copies of 16-bit gradients live until the end of
+    the update. Megatron scales the gradients only if their norm is above the limit (`clip_coeff < 1.0`),
+    which stops early in a training: no scaling is issued.
     """
     numel, is_low, states = sum(numels), strategy.param_dtype != "fp32", strategy.states
     is_decoupled = states is not None and states.has_masters  # it reads gradients in their own type
@@ -72,8 +72,9 @@ def ready_gradients(
     lists: Sequence[Sequence[int]],
     groups: Sequence[str],
 ) -> int:
-    """fp32 copies of gradients, their scale and their norm, one for each of `lists` of tensors' elements
-    (optimizers in a chain that do not share a group); returns the bytes of the copies, which are to be freed.
+    """Issue fp32 copies of gradients, their scale and their norm. There is one norm for each of `numel_lists`
+    of tensors' elements (optimizers in a chain that do not share a group). Returns the bytes of the copies,
+    which the caller frees.
     """
     numels = [numel for one in lists for numel in one]
     numel, states = sum(numels), strategy.states

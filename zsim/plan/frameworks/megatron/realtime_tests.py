@@ -20,7 +20,9 @@ _PAIR = 2  # the norms of queries and of keys have parameters alike
 
 
 def run_realtime_tests(builder: PlanBuilder, strategy: Megatron, call: ModuleCall, data: Group) -> None:
-    """Behind the norm of the keys, if the layer has one; `data`: the data-parallel ranks."""
+    """Issue the comparison after the norm of the keys, if the layer has one. `data_group` is the
+    data-parallel ranks.
+    """
     is_forward = builder.phase in ("forward", "recompute")
     if not (strategy.test_mode and is_forward and call.name.endswith("k_layernorm")):
         return

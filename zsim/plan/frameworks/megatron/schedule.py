@@ -58,7 +58,7 @@ NCCL = "data parallel"
 
 
 class MegatronSchedule(BlockTimedHooks):
-    """DistributedDataParallel's hooks; see the module's notes."""
+    """DistributedDataParallel's hooks. See the module's notes."""
 
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)
@@ -94,7 +94,7 @@ class MegatronSchedule(BlockTimedHooks):
         self._tied = TiedGradient(self.builder, strategy.param_dtype)
 
     def lay_out_parts(self, bucket_size: int | None) -> list[BufferPart]:
-        """The buffers; see [Note: two buffers]."""
+        """The buffers. See [Note: two buffers]."""
         sharded = self.strategy.distributed_optimizer and not self.strategy.is_nanotron
         dense = lay_out(self._numels, bucket_size, self.ranks, is_sharded=sharded)
         parts = [BufferPart(dense, self.ranks, self.shard, self.whole, self.replicate)]
@@ -128,8 +128,7 @@ class MegatronSchedule(BlockTimedHooks):
 
     @property
     def own_numels(self) -> list[int]:
-        """Elements of each tensor that the first rank updates; if ranks own whole tensors, the largest rank's
-        total."""
+        """Elements of each tensor that the first rank updates, or one total of the tensors' largest owner."""
         if self.strategy.has_owners:
             return [max(self._owned)]
         if self.strategy.distributed_optimizer:
@@ -137,8 +136,7 @@ class MegatronSchedule(BlockTimedHooks):
         return [end - start for part in self.parts for start, end in part.in_order()]
 
     def resident(self) -> list[Memory]:
-        """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
-        update allocates."""
+        """Parameters, gradients, fp32 masters of 16-bit ones, moments that the first update allocates."""
         owned, strategy = self.own_numels, self.strategy
         trained = self.workload.model.trainable_numel
         parameters = self._numel if strategy.distributed_optimizer else trained
@@ -192,8 +190,7 @@ class MegatronSchedule(BlockTimedHooks):
         """The use of a gathered bucket by computation."""
 
     def _broadcast(self) -> None:
-        """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
-        device."""
+        """InternEvo's broadcast_params: a broadcast from each owner. Then the host waits for the device."""
         for number, numel in enumerate(self._owned):
             self.builder.collective(
                 "broadcast", numel * self.param_bytes, self.strategy.param_dtype, self.shard.name,
@@ -202,7 +199,7 @@ class MegatronSchedule(BlockTimedHooks):
         self.builder.host_wait(self.builder.record(COMPUTE))
 
     def gather(self, bucket: Bucket, stream: str) -> int:
-        """Issue the all-gather of a bucket's parameters; returns its event."""
+        """Issue the all-gather of a bucket's parameters and return its event."""
         size = bucket.numel * self.param_bytes - self.fp8_weights.ungathered_bytes(bucket.names)
         size = -(-size // self.ranks) * self.ranks
         name = f"all_gather parameters {bucket.number}"
@@ -233,7 +230,7 @@ class MegatronSchedule(BlockTimedHooks):
         self._missing = {bucket.number: len(bucket.names) for bucket in self.buckets}
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
+        """Add the gradients to the buffer, reduce complete buckets. See [Note: where a gradient goes]."""
         if call.borrowed_gradient_numel and not self.strategy.fuses_accumulation:
             self._tied.add(call)
         for parameter in reversed(call.trainable_parameters):
@@ -272,7 +269,7 @@ class MegatronSchedule(BlockTimedHooks):
             self._gather(bucket.number)
 
     def finish_gradients(self) -> None:
-        """`finalize_model_grads`, at the end of all schedules: see [Note: sums behind the reductions]."""
+        """Run `finalize_model_grads` at the end of all schedules. See [Note: sums behind the reductions]."""
         for chunk in self.chunks:
             chunk.finish_reductions()
         sum_partial_gradients(self.builder, self.chunks, self.strategy.grad_dtype)
@@ -334,8 +331,9 @@ class MegatronSchedule(BlockTimedHooks):
         return self.builder.collective("all_reduce", size, dtype, group, stream=stream, name=name)
 
     def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
-        """allreduce_params of local DDP: concatenate, all-reduce while the host waits, average, copy back; on
-        a separate stream InternEvo's `_reduce_grads_by_rank`: copy a bucket back after the next is issued."""
+        """allreduce_params of local DDP: concatenate, all-reduce while the host waits, average, copy back. On
+        a separate stream InternEvo's `_reduce_grads_by_rank`: copy a bucket back after the next is issued.
+        """
         builder, size = self.builder, bucket.numel * self.grad_bytes
         builder.allocate("buffers", size)
         launches = cat_launches(len(bucket.names))
@@ -389,7 +387,8 @@ class MegatronSchedule(BlockTimedHooks):
     def norm_groups(self) -> list[str]:
         """The groups over which norm and overflow are reduced: all ranks where each owns a part of the
         gradients, else the ranks of one model, and of one set of its experts (d98e8a64 optimizer/__init__.py
-        `_get_param_groups`: stages without any have their optimizer, too)."""
+        `_get_param_groups`: stages without experts have an optimizer for them, too).
+        """
         if self.strategy.shards_states:
             return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
         has_own = EXPERT_STAGES in self.builder.groups and self.stage.trains_experts

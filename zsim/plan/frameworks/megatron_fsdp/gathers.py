@@ -1,16 +1,17 @@
-"""The gathers of Megatron-FSDP's parameters: what is gathered, ahead of what, and when it is released.
+"""The gathers of Megatron-FSDP's parameters: their order, how far they are ahead, and when parameters are
+released.
 
 Read in Megatron-Core 0.16.1 core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
 (`AllGatherPipeline`, `FixedPoolAllocator`) and megatron_fsdp.py.
 
 # [Note: how far ahead]
 Groups are gathered in their order in forward, backwards in backward, until half of the suggested
-communication unit is ahead of those that are needed, what is there already counted; with a double buffer no
-more than two layers. The unit is a billion elements, or two layers if they are larger.
+communication unit is ahead of those that are needed. Gathered ones count. With a double buffer it is no more
+than two layers. The unit is a billion elements, or two layers if they are larger.
 
 # [Note: mxfp8 twice]
 A weight that is kept in mxfp8 is gathered along its rows for forward, and along its columns, from a buffer of
-its own, for backward; other 8-bit weights are transposed behind the gather, and the copies released with the
+its own, for backward. Other 8-bit weights are transposed after the gather, and the copies released with the
 layer.
 """
 
@@ -30,7 +31,9 @@ Key = tuple[int, bool]  # group, and whether along columns
 
 
 class ParameterGathers:
-    """AllGatherPipeline. `element_bytes`: of parameters that are not in fp8; `ahead`: elements."""
+    """AllGatherPipeline. `element_bytes` is the size of parameters that are not in fp8, and `prefetch_numel`
+    the number of elements to gather ahead.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,9 @@ class ParameterGathers:
     def gather(
         self, needed: Iterable[ParameterGroup], *, prefetch: int = 0, is_backward: bool = False
     ) -> None:
-        """all_gather_params; `prefetch`: 1 for the groups behind, -1 for those in front, 0 for none."""
+        """all_gather_params. `prefetch` is 1 to gather following groups too, -1 for preceding ones, and 0 for
+        none.
+        """
         numbers = sorted({group.number for group in needed})
         if not numbers:
             return
@@ -146,7 +151,7 @@ class ParameterGathers:
                 )
 
     def wait(self, needed: Iterable[ParameterGroup], *, is_backward: bool = False) -> None:
-        """wait_bucket_ready; in backward also the transposed copies of 8-bit weights."""
+        """wait_bucket_ready. In backward it also makes the transposed copies of 8-bit weights."""
         for group in needed:
             key = self._key(group, is_backward=is_backward)
             event = self._events.pop(key, None)
@@ -174,7 +179,9 @@ class ParameterGathers:
     # -- release ----------------------------------------------------------------------------------------
 
     def release(self, groups: Iterable[ParameterGroup], *, is_backward: bool, is_lazy: bool = False) -> None:
-        """release_bucket; `is_lazy`: before the next gather, unless it is needed until then."""
+        """release_bucket. If `is_lazy`, the groups are released before the next gather, unless they are
+        needed until then.
+        """
         for group in groups:
             key = self._key(group, is_backward=is_backward)
             if not self._is_there(key):
@@ -189,7 +196,7 @@ class ParameterGathers:
                     self.builder.free("buffers", group.numel, owner=group.unit, part=_TRANSPOSED)
 
     def may_release_units(self) -> None:
-        """_root_pre_backward: what a layer still has may go before the next gather."""
+        """_root_pre_backward: gathered parameters of layers may be released before the next gather."""
         for group in self.groups:
             if group.unit:
                 self._releasable[group.number, False] = None

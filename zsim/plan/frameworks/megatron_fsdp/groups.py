@@ -5,9 +5,9 @@ Read in Megatron-Core 0.16.1 core/distributed/fsdp/src/megatron_fsdp/param_and_g
 
 # [Note: what is a group]
 Parameters of one layer, type, kind (routed experts or not) and trainability are a group. If parameters are
-not sharded no layer is a unit, and neither are embedding, last norm and head ever: these are one group, in
-the place of its first parameter, cut into buckets of a suggested size. So the head's bucket comes behind the
-embedding's, in front of all layers. Groups of one layer and kind are gathered and reduced in one call.
+not sharded no layer is a unit, and embedding, last norm and head never are: these are one group, at the
+position of its first parameter, cut into buckets of a suggested size. So the head's bucket comes after the
+embedding's, before all layers. Groups of one layer and kind are gathered and reduced in one call.
 
 # [Note: rows that stay whole]
 A shard ends between two rows of every tensor in its group: the buffer's length is a multiple of the ranks
@@ -30,14 +30,16 @@ from zsim.specs.model.spec import Parameter
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The ranks of a group of parameters: `shard` share its gathers and reductions; `gather`: the same ranks
-    on the gathers' communicator; `outer`: those of other instances with the same shard, None without;
-    `owners`: number of ranks that share its optimizer states."""
+    """The ranks of a group of parameters."""
 
     shard: Group
+    """The ranks that share its gathers and reductions."""
     gather: Group
+    """The same ranks on the gathers' communicator."""
     outer: Group | None
+    """The ranks of other instances with the same shard, None without."""
     owners: int
+    """The number of ranks that share its optimizer states."""
 
     @property
     def size(self) -> int:
@@ -46,17 +48,19 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """A group; `unit`: its layer, "" for parameters of none; `numel`: with padding; `pieces`: elements of
-    each tensor that the first owner updates."""
+    """A group of parameters, which has one buffer."""
 
     number: int
     unit: str
+    """Its layer, "" for parameters outside of layers."""
     is_expert: bool
     in_fp8: bool
     trainable: bool
     names: tuple[str, ...]
     numel: int
+    """Elements with padding."""
     pieces: tuple[int, ...]
+    """Elements of each tensor that the first owner updates."""
     ranks: Ranks = field(compare=False)
 
     @property
@@ -107,8 +111,9 @@ def parameter_groups(
     dense: Ranks,
     experts: Ranks,
 ) -> list[ParameterGroup]:
-    """The groups of a stage's parameters, in the order of gathers; see [Note: what is a group]. `keeps_fp8`:
-    weights of fp8 products are parameters in fp8."""
+    """The groups of a stage's parameters, in the order of gathers. See [Note: what is a group]. With
+    `keeps_fp8`, weights of fp8 products are parameters in fp8.
+    """
     by_key: dict[tuple[bool, bool, bool, str], list[_Named]] = {}
     for one in _named(workload, has_units=has_units, keeps_fp8=keeps_fp8):
         by_key.setdefault(one.key, []).append(one)
@@ -182,7 +187,7 @@ def row_multiple(shapes: Sequence[tuple[int, ...]]) -> int:
 def lay_out_rows(
     shapes: Mapping[str, tuple[int, ...]], multiple: int
 ) -> tuple[dict[str, tuple[int, int]], int]:
-    """First element and end of every tensor, and the length of all; see [Note: rows that stay whole]."""
+    """First element and end of every tensor, and the length of all. See [Note: rows that stay whole]."""
     numels = {name: prod(shape) for name, shape in shapes.items()}
     small = [name for name, numel in numels.items() if numel < multiple]
     large = [name for name, numel in numels.items() if numel >= multiple]

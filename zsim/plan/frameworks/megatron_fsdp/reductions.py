@@ -1,5 +1,5 @@
-"""The reductions of Megatron-FSDP's gradients: reduced call by call beside backward, with a bound on how much
-is on its way.
+"""The reductions of Megatron-FSDP's gradients: reduced call by call concurrently with backward, with a bound
+on the elements in flight.
 
 Read in Megatron-Core 0.16.1 core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py
 (`GradReducePipeline`, `gradient_reduce_preprocessing`) and megatron_fsdp.py (`_grad_acc`).
@@ -26,7 +26,9 @@ _WHOLE = "whole gradients"
 
 
 class GradientReductions:
-    """GradReducePipeline. `capacity`: elements that may be on their way; `averages`: NCCL averages."""
+    """GradReducePipeline. `capacity` is the number of elements that may be in flight. If `averages`, NCCL
+    averages.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class GradientReductions:
         self._missing = {group.number: set(group.names) for group in self.groups}
 
     def hold(self, name: str) -> None:
-        """get_main_grad: allocate the whole gradients of the group of parameter `name`."""
+        """get_main_grad: allocate the unsharded gradients of the group of parameter `name`."""
         group = self._group_of.get(name)
         if group is None or not self._is_sharded(group) or group.number in self._whole:
             return
@@ -74,7 +76,7 @@ class GradientReductions:
             self._reduce(call, is_last=is_last)
 
     def wait(self, most: int = 0) -> None:
-        """Wait until `most` groups are on their way."""
+        """Wait until at most `max_in_flight` groups are in flight."""
         while len(self._queue) > most:
             event, group = self._queue.pop(0)
             self.builder.stream_wait(COMPUTE, event)
@@ -84,7 +86,7 @@ class GradientReductions:
             self._outer = None
 
     def reduce_all(self) -> None:
-        """reduce_scatter_gradients: every buffer at once, behind backward."""
+        """reduce_scatter_gradients: every buffer at once, after backward."""
         events = []
         for group in self.groups:
             if group.ranks.size == 1:

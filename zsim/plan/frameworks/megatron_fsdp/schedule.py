@@ -4,20 +4,20 @@ Transcribed from Megatron-Core 0.16.1 core/distributed/fsdp/src/megatron_fsdp/me
 core/optimizer/distrib_optimizer.py.
 
 # [Note: layers are units]
-With "optim_grads_params" every layer is gathered in front of its forward, released behind it, gathered again
-for backward, and released behind that. Embedding, last norm and head belong to no layer: once gathered they
-stay until all gradients are reduced. Full recomputation keeps a layer for the backward that follows it.
-With less sharding nothing is released: every module waits for its bucket once a step.
+With "optim_grads_params" every layer is gathered before its forward, released after it, gathered again for
+backward, and released after that. Embedding, last norm and head belong to no layer: once gathered they stay
+until all gradients are reduced. Full recomputation keeps a layer for the backward that follows it. With less
+sharding nothing is released: every module waits for its bucket once a step.
 
 # [Note: when gradients are reduced]
-Sharded gradients are reduced in every micro-batch, whole ones in the last, beside backward if asked for; at
-the end of each backward that reduces, computation waits for all of it. Instances add their shards up in the
-last micro-batch, on a stream of their own.
+Sharded gradients are reduced in every micro-batch, unsharded ones in the last, concurrently with backward if
+asked for. At the end of each backward that reduces, computation waits for all reductions. Instances add their
+shards up in the last micro-batch, on a stream of their own.
 
 # [Note: the step]
-Main weights are fp32 and updated as they are; every parameter is then copied to its place in the parameters'
-buffer by itself. The first gather of a step starts behind the update; it is issued here at the beginning of
-the step, which is the same place of a run.
+Main weights are fp32 and updated as they are. Every parameter is then copied by itself to its range of the
+parameters' buffer. The first gather of a step starts after the update. It is issued here at the beginning of
+the step, which is the same position in a run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FORWARD, BACKWARD = 1, -1
 
 
 class MegatronFsdpSchedule(BlockTimedHooks):
-    """MegatronFSDP's hooks; see the module's notes."""
+    """MegatronFSDP's hooks. See the module's notes."""
 
     def __init__(self, stage: Stage, strategy: Megatron) -> None:
         super().__init__(stage)
@@ -93,8 +93,9 @@ class MegatronFsdpSchedule(BlockTimedHooks):
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """Parameters and gradients, whole or the rank's shards; fp32 main weights; the moments, which the
-        first update allocates; the two buffers of layers."""
+        """Parameters and gradients (or the rank's shards of them), fp32 main weights, the moments, which the
+        first update allocates, and the two buffers of layers.
+        """
         fsdp, trained = self.fsdp, [group for group in self.groups if group.trainable]
         parameters = sum(
             self.gathers.group_bytes(group)
@@ -172,7 +173,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
             self.gathers.reset()
 
     def optimizer_step(self) -> None:
-        """Update, then copy the main weights into the parameters; see [Note: the step]."""
+        """Update, then copy the main weights into the parameters. See [Note: the step]."""
         numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
         groups = [WORLD] if WORLD in self.builder.groups else [self.whole]
         update_parameters(self.builder, self.strategy, self.training, numels, groups, copies_back=False)
@@ -209,7 +210,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         self.gathers.wait(unit)
 
     def before_module(self, call: ModuleCall) -> None:
-        """The hooks in front of modules that are no layer's, and the layer's own in front of its backward."""
+        """The hooks before modules outside of layers, and the layer's hook before its backward."""
         enter_experts(self.builder, self.strategy, call)
         groups = self._groups_of(call)
         if self.builder.phase == "backward":
@@ -301,7 +302,7 @@ class MegatronFsdpSchedule(BlockTimedHooks):
         self.gathers.release(self._unit_groups(segment), is_backward=True)
 
     def end_backward(self) -> None:
-        """_root_post_backward: wait for what this micro-batch has reduced."""
+        """_root_post_backward: wait for the reductions of this micro-batch."""
         self.reductions.wait()
         self.gathers.is_first_micro_batch = False
 

@@ -26,8 +26,9 @@ _STATE_BYTES = 12  # master weight and both moments
 
 
 class ReferenceHome:
-    """The engine's `StateKeeper` and `ParameterKeeper`. `parameters`: the device of the parameter shards;
-    `states`: the device of gradients and optimizer states."""
+    """The engine's `StateKeeper` and `ParameterKeeper`. `parameters` is the device of the parameter shards,
+    and `states` that of gradients and optimizer states.
+    """
 
     def __init__(self, stage: Stage, strategy: Reference, units: Sequence[EngineUnit], group: Group) -> None:
         self.builder, self.strategy, self.training = stage.builder, strategy, stage.training
@@ -43,8 +44,9 @@ class ReferenceHome:
         self._writes: list[int | None] = []
 
     def resident(self, parameters: Memory, states: Memory, owned: int) -> list[Memory]:
-        """Parameters and optimizer states at their devices; with offloading fp32 weights too have separate
-        masters, of `owned` elements."""
+        """Parameters and optimizer states on their devices. With offloading fp32 weights too have separate
+        masters, of `owned_numel` elements.
+        """
         masters = 4 * owned if self.param_bytes == 4 else 0
         return [
             Memory("parameters", parameters.bytes, self.parameters, is_pinned=self.parameters == "host"),
@@ -70,7 +72,7 @@ class ReferenceHome:
             self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name, is_blocking=True)
 
     def drop(self, unit: EngineUnit, gathered: int) -> None:
-        """Free the shard that `bring` fetched, which is needed until event `gathered`."""
+        """Free the shard that `bring` fetched, which is needed until event `gather_event`."""
         if self.parameters != "gpu":
             size = self._shard_bytes(unit)
             self.builder.free_when_done("buffers", size, gathered, owner=unit.name)
@@ -92,8 +94,9 @@ class ReferenceHome:
     # -- gradients --------------------------------------------------------------------------------------
 
     def keep_gradient(self, unit: EngineUnit, numel: int, *, is_first: bool) -> None:
-        """Copy a reduced shard off the device; unless `is_first` add it to the sum of earlier
-        micro-batches."""
+        """Copy a reduced shard off the device. Unless `is_first`, it is added to the sum of earlier
+        micro-batches.
+        """
         builder, host, name, size = self.builder, self.host, unit.name, numel * self.reduce_bytes
         if is_first:
             builder.allocate("gradients", size, self.states, is_pinned=self.pins_states, owner=name)
@@ -122,8 +125,9 @@ class ReferenceHome:
     # -- the step ---------------------------------------------------------------------------------------
 
     def clip(self, owned: Sequence[int]) -> bool:
-        """Take the norm of the gradients on the CPU, reading them from files if they are there; returns
-        whether gradients are scaled at all."""
+        """Take the norm of the gradients on the CPU, reading them from files if they are there. Returns
+        whether gradients are scaled at all.
+        """
         if not self._scales:
             return False
         for numel in owned:

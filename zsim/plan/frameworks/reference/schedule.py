@@ -2,12 +2,13 @@
 
 A unit is a block, or the root (all other modules). Its parameters are in one flat tensor, padded to a
 multiple of the number of ranks, of which rank r owns the r-th part. Stage 0 all-reduces a unit's gradients
-when its backward has ended, stages 1 (last micro-batch only), 2 and 3 reduce-scatter them; stages 1 and 2
+when its backward has ended, stages 1 (last micro-batch only), 2 and 3 reduce-scatter them. Stages 1 and 2
 gather a unit's parameters as soon as they are updated, stage 3 when they are needed. All collectives are
-asynchronous. Source: validation/zero (hooks.py, reduction.py, engine.py); Rajbhandari et al. 2020, sections 5
-and 7.
+asynchronous. Sources: validation/zero (hooks.py, reduction.py, engine.py) and Rajbhandari et al. 2020,
+sections 5 and 7.
 
-A step of stages 1 and 2 waits for the gathers at its end; the engine waits for them in the next forward.
+A step of stages 1 and 2 waits for the gathers at its end, while the engine waits for them in the next
+forward.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Reductions:
 
 
 class ReferenceSchedule(Hooks):
-    """The engine's hooks; `home`: the memory of offloaded shards and states."""
+    """The engine's hooks. `offload` is the memory of offloaded shards and states."""
 
     # hooks.py and reduction.py call with `async_op=True`
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset(
@@ -80,8 +81,9 @@ class ReferenceSchedule(Hooks):
             unit.is_gathered = not self.shards_parameters
 
     def resident(self) -> list[Memory]:
-        """Parameters (stage 3: a shard), master weights unless the parameters are fp32, both moments; all
-        padded."""
+        """Parameters (stage 3: a shard), master weights unless the parameters are fp32, and both moments. All
+        are padded.
+        """
         numel = sum(unit.padded_numel for unit in self.units)
         owned = sum(self._owned(unit) for unit in self.units)
         moments = optimizer_state_bytes(self.training.optimizer)
@@ -182,7 +184,8 @@ class ReferenceSchedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Allocate autograd's gradients, which are copied to the unit's flat tensor when its backward has
-        ended; a tied head's contribution is not counted apart."""
+        ended. A tied head's contribution is not counted separately.
+        """
         size = call.numel * self.param_bytes
         unit = self._by_segment[call.segment]
         self.builder.allocate("buffers", size, owner=unit.name)
@@ -315,7 +318,7 @@ class ReferenceSchedule(Hooks):
         self._drop_gradients(owned)
 
     def _clip(self, owned: Sequence[int], group: str) -> None:
-        """Clip the gradients; fp16 takes the norm in any case, to detect overflows and to unscale."""
+        """Clip the gradients. fp16 takes the norm in any case, to detect overflows and to unscale."""
         training = self.training
         if self._has_far_states:
             assert self.home is not None

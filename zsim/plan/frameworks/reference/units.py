@@ -9,7 +9,7 @@ from zsim.specs.strategy.frameworks import Reference
 
 @dataclass
 class EngineUnit:
-    """Parameters that are gathered and reduced together. `gathered`: the event of a gather in flight."""
+    """Parameters that are gathered and reduced together."""
 
     name: str
     segments: tuple[str, ...]
@@ -19,6 +19,7 @@ class EngineUnit:
     is_kept: bool = False
     is_gathered: bool = True
     gathered: int | None = None
+    """The event of a gather in flight, None if there is none."""
     autograd_bytes: int = 0
 
 

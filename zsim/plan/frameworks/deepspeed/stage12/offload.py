@@ -11,7 +11,7 @@ element over one PCIe link.
 
 # [Note: the delayed parameter update]
 In ZeRO-Offload's section 5.2 the CPU updates with the gradients of the previous step while the GPU runs
-forward and backward; at the end of the step the new gradients are in host memory, and the new weights are
+forward and backward. At the end of the step the new gradients are in host memory, and the new weights are
 copied to the GPU. The gradients being read and the gradients that arrive are in two buffers. No DeepSpeed
 release implements it (DeepSpeed issue 1260).
 """
@@ -32,8 +32,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Zero12Home:
-    """Keeps a rank's gradients, masters and moments in host memory: `shard_numel` elements of the parameters
-    `numels` (name -> elements)."""
+    """Keeps a rank's gradients, masters and moments in host memory. They are `shard_numel` elements of the
+    parameters `numels` (name -> elements).
+    """
 
     def __init__(
         self, stage: Stage, config: DeepSpeedConfig, shard_numel: int, numels: Mapping[str, int]
@@ -55,8 +56,9 @@ class Zero12Home:
         self._last_copy: int | None = None
 
     def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
-        """Weights on the GPU; masters, moments, fp32 gradients and the 16-bit buffer in host memory; `casts`:
-        bytes of tensors that were on the GPU while the masters were created."""
+        """Weights on the GPU, and masters, moments, fp32 gradients and the 16-bit buffer in host memory.
+        `casts` are the bytes of tensors that were on the GPU while the masters were created.
+        """
         largest = max(self._numels.values())
         is_summed = self.training.gradient_accumulation_steps > 1
         sums = self.shard_numel * self.param_bytes if is_summed and not self.is_compact else 0
@@ -80,7 +82,7 @@ class Zero12Home:
         self._seen = 0
 
     def _slice_numel(self, elements: int) -> int:
-        """This rank's elements of a bucket; see [Note: the slice of a bucket]."""
+        """This rank's elements of a bucket. See [Note: the slice of a bucket]."""
         before = self._seen * self.shard_numel // self.workload.model.trainable_numel
         self._seen += elements
         return self._seen * self.shard_numel // self.workload.model.trainable_numel - before
@@ -89,7 +91,8 @@ class Zero12Home:
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool
     ) -> int:
         """copy_grads_in_partition of a reduced bucket of `elements`: sums in host memory while accumulating,
-        fp32 gradients at the boundary. Returns the last event on `stream`."""
+        fp32 gradients at the boundary. Returns the last event on `stream`.
+        """
         builder, dtype = self.builder, self.config.param_dtype
         numel = self._slice_numel(elements)
         if self.is_compact:
@@ -127,12 +130,13 @@ class Zero12Home:
     # -- step -------------------------------------------------------------------------------------------
 
     def update_beside(self) -> None:
-        """Start the update with the previous step's gradients; see [Note: the delayed parameter update]."""
+        """Start the update with the previous step's gradients. See [Note: the delayed parameter update]."""
         self._updated = self._update(HostSide(self.builder, self.config.aio, is_elsewhere=True))
 
     def step(self, group: str) -> None:
-        """Scale, update and cast on the CPU, copy the rank's part of the weights to the GPU; norm and
-        overflow are reduced over `group`."""
+        """Scale, update and cast on the CPU, and copy the rank's part of the weights to the GPU. Norm and
+        overflow are reduced over `group`.
+        """
         self.host.wait(self._last_copy, "wait for gradient copies")
         check_overflow(self.stage, self.config, [], group)
         norm_and_sync(self.stage, self.config, [], group)
@@ -144,7 +148,7 @@ class Zero12Home:
         self.host.copy("weights to GPU", "h2d", size, COMPUTE, is_pinned=self.is_pinned)
 
     def _update(self, host: HostSide) -> int | None:
-        """Scale, update and cast on the CPU; returns the last event."""
+        """Scale, update and cast on the CPU, and return the last event."""
         numel, config = self.shard_numel, self.config
         if config.gradient_clipping > 0 or config.precision == "fp16":
             host.scale("scale gradients", numel)

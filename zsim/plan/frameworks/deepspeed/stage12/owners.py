@@ -13,17 +13,19 @@ from typing import NamedTuple
 
 
 class BucketCall(NamedTuple):
-    """One collective of a bucket: its elements, the number of slices that they consist of, and the group it
-    runs over."""
+    """One collective of a bucket."""
 
     numel: int
     slices: int
+    """The number of slices that its elements consist of."""
     group: str = ""
+    """The group that it runs over."""
 
 
 class FlatGroup:
-    """Parameters (name -> elements, in the order of registration) flattened over `world_size` ranks;
-    `is_dealt_out`: round-robin. `group`: of these ranks."""
+    """Parameters (name -> elements, in the order of registration) flattened over the `world_size` ranks of
+    `group`, round-robin if `is_round_robin`.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class FlatGroup:
         self.offsets = dict(zip(names, starts, strict=False))
 
     def slices(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
-        """(owner, elements) of a bucket's slices in order; adjacent parts of one owner are one slice."""
+        """(owner, elements) of a bucket's slices in order. Adjacent parts of one owner are one slice."""
         owner, numel = -1, 0
         for name in names:
             start, stop = self.offsets[name], self.offsets[name] + self.numels[name]
@@ -57,8 +59,9 @@ class FlatGroup:
             yield owner, numel
 
     def counted(self, names: Iterable[str]) -> tuple[int, int]:
-        """The number of a bucket's slices, which may be thousands where thousands of ranks own a part each of
-        a small group, and their elements."""
+        """The number of a bucket's slices and their elements. There may be thousands of slices where
+        thousands of ranks own parts of a small group.
+        """
         last, count, elements = -1, 0, 0
         shard = self.shard_numel
         for name in names:
@@ -72,19 +75,19 @@ class FlatGroup:
         return count, elements
 
     def most_owned_whole(self) -> int:
-        """Elements of all parameters that overlap with a rank's part, counted whole, of the rank with
-        most."""
+        """Elements of all parameters that overlap with a rank's part, counted in full, on the rank with the
+        most.
+        """
         changes = self._changes(self.numels)
         return round(max(accumulate(changes[rank] for rank in sorted(changes)), default=0))
 
     def whole_by_rank(self, amounts: Mapping[str, float]) -> list[float]:
-        """By rank, the `amounts` of all parameters that overlap with its part."""
+        """The `amounts` of all parameters that overlap with each rank's part."""
         changes = self._changes(amounts)
         return list(accumulate(changes.get(rank, 0.0) for rank in range(self.world_size + 1)))
 
     def _changes(self, amounts: Mapping[str, float]) -> dict[int, float]:
-        """By rank, by how much its `whole_by_rank` is more than that of the rank before, where it is not the
-        same."""
+        """The difference of `overlap_per_rank` between each rank and the rank before, where it is not 0."""
         changes: dict[int, float] = {}
         for name, numel in self.numels.items():
             if numel:
@@ -102,7 +105,7 @@ class FlatGroup:
 
 
 class FlatGroups:
-    """The flat groups of an optimizer, one or more; a bucket has parameters of several."""
+    """The flat groups of an optimizer, one or more. A bucket has parameters of several."""
 
     def __init__(self, groups: Sequence[FlatGroup]) -> None:
         self.groups = groups

@@ -6,7 +6,7 @@ allreduce_bucket) and, for releases before 0.12.4, from 0.12.3's average_tensor.
 # [Note: slices of a bucket]
 With `reduce_scatter` (the default) a bucket is cut where its gradients' owners change. By default the slices
 are joined again and all-reduced together (`use_multi_rank_bucket_allreduce`), else every owner gets its
-slices in one `reduce`; before 0.12.4 every slice was reduced by itself, asynchronously. Without
+slices in one `reduce`. Before 0.12.4 every slice was reduced by itself, asynchronously. Without
 `reduce_scatter` the bucket is all-reduced in place. Without `contiguous_gradients` there is no flat bucket:
 its gradients are joined, all-reduced and copied back. torch's `_flatten_dense_tensors` copies nothing if
 there is one tensor.
@@ -29,8 +29,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class BucketReducer:
-    """Issues the calls of the buckets on `stream`; `flat`: the owners of the parameters; `group`: all
-    data-parallel ranks."""
+    """Issues the calls of the buckets on `stream`. `flat` holds the owners of the parameters, and `group` is
+    all data-parallel ranks.
+    """
 
     def __init__(
         self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroups, group: Group, stream: str
@@ -43,7 +44,7 @@ class BucketReducer:
         self._slice_by_slice = config.release.reduces_slice_by_slice
 
     def reduce(self, names: Sequence[str], elements: int) -> None:
-        """Reduce a bucket of `elements` of the parameters `names`; see [Note: slices of a bucket]."""
+        """Reduce a bucket of `elements` of the parameters `names`. See [Note: slices of a bucket]."""
         zero = self.zero
         if self.group.size == 1:
             self._copy_own(elements)
@@ -113,7 +114,7 @@ class BucketReducer:
         builder.free("buffers", joined)
 
     def _cast(self, elements: int) -> int:
-        """Cast to the communication type; returns the bytes of the copy, 0 if gradients have that type."""
+        """Cast to the communication type. Returns the bytes of the copy, 0 if gradients have that type."""
         if not self._casts:
             return 0
         config, size = self.config, elements * self.reduce_bytes
@@ -152,7 +153,7 @@ class BucketReducer:
         self.builder.host("rank of owner", overhead="rank_passed", events=max(self.group.size // 2, 1))
 
     def _synchronize(self) -> None:
-        """Make the host wait for the device; see [Note: the device is synchronized]."""
+        """Make the host wait for the device. See [Note: the device is synchronized]."""
         if self.zero.overlap_comm:
             self.builder.host_wait(self.builder.record(COMPUTE))
             self.builder.host_wait(self.builder.record(self.stream))

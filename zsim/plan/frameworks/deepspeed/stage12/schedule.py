@@ -32,8 +32,9 @@ _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 
 
 class Zero12Schedule(DeepSpeedEngine):
-    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`); `home`:
-    the host memory of offloaded gradients, masters and moments."""
+    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`). `offload`
+    is the host memory of offloaded gradients, masters and moments.
+    """
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
@@ -80,7 +81,9 @@ class Zero12Schedule(DeepSpeedEngine):
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """Whole parameters; masters (of fp32 weights too) and optimizer states of the rank's partition."""
+        """Whole parameters, and the masters (of fp32 weights too) and optimizer states of the rank's
+        partition.
+        """
         config = self.config
         if self.home is not None:
             leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
@@ -106,7 +109,7 @@ class Zero12Schedule(DeepSpeedEngine):
         ]
 
     def _moments(self, one: OptimizerGroup, flat: FlatGroup) -> tuple[int, ...]:
-        """Bytes of each state of a group's partition; of Muon's matrices momenta of whole ones."""
+        """Bytes of each state of a group's partition. Muon's matrices have momenta of whole matrices."""
         if one.is_of_matrices:
             return (whole_momentum(flat, self.config),)
         return partition_states(self.training, flat.shard_numel, self.config.optimizer_states_dtype)
@@ -118,7 +121,7 @@ class Zero12Schedule(DeepSpeedEngine):
         return [flat for one, flat in pairs if one.is_of_matrices]
 
     def _casts(self) -> tuple[int, ...]:
-        """Bytes of the copy of the rank's partition from which masters are cast; () without a cast."""
+        """Bytes of the copy of the rank's partition from which masters are cast. () without a cast."""
         is_cast = self.config.param_dtype != self.config.master_weights_dtype
         return tuple(flat.shard_numel * self.param_bytes for flat in self._flats) if is_cast else ()
 
@@ -240,7 +243,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self._elements, self._tensors = 0, []
 
     def _keep_slice(self, stream: str) -> int:
-        """Offload the rank's slice of a reduced bucket, if there is a `home`; returns the last event."""
+        """Offload the rank's slice of a reduced bucket, if states are offloaded. Returns the last event."""
         if self.home is not None:
             return self.home.keep_gradients(
                 self._tensors, self._elements, stream,
@@ -345,8 +348,9 @@ class Zero12Schedule(DeepSpeedEngine):
                 self._gather_group(flat)
 
     def _gather_group(self, flat: FlatGroup) -> None:
-        """One call; before 0.12.4 one per `allgather_bucket_size` elements, into a list of all ranks' parts,
-        to which NCCL's process group copies from a temporary tensor."""
+        """Gather in one call. Before 0.12.4 it is one call per `allgather_bucket_size` elements, into a list
+        of all ranks' parts, to which NCCL's process group copies from a temporary tensor.
+        """
         builder, zero, ranks = self.builder, self.zero, flat.world_size
         is_in_buckets = self._release.gathers_step_in_buckets
         pieces = max(1, flat.shard_numel * ranks // zero.allgather_bucket_size) if is_in_buckets else 1

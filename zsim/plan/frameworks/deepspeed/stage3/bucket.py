@@ -9,15 +9,18 @@ from zsim.dataclass import dataclass
 
 @dataclass(slots=True)
 class GradientBucket:
-    """Gradients collected for the next reduction. `elements` in all; `shard_elements`: of the padded shards;
-    `loose_bytes`: of gradients outside of the flat buffer; `parameters`: numbers of the parameters;
-    `belongs_to`: the kind of ranks that have them, "" for all."""
+    """Gradients collected for the next reduction."""
 
     elements: int = 0
+    """Elements of all gradients."""
     shard_elements: int = 0
+    """Elements of the padded shards."""
     loose_bytes: int = 0
+    """Bytes of gradients outside of the flat buffer."""
     parameters: list[int] = field(default_factory=list)
+    """The numbers of the parameters."""
     belongs_to: str = ""
+    """The kind of ranks that have the parameters, "" for all."""
 
     @property
     def num_tensors(self) -> int:

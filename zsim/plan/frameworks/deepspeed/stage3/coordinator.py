@@ -28,8 +28,9 @@ class Fetch:
 
 
 class Coordinator:
-    """State of one micro-batch: the available parameters, and the rest of the fetch queue. `group`: the ranks
-    over which parameters are sharded; `store`: the homes of the shards."""
+    """State of one micro-batch: the available parameters, and the remaining fetch queue. Parameters are
+    sharded over the ranks of `group`, and `store` holds their shards.
+    """
 
     def __init__(self, trace: FetchTrace, zero: ZeroConfig, store: ParameterStore, group: str) -> None:
         self.trace, self.store, self.group = trace, store, group
@@ -52,7 +53,7 @@ class Coordinator:
         self._fetched_for = [-1] * len(self._numels)  # by parameter, the last step it was fetched for
 
     def fetch(self, numbers: Sequence[int]) -> Fetch | None:
-        """The parameters among `numbers` that are not fetched yet; None if there are none."""
+        """The parameters among `numbers` that are not fetched yet, or None if all are."""
         missing = tuple([number for number in sorted(numbers) if not self._is_available[number]])
         for number in missing:
             self._is_available[number] = True
@@ -115,7 +116,7 @@ class Coordinator:
         return released
 
     def _is_kept(self, step: int, again: int, number: int) -> bool:
-        """Whether a parameter of a step is used `again` soon, or by the model."""
+        """Whether a parameter of a step is used again soon, at `next_step`, or by the model."""
         trace = self.trace
         is_soon = (
             again < len(trace.steps)
@@ -139,14 +140,18 @@ class Coordinator:
     # -- blocks as copies, see zsim.plan.hooks ------------------------------------------------------------
 
     def place(self, first: int, others: object) -> BeforeBlock:
-        """The place before a block whose first parameter is `first`. Which steps parameters were fetched for
-        follows from the next entry of the queue. `others`: the state of others."""
+        """The position before a block whose first parameter is `first`. The next entry of the queue
+        determines the steps that parameters were fetched for. `other_state` is the state outside of the
+        coordinator.
+        """
         ahead = self._position - self._first_entry[self._step]
         live = sorted([number - first for number in self._live])
         return BeforeBlock((ahead, self._live_numel, live, others), first, self._step, self._position)
 
     def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
-        """`Hooks.num_alike`: as far as the steps and the entries of the queue are those of a block before."""
+        """The repeat count of a block (see zsim.plan.hooks), as far as the steps and the entries of the queue
+        are those of the block before.
+        """
         period, shift, step = now.step - before.step, now.parameter - before.parameter, now.step
         seen = max(step, self._queue[now.entry - 1][1] + 1) if now.entry else step
         entry, (lengths, numbers, alike, step_of) = self._first_entry[step], self._entries
@@ -162,8 +167,9 @@ class Coordinator:
 
     @cached_property
     def _entries(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Entries of each step, by number; each entry's parameter, a number that is the same for parameters
-        that differ in their names alone and are kept alike, and its step."""
+        """The entries of each step (their number), and for each entry its parameter, its kind, and its step.
+        Parameters that differ only in their names and are kept in the same way have the same kind.
+        """
         trace, count = self.trace, len(self._queue)
         lengths = np.fromiter(map(len, trace.steps), np.int64, len(trace.steps))
         step_of = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,7 +1,7 @@
 """ZeRO-3 of DeepSpeed before 0.6: one call per parameter, with the device synchronized around each.
 
 Transcribed from DeepSpeed 0.4.0 `runtime/zero/partition_parameters.py` (`_allgather_param`,
-`_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`); pull request 1453 of 0.6 gathers
+`_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`). Pull request 1453 of 0.6 gathers
 the parameters of one fetch together, and waits on events.
 
 # [Note: a synchronized device]
@@ -26,7 +26,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class EarlyGatherer(Gatherer):
-    """Gathers parameter by parameter; see the module's notes."""
+    """Gathers parameter by parameter. See the module's notes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EarlyGatherer(Gatherer):
         builder.free_when_done("buffers", size, self._started[number])
 
     def finish(self, part: Fetch) -> int:
-        """_synchronize_communication; returns the event of the gathered parameter."""
+        """Run `_synchronize_communication` and return the event of the gathered parameter."""
         self._synchronize()
         return self._started.pop(part.parameters[0])
 
@@ -71,8 +71,9 @@ class EarlyGatherer(Gatherer):
 def reduce_scatter_one_by_one(
     builder: PlanBuilder, trace: FetchTrace, parameters: list[int], *, dtype: str, group: str, stream: str
 ) -> None:
-    """_reduce_scatter_gradients: one call per parameter, whose list of parts is joined before; the bucket is
-    averaged by the caller."""
+    """_reduce_scatter_gradients: one call per parameter, whose list of parts is joined before. The caller
+    averages the bucket.
+    """
     ranks = builder.groups[group].size
     for number in parameters:
         parameter = trace.parameters[number]

@@ -34,9 +34,9 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
 @dataclass(frozen=True, slots=True)
 class ZeroParameter:
-    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded.
-    Elements of 4-bit weights are the 16-bit numbers that they are kept as. `belongs_to`: the kind of ranks
-    that have it, where they are others than all (routed experts)."""
+    """One partitioned parameter. Every rank holds ceil(numel / ranks) elements, and the last shards are
+    padded. Elements of 4-bit weights are the 16-bit numbers that they are stored as.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,6 +46,7 @@ class ZeroParameter:
     is_persistent: bool
     is_trained: bool = True
     belongs_to: str = ""
+    """The kind of ranks that have the parameter if not all do (routed experts), else ""."""
 
     @property
     def trained_shard_numel(self) -> int:
@@ -55,29 +56,35 @@ class ZeroParameter:
 
 @dataclass(frozen=True, slots=True)
 class FetchTrace:
-    """The trace. `steps[i]`: parameters of the module entered at step i; `traversed[i]`: elements of all
-    steps before i; `next_use[i][k]`: the next step after i that uses the k-th parameter of step i
-    (`len(steps)`: none).
+    """The order in which modules are entered, and their parameters.
 
-    A unit is a module with parameters, or a leaf module; `first` maps the module call that begins a unit, of
-    those with a backward, to the unit, `last` the one that ends it in forward order. `hooked`: all hooked
-    modules; `external`: the parameters of the model itself, see [Note: external parameters].
+    A unit is a module with parameters, or a leaf module.
     """
 
     parameters: tuple[ZeroParameter, ...]
     by_unit: dict[str, tuple[int, ...]]
     first: dict[str, str]
+    """Maps the module call that begins a unit, of those with a backward, to the unit."""
     last: dict[str, str]
+    """Maps the module call that ends a unit in forward order to the unit."""
     hooked: HookedModules
+    """All hooked modules."""
     steps: tuple[tuple[int, ...], ...]
+    """`steps[i]` are the parameters of the module entered at step i."""
     traversed: tuple[int, ...]
+    """`traversed[i]` is the number of elements of all steps before i."""
     next_use: tuple[tuple[int, ...], ...]
+    """`next_use[i][k]` is the next step after i that uses the k-th parameter of step i (`len(steps)` if there
+    is none).
+    """
     external: tuple[int, ...] = ()
+    """The parameters of the model itself. See [Note: external parameters]."""
 
 
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int, expert_ranks: int = 0) -> FetchTrace:
-    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size`
-    ranks, of experts that fewer have over `expert_ranks`."""
+    """The trace that DeepSpeed records: modules in the order in which their hooks fire. Shards are cut over
+    `world_size` ranks, and those of experts that fewer ranks have over `expert_ranks`.
+    """
     recorded = workload.once(_recorded, zero)
     return replace(recorded, parameters=tuple(_parameters(workload, zero, world_size, expert_ranks)))
 
@@ -112,7 +119,7 @@ def _recorded(workload: Workload, zero: ZeroConfig) -> FetchTrace:
 
 
 def _experts_family(workload: Workload) -> str:
-    """The family whose class has router and experts; "" where AutoEP's has taken its place."""
+    """The family whose class has router and experts, "" where AutoEP's class has replaced it."""
     works = [call.module.work for segment in workload.segments for call in segment.calls]
     is_replaced = any(isinstance(work, Router) and work.library == "autoep" for work in works)
     return "" if is_replaced else workload.model.family
@@ -140,7 +147,7 @@ def _parameters(
 
 
 def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The parameters that each module call uses; a tied head uses the embedding's weight."""
+    """The parameters that each module call uses. A tied head uses the embedding's weight."""
     by_module: dict[str, tuple[int, ...]] = {}
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:

@@ -28,8 +28,9 @@ class Gatherer:
         self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
-        """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter;
-        what no other rank has is there already."""
+        """The calls that a fetch becomes: one for all parameters of the same ranks, or one per parameter.
+        Parameters of which no other rank has a part need none.
+        """
         parts = self._by_ranks(fetch)
         if self.config.zero.allgather_sequential:
             return [Fetch((number,), part.group) for part in parts for number in part.parameters]
@@ -57,7 +58,7 @@ class Gatherer:
         self._collective(part, size, kind, self.config.param_dtype)
 
     def finish(self, part: Fetch) -> int:
-        """The event after which the parameters can be used; a shared tensor is cut into its parameters."""
+        """The event after which the parameters can be used. A shared tensor is split into its parameters."""
         event = self._started.pop(part.parameters[0])
         if not self._is_cut(part):
             return event
@@ -77,18 +78,19 @@ class Gatherer:
         return is_asked and len(part.parameters) > 1 and part.group == self.group.name
 
     def _is_cut(self, part: Fetch) -> bool:
-        """Whether the gathered tensor has to be cut into parameters."""
+        """Whether the gathered tensor has to be split into parameters."""
         return len(part.parameters) > 1 and not self._is_reduced(part)
 
     def gathered_bytes(self, number: int) -> int:
-        """Bytes of a gathered parameter until it is released; none where no other rank has a part."""
+        """Bytes of a gathered parameter until it is released, 0 if no other rank has a part."""
         parameter = self.trace.parameters[number]
         is_whole = parameter.belongs_to and self.builder.groups[parameter.belongs_to].size == 1
         return 0 if is_whole else parameter.padded_numel * self.param_bytes
 
     def in_flight(self, first: int) -> tuple[tuple[int, int], ...]:
-        """The first parameters of the parts in flight, counted from `first`, and their collectives from the
-        next op."""
+        """The first parameters of the parts in flight, counted from `first`, and their collectives, counted
+        from the next op.
+        """
         now = len(self.builder.ops)
         return tuple((number - first, event - now) for number, event in self._started.items())
 
@@ -107,7 +109,7 @@ class Gatherer:
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""
     ) -> int:
-        """Issue one call for a part and return its event; `of`: prefix of the name ("scales of ")."""
+        """Issue one call for a part and return its event. `prefix` is a prefix of the name ("scales of ")."""
         name = self.trace.parameters[part.parameters[0]].name
         more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
         event = self.builder.collective(

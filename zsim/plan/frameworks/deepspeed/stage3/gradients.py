@@ -1,6 +1,6 @@
 """ZeRO-3's gradients: collected in a bucket, reduced to their shards, added up.
 
-Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`; the reduction of quantised gradients is
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`. The reduction of quantised gradients is
 `zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce`.
 """
 
@@ -30,8 +30,8 @@ MAX_EVENTS = 2  # fetches, and reductions, in flight before the host blocks
 class Zero3Gradients(DeepSpeedEngine):
     """DeepSpeedZeroOptimizer_Stage3's gradient hooks, over the ranks of `group`, which shard the states.
 
-    `store`: the homes of the parameters' shards; `home`: the memory of offloaded masters, moments and
-    gradients. `keeps_sums` as in `Zero3Home`.
+    `store` holds the shards of the parameters. `offload` is the memory of offloaded masters, moments and
+    gradients. `keeps_sums` is as in `Zero3OffloadedStates`.
     """
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
@@ -67,15 +67,16 @@ class Zero3Gradients(DeepSpeedEngine):
         return ratio
 
     def _make_quantized(self) -> QuantizedReducer | None:
-        """The reducer of qgZ; None without qgZ or on a single node."""
+        """The reducer of qgZ, or None without qgZ and on a single node."""
         if not self.zero.zero_quantized_gradients or self.world_size <= self.config.gpus_per_node:
             return None
         return QuantizedReducer(self.stage, self.trace, self.config, self.reduce_stream, self.group)
 
     def _make_sub_groups(self) -> list[list[int]]:
         """The sub-groups: parameters in order, those of experts last, with a new sub-group once local
-        elements reach `sub_group_size`. Muon sorts its matrices by shape, the largest first; those of a model
-        built under `deepspeed.zero.Init` have none yet."""
+        elements reach `sub_group_size`. Muon sorts its matrices by shape, the largest first. Those of a model
+        built under `deepspeed.zero.Init` have no shape yet.
+        """
         named = self.stage.workload.model.named_parameters()
         found = []
         self.num_muons = 0  # sub-groups of Muon's matrices, which come first
@@ -192,8 +193,9 @@ class Zero3Gradients(DeepSpeedEngine):
         self._bucket = GradientBucket()
 
     def _keep_shards(self, bucket: GradientBucket) -> int:
-        """partition_grads: copy the reduced shards into the rank's gradients, or add them; returns the last
-        event."""
+        """partition_grads: copy the reduced shards into the rank's gradients, or add them. Returns the last
+        event.
+        """
         config = self.config
         if self.home is not None:
             return self.home.keep_gradients(

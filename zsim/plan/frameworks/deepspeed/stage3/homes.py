@@ -1,4 +1,4 @@
-"""The homes of ZeRO-3's shards of the 16-bit parameters between uses: GPU, host memory or NVMe."""
+"""The devices that keep ZeRO-3's shards of the 16-bit parameters between uses: GPU, host memory or NVMe."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ Home = Literal["gpu", "host", "nvme"]
 
 @dataclass(frozen=True)
 class ParameterHomes:
-    """`of[i]`: the home of parameter i. In elements: `flat_numel` of the pinned flat buffers in host memory,
-    `swap_numel` and `pool_numel` of the pinned buffers for reading and for writing back. `reads_directly`:
-    the buffers for reading are on the GPU (GPUDirect Storage)."""
+    """The device of each parameter's shard, and the buffers that serve the copies."""
 
     of: tuple[Home, ...]
+    """The device of each parameter."""
     flat_numel: int
+    """Elements of the pinned flat buffers in host memory."""
     swap_numel: int
+    """Elements of the pinned buffers for reading."""
     pool_numel: int
+    """Elements of the pinned buffers for writing back."""
     reads_directly: bool = False
+    """Whether the buffers for reading are on the GPU (GPUDirect Storage)."""
 
     def comes_over_pcie(self, number: int) -> bool:
         """Whether a gather first copies this shard from host memory to the GPU."""
@@ -55,11 +58,11 @@ class ParameterHomes:
 def parameter_homes(
     parameters: Sequence[ZeroParameter], sub_groups: Sequence[Sequence[int]], config: DeepSpeedConfig
 ) -> ParameterHomes:
-    """DeepSpeed's choice of homes (stage3.py, `_create_fp16_partitions_with_defragmentation`).
+    """DeepSpeed's choice of devices (stage3.py, `_create_fp16_partitions_with_defragmentation`).
 
-    With NVMe, sub-groups move in order to a flat buffer in host memory, while whole sub-groups fit into
-    `max_in_cpu`; of the other sub-groups, shards below the swap floor stay in host memory. Raises InputError
-    where DeepSpeed's swapper fails: a shard larger than `buffer_size`.
+    With NVMe, sub-groups move in order to a flat buffer in host memory, as long as complete sub-groups fit
+    into `max_in_cpu`. In the other sub-groups, shards below the swap floor stay in host memory. Raises
+    InputError where DeepSpeed's swapper fails: a shard larger than `buffer_size`.
     """
     offload = config.zero.offload_param
     if offload is None:

@@ -1,9 +1,9 @@
-"""The modules that ZeRO-3 fetches as a whole: DeepSpeed's "leaf modules".
+"""The modules that ZeRO-3 fetches at once with everything inside: DeepSpeed's "leaf modules".
 
 By default every module that owns parameters is fetched by itself. `stage3_module_granularity_threshold` and
 `leaf_module` make whole subtrees one unit (DeepSpeed 0.19.8 `runtime/zero/parameter_offload.py`,
 `utils/z3_leaf_module.py`): the granularity of a module is its parameters' elements over the number of modules
-with parameters in it, itself included; lists do not count, and no module above 1e9 elements becomes a unit.
+with parameters in it, itself included. Lists do not count, and no module above 1e9 elements becomes a unit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ _MAX_ELEMENTS = 1_000_000_000
 
 
 def expert_units(stacked: Sequence[str], lists: Sequence[str], family: str, zero: ZeroConfig) -> list[str]:
-    """The units of routed experts: modules of `stacked` weights, or, where the class of the modules around
-    them and around `lists` of experts is a leaf, these with their routers; experts of a list that is in no
-    leaf are fetched product by product."""
+    """The units of routed experts.
+
+    They are the modules of `stacked` weights. Where the class of the modules around these and around `lists`
+    of experts is a leaf, they are the modules of that class, with their routers. Experts of a list that is in
+    no leaf are fetched product by product.
+    """
     if EXPERT_BLOCKS.get(family) not in zero.leaf_module.classes:
         return list(stacked)
     return [name.rpartition(".")[0] for name in (*stacked, *lists)]
@@ -30,7 +33,8 @@ def unit_names(
 ) -> dict[str, str]:
     """The unit of every module in `numels` (full dotted name -> elements): the module, or a parent.
 
-    `lists`: the ModuleLists, which are never called and so never units; `whole`: parents that are units.
+    `lists` are the ModuleLists, which are never called and so never units. `unit_parents` are parents that
+    are units.
     """
     leaf = zero.leaf_module
     if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes and not whole:
@@ -44,7 +48,7 @@ def unit_names(
 
 
 def _ancestors(name: str) -> list[str]:
-    """The parents of module `name`, outermost first; "" is the model."""
+    """The parents of module `name`, outermost first. "" is the model."""
     parts = name.split(".")
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts)))]
 

@@ -1,6 +1,6 @@
 """MiCS: states sharded inside groups, gradients all-reduced between the groups at the end of accumulation.
 
-Transcribed from DeepSpeed 0.19.2 `runtime/zero/mics.py` and `mics_utils.py`; Zhang et al., MiCS, 2022
+Transcribed from DeepSpeed 0.19.2 `runtime/zero/mics.py` and `mics_utils.py`. Source: Zhang et al., MiCS, 2022
 (arXiv 2205.00119), sections 3.2 (sharding groups), 3.3 (hierarchical gathers) and 3.4 (two-hop gradients).
 """
 
@@ -21,8 +21,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class MicsGatherer(Gatherer):
-    """Gathers all parameters of a fetch in one coalesced call, in place; in two stages with `hierarchy`: the
-    groups of the GPUs of a node, and of the same GPU of every node."""
+    """Gathers all parameters of a fetch in one coalesced call, in place. With `hierarchy` it gathers in two
+    stages, over the group of the GPUs of a node and the group of the same GPU of every node.
+    """
 
     def __init__(
         self,
@@ -69,9 +70,12 @@ class MicsGatherer(Gatherer):
 
 
 class MicsSchedule(Zero3Schedule):
-    """MiCS_Optimizer: ZeRO-3 inside the shard group. Consecutive ranks form a shard group, equal places of
-    the groups are replicas; for hierarchical gathers a shard group is split into as many parts as whole nodes
-    fit into it (create_mics_comm_groups)."""
+    """MiCS_Optimizer: ZeRO-3 inside the shard group.
+
+    Consecutive ranks form a shard group, and ranks of equal index in the groups are replicas. For
+    hierarchical gathers a shard group is split into as many parts as complete nodes fit into it
+    (create_mics_comm_groups).
+    """
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         size = config.zero.mics_shard_size

@@ -59,19 +59,23 @@ _OWN_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a 
 
 @dataclass(frozen=True, slots=True)
 class HookedModules:
-    """The hooked modules. `forward[name]` and `backward[name]`: modules entered before the module call
-    `name`, outermost first; modules without parameters are listed with the next module that has parameters.
-    `trailing`: modules without parameters at a segment's end. `stops_early`: torch's non-reentrant
-    checkpoint."""
+    """The hooked modules and the calls before which they are entered. Modules without parameters are listed
+    with the next module that has parameters.
+    """
 
     forward: Mapping[str, tuple[str, ...]]
+    """`forward[name]` are the modules entered before the module call `name` in forward, outermost first."""
     backward: Mapping[str, tuple[str, ...]]
+    """The same in backward."""
     trailing: Mapping[str, tuple[str, ...]]
+    """Modules without parameters at a segment's end."""
     stops_early: bool
+    """Whether checkpoints are torch's non-reentrant ones."""
 
     def before_recompute(self, segment: Segment) -> tuple[str, ...]:
-        """Modules entered in backward before a checkpointed block is recomputed; see [Note: checkpoints and
-        hooks]."""
+        """Modules entered in backward before a checkpointed block is recomputed. See [Note: checkpoints and
+        hooks].
+        """
         last = next((call for call in reversed(segment.calls) if call.name in self.backward), None)
         entered = self.backward[last.name] if last else ()
         if not self.stops_early:
@@ -117,8 +121,9 @@ def _is_inside(name: str, segment: str) -> bool:
 
 
 def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModules:
-    """The hooked modules; `unit_of`: the unit of each module with parameters (the module or its leaf
-    module)."""
+    """The hooked modules. `unit_of` is the unit of each module with parameters (the module or its leaf
+    module).
+    """
     family = workload.model.family
     never = {*workload.model.block_lists, *_NOT_CALLED.get(family, ())}
     units = set(unit_of.values())
@@ -202,7 +207,7 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
 
 
 def _rotary(workload: Workload) -> str | None:
-    """The module in which transformers computes rotary positions once for all blocks; None without it."""
+    """The module in which transformers computes rotary positions once for all blocks, or None."""
     model = workload.model
     modules = (module.work for block in model.blocks[:1] for module in block.modules)
     if model.family in _OWN_ROTARY or not any(isinstance(w, Attention) and w.rotary for w in modules):
@@ -212,8 +217,9 @@ def _rotary(workload: Workload) -> str | None:
 
 
 def _chains(names: Iterable[str], never: set[str], units: set[str]) -> dict[str, tuple[str, ...]]:
-    """The hooked modules from the model down to each module, for `names` and their parents; there are none
-    below a leaf module."""
+    """The hooked modules from the model down to each module, for `names` and their parents. There are none
+    below a leaf module.
+    """
     chains: dict[str, tuple[str, ...]] = {ROOT: (ROOT,)}
     in_units = units & {ROOT}  # leaf modules, and modules in them
     for name in names:

@@ -4,7 +4,7 @@ Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`.
 
 # [Note: three copies of a gradient]
 A reduced shard is copied to the accumulation buffer in host memory and straight back ("to speed up the next
-few operations"); at the boundary it is copied to the host once more, in fp32. Later micro-batches copy the
+few operations"). At the boundary it is copied to the host once more, in fp32. Later micro-batches copy the
 running sum to the GPU, add, and copy it back.
 """
 
@@ -29,11 +29,11 @@ from zsim.specs.strategy.optimizers import optimizer_of
 
 
 class Zero3Home:
-    """Keeps masters, moments and gradients of a `ratio` of the sub-groups in host memory or on NVMe; the
+    """Keeps masters, moments and gradients of a `ratio` of the sub-groups in host memory or on NVMe. The
     first sub-groups stay on the GPU. Gradients are reduced on `stream`.
 
-    `keeps_sums`: 16-bit gradients have an accumulation buffer in host memory, as in all releases that zsim
-    reads; in the ZeRO-Infinity paper they have none.
+    With `keeps_sums`, 16-bit gradients have an accumulation buffer in host memory, as in all releases that
+    zsim reads. In the ZeRO-Infinity paper they have none.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Zero3Home:
         return self._states is not None and group in self._states.groups
 
     def resident(self) -> list[Memory]:
-        """Gradients and optimizer states by device; the pinned buffers are `buffers` of the host."""
+        """Gradients and optimizer states by device. The pinned buffers are `buffers` of the host."""
         pinned = self.offload.pin_memory
         sums = sum(parameter.trained_shard_numel for parameter in self.parameters) * self._accum_bytes
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
@@ -115,7 +115,8 @@ class Zero3Home:
 
     def keep_gradients(self, bucket: GradientBucket, *, is_first: bool, is_boundary: bool) -> int:
         """partition_grads: copy the reduced shards to the host and back, and at the boundary once more in
-        fp32; see [Note: three copies of a gradient]. Returns the last event."""
+        fp32. See [Note: three copies of a gradient]. Returns the last event.
+        """
         builder, stream, config = self.builder, self.stream, self.config
         size = bucket.shard_elements * self._accum_bytes
         pinned = self.offload.pin_memory
@@ -163,7 +164,7 @@ class Zero3Home:
         builder.free_when_done("buffers", 4 * numel, last)
 
     def _swap_gradient(self, number: int) -> None:
-        """Copy a gradient into a pinned buffer, blocking; small pieces stay on the GPU until the step."""
+        """Copy a gradient into a pinned buffer, blocking. Small pieces stay on the GPU until the step."""
         parameter = self.parameters[number]
         piece = swapped_group(0, [parameter.shard_numel], self.config)
         swapped = piece.swapped_numel if piece else 0
@@ -177,8 +178,9 @@ class Zero3Home:
     # -- step -------------------------------------------------------------------------------------------
 
     def step(self, norm_group: str) -> None:
-        """Update one sub-group after another: read, scale, update, write back the 16-bit weights, write; norm
-        and overflow are reduced over `norm_group`."""
+        """Update one sub-group after another: read, scale, update, write back the 16-bit weights, write. Norm
+        and overflow are reduced over `norm_group`.
+        """
         check_overflow(self.stage, self.config, [], norm_group)
         for _ in self.groups:
             norm_and_sync(self.stage, self.config, [], norm_group)

@@ -23,8 +23,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class ParameterStore:
-    """The shards at their homes (GPU, host memory, NVMe): brings them to the GPU for a gather and takes new
-    weights. `is_alone`: there is one rank, whose shards are whole parameters."""
+    """The shards at their devices (GPU, host memory, NVMe). It brings them to the GPU for a gather and takes
+    new weights. If `is_single_rank`, the shards are whole parameters.
+    """
 
     def __init__(
         self,
@@ -57,8 +58,9 @@ class ParameterStore:
         return self._swapper is not None and self._swapper.is_far(number)
 
     def bring(self, numbers: Sequence[int], stream: str) -> None:
-        """Before a gather on `stream`: read the shards from NVMe, copy them to the GPU; see [Note: blocking
-        shard copies]."""
+        """Read the shards from NVMe and copy them to the GPU, before a gather on `stream`. See [Note:
+        blocking shard copies].
+        """
         if self.is_on_gpu:
             return
         if self._swapper is not None:
@@ -71,7 +73,7 @@ class ParameterStore:
             self.copy_in("shard", parameters, size, stream)
 
     def copy_in(self, what: str, parameters: Sequence[ZeroParameter], size: int, stream: str) -> None:
-        """Copy `size` bytes of shards of kind `what` to the GPU, for a gather."""
+        """Copy `size` bytes of shards of kind `kind` to the GPU, for a gather."""
         first = parameters[0].name
         if not self.is_alone:  # else the copy is the parameter, and does not block
             self.builder.allocate("buffers", size)
@@ -108,15 +110,16 @@ class ParameterStore:
     # -- new weights ------------------------------------------------------------------------------------
 
     def put_from_gpu(self, group: int) -> None:
-        """Move the new weights of a sub-group, updated on the GPU, to their homes."""
+        """Move the new weights of a sub-group, updated on the GPU, to their devices."""
         numels = self._split(group)
         away = (numels["host"] + numels["nvme"]) * self.param_bytes
         self.host.copy(f"weights of sub-group {group}", "d2h", away, COMPUTE, is_blocking=True)
         self._write(group)
 
     def put_from_cpu(self, group: int) -> None:
-        """Move the new weights of a sub-group, cast by the CPU, to their homes; the copy to the GPU is
-        pageable."""
+        """Move the new weights of a sub-group, cast by the CPU, to their devices. The copy to the GPU is
+        pageable.
+        """
         numels, dtype = self._split(group), self.config.param_dtype
         if dtype != "fp32" or not numels["gpu"]:
             self.host.cast(f"cast weights of sub-group {group}", sum(numels.values()), "fp32", dtype)
@@ -126,7 +129,7 @@ class ParameterStore:
         self._write(group)
 
     def _split(self, group: int) -> dict[str, int]:
-        """This rank's elements of a sub-group by the home of its 16-bit weights."""
+        """This rank's elements of a sub-group by the device of its 16-bit weights."""
         numels = {"gpu": 0, "host": 0, "nvme": 0}
         for number in self.groups[group]:
             numels[self.homes.of[number]] += self.trace.parameters[number].shard_numel

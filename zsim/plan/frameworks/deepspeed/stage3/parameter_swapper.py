@@ -39,8 +39,9 @@ class ParameterSwapper:
         return self.homes.of[number] == "nvme" and number not in self._held
 
     def ensure(self, numbers: Sequence[int]) -> None:
-        """Before a gather: read missing shards and wait; if none is missing but one is being read, wait for
-        all reads."""
+        """Read missing shards and wait, before a gather. If none is missing but one is being read, wait for
+        all reads.
+        """
         missing = [number for number in numbers if self.is_far(number)]
         if missing:
             if len(missing) > self._free:
@@ -83,7 +84,7 @@ class ParameterSwapper:
                 self._free += 1
 
     def _read(self, numbers: Sequence[int]) -> None:
-        """Issue one submission of reads; each read takes a buffer."""
+        """Issue one submission of reads. Each read takes a buffer."""
         parameters = self.parameters
         size = sum(
             aligned_numel(parameters[number].shard_numel, self._element, self.config.aio)

@@ -1,7 +1,7 @@
 """reduce_scatter_coalesced: ZeRO-3's reduction of gradients to their shards in one call.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/comm/coalesced_collectives.py`. Python slices each gradient into
-every rank's part; the parts are joined rank by rank, except for a single tensor that divides evenly, which is
+every rank's part. The parts are joined rank by rank, except for a single tensor that divides evenly, which is
 reduced in place.
 """
 
@@ -23,9 +23,9 @@ def reduce_scatter_coalesced(
     stream: str,
     of: str = "",
 ) -> int:
-    """Reduce-scatter `tensors` gradients (`elements` in all), padded to `shard_elements` on each rank of
-    `group`; returns the bytes of the temporary joined copy. `of`: the parameter's name, if there is only
-    one."""
+    """Reduce-scatter `num_tensors` gradients (`elements` in all), padded to `shard_elements` on each rank of
+    `group`. Returns the bytes of the temporary joined copy. `parameter_name` is given if there is only one.
+    """
     ranks = builder.groups[group].size
     size, parts = shard_elements * ranks * DTYPE_BYTES[dtype], tensors * ranks
     is_joined = tensors > 1 or elements % ranks > 0

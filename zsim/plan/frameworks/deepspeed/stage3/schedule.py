@@ -1,10 +1,10 @@
 """DeepSpeed ZeRO stage 3: parameters fetched module by module.
 
-Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is in
+Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`). The fetch order is in
 coordinator.py. The plan is of a steady step: the first two steps record the trace and do not prefetch.
 
 # [Note: record_stream]
-Gathered parameters and gradients are allocated on one stream and used on another; DeepSpeed tells the
+Gathered parameters and gradients are allocated on one stream and used on another. DeepSpeed tells the
 allocator with `record_stream`, and the block is not reused before its use has ended on the GPU.
 """
 
@@ -90,8 +90,9 @@ class Zero3Schedule(Zero3Gradients):
         return sum(parameter.shard_numel for parameter in self.trace.parameters)
 
     def resident(self) -> list[Memory]:
-        """Shards, persistent gathered parameters, masters (of fp32 weights too), moments, gradient shards,
-        the bucket; secondary shards and LoCo's errors."""
+        """Shards, persistent gathered parameters, masters (of fp32 weights too), moments, gradient shards and
+        the bucket. With ZeRO++ also secondary shards and LoCo's errors.
+        """
         shard, config = self.shard_numel, self.config
         persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
         master = DTYPE_BYTES[config.master_weights_dtype]
@@ -121,7 +122,8 @@ class Zero3Schedule(Zero3Gradients):
     @property
     def startup_bytes(self) -> int:
         """Bytes of all weights of a model that was built without `deepspeed.zero.Init` and is moved to the
-        GPU whole; else 0 (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`)."""
+        GPU unsharded, else 0 (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`).
+        """
         return 0 if self.config.zero_init else self.workload.numel * self.param_bytes
 
     # -- fetch ------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class Zero3Schedule(Zero3Gradients):
         self._enter(ROOT, "")
 
     def before_backward(self, segment: Segment) -> None:
-        """Enter the modules before a recomputation; see [Note: checkpoints and hooks] of module_order.py."""
+        """Enter the modules before a recomputation. See [Note: checkpoints and hooks] of module_order.py."""
         super().before_backward(segment)
         hooked, is_again = self.trace.hooked, segment.is_checkpointed
         self._entered = hooked.before_recompute(segment) if is_again else ()
@@ -180,7 +182,7 @@ class Zero3Schedule(Zero3Gradients):
             self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
 
     def _gather(self, fetch: Fetch | None) -> None:
-        """Issue a fetch's collectives; their outputs are allocated now."""
+        """Issue a fetch's collectives. Their outputs are allocated now."""
         if fetch is None:
             return
         if self.world_size == 1:
@@ -207,7 +209,7 @@ class Zero3Schedule(Zero3Gradients):
         self._fetch_events.append(self.gatherer.finish(part))
 
     def after_module(self, call: ModuleCall) -> None:
-        """PartitionedParameterCoordinator.release_sub_module, where a unit ends; see [Note: record_stream].
+        """PartitionedParameterCoordinator.release_sub_module, where a unit ends. See [Note: record_stream].
 
         Without `memory_efficient_linear` autograd keeps the gathered weights of linear layers until their
         backward, so releasing them in forward frees no memory.
@@ -243,7 +245,7 @@ class Zero3Schedule(Zero3Gradients):
         return self.builder.phase == "forward" and self._checkpointed.get(call.segment, False)
 
     def end_backward(self) -> None:
-        """Release the parameters of the model itself; then issue the last reduction."""
+        """Release the parameters of the model itself, then issue the last reduction."""
         released = self.coordinator.release_external()
         self.store.release(released)
         if self.secondary is not None:
@@ -298,7 +300,7 @@ class Zero3Schedule(Zero3Gradients):
         return sum(self.trace.parameters[number].shard_numel for number in group)
 
     def _step_on_gpu(self) -> None:
-        """Update one sub-group after the other, and move its new weights to their homes."""
+        """Update one sub-group after the other, and move its new weights to their devices."""
         builder, config = self.builder, self.config
         shards = [one.shard_numel for one in self.trace.parameters if one.is_trained]
         check_overflow(self.stage, config, shards, self.group.name)
@@ -321,8 +323,9 @@ class Zero3Schedule(Zero3Gradients):
             self.store.put_from_gpu(number)
 
     def _norm(self, shards: list[int]) -> None:
-        """A sum for every sub-group; of experts over the ranks that share them, then over those that share
-        the layer's (`get_grad_norm_direct`)."""
+        """A sum for every sub-group. Those of experts are summed over the ranks that share them, then over
+        those that share the layer's (`get_grad_norm_direct`).
+        """
         parameters = self.trace.parameters
         of_experts = sum(bool(parameters[group[0]].belongs_to) for group in self.sub_groups if group)
         norm_and_sync(
@@ -342,7 +345,8 @@ class Zero3Schedule(Zero3Gradients):
 
     def _gather_persistent(self) -> None:
         """Gather the persistent parameters, one all-gather each (`_allgather_params_coalesced`, which does
-        not coalesce since at least DeepSpeed 0.10); then make the host wait for the GPU."""
+        not coalesce since at least DeepSpeed 0.10). Then make the host wait for the GPU.
+        """
         if self.world_size == 1:
             return
         self.store.bring_persistent()

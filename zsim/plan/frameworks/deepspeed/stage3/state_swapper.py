@@ -2,7 +2,7 @@
 
 Transcribed from DeepSpeed 0.19.8 `swap_tensor/partitioned_optimizer_swapper.py`,
 `pipelined_optimizer_swapper.py` and `async_swapper.py`. All pinned buffers are as large as the largest
-sub-group; a sub-group takes one buffer per state and one for its gradients.
+sub-group. A sub-group takes one buffer per state and one for its gradients.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 @dataclass(frozen=True, slots=True)
 class SwappedGroup:
-    """A sub-group on NVMe: `numel` elements per state; `swapped_numel` of its gradients are on NVMe too,
-    `loose_numel` (pieces below the floor, and remainders of alignment) stay on the GPU until the step."""
+    """A sub-group on NVMe."""
 
     number: int
     numel: int
+    """Elements per state."""
     aligned_numel: int
     swapped_numel: int
+    """Elements of its gradients that are on NVMe too."""
     loose_numel: int
+    """Elements of its gradients (pieces below the floor, and remainders of alignment) that stay on the GPU
+    until the step.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ class StateSwapper:
     # -- gradients, in backward -------------------------------------------------------------------------
 
     def write_gradient(self, numel: int, name: str) -> None:
-        """Account for a piece that is copied into the current buffer; a full buffer is written, and if no
-        buffer is left the host waits for all writes."""
+        """Account for a piece that is copied into the current buffer. A full buffer is written, and if no
+        buffer is left the host waits for all writes.
+        """
         if self._is_filling and self._filled + numel > self.largest:
             self._submit(name)
             if self._num_written == self.offload.buffer_count:
@@ -104,7 +109,7 @@ class StateSwapper:
     # -- states, in the step ----------------------------------------------------------------------------
 
     def read(self, number: int) -> None:
-        """Read a sub-group and wait for it; with `pipeline_read` start to read the next sub-group."""
+        """Read a sub-group and wait for it. With `pipeline_read`, start to read the next sub-group."""
         self.flush_gradients()
         group = self.groups[number]
         if self._ahead is not None:
@@ -136,7 +141,7 @@ class StateSwapper:
         return _Read(group.number, self.host.read(f"read states of sub-group {group.number}", size))
 
     def write(self, number: int) -> None:
-        """Write the states back; wait, unless `pipeline_write` lets the next sub-group start meanwhile."""
+        """Write the states back and wait, unless `pipeline_write` lets the next sub-group start meanwhile."""
         group = self.groups[number]
         if self._behind is not None:
             self.host.wait(self._behind, "wait for the write before")
@@ -152,7 +157,7 @@ class StateSwapper:
 
 
 def swapped_group(number: int, shard_numels: Sequence[int], config: DeepSpeedConfig) -> SwappedGroup | None:
-    """The sub-group on NVMe; None if it is below the swap floor and stays in host memory."""
+    """The sub-group on NVMe. None if it is below the swap floor and stays in host memory."""
     numel, floor = sum(shard_numels), swap_floor_bytes(config.aio)
     if 4 * numel < floor:
         return None

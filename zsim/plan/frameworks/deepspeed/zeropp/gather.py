@@ -5,7 +5,7 @@ Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` and
 
 # [Note: secondary shards]
 When a gathered parameter is released, each rank keeps a copy of its shard in the hpZ group, unless it has one
-(`_partition_param_sec`); from then on the parameter is gathered inside that group, from the copies. The step
+(`_partition_param_sec`). From then on the parameter is gathered inside that group, from the copies. The step
 frees all copies (`_post_step`). So the first forward after a step gathers over all ranks, its backward and
 all later micro-batches inside the group. A parameter that forward keeps for its backward is released, and
 copied, in backward.
@@ -28,11 +28,11 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class SecondaryShards:
-    """hpZ's secondary shards: of every parameter 1/`size` per rank; see [Note: secondary shards].
+    """hpZ's secondary shards: 1/`size` of every parameter per rank. See [Note: secondary shards].
 
-    `group`: the ranks over which they are gathered (None: MiCS writes them and never gathers from them). They
-    are in host memory if the parameters of `store` are offloaded (`device=self.remote_device`). Releases
-    before 0.13.2 keep the copies that initialisation wrote, and gather from them in backward only.
+    They are gathered over the ranks of `group` (None: MiCS writes them and never gathers from them). They are
+    in host memory if the parameters of `store` are offloaded (`device=self.remote_device`). Releases before
+    0.13.2 keep the copies that initialisation wrote, and gather from them in backward only.
     """
 
     def __init__(self, store: ParameterStore, size: int, group: Group | None) -> None:
@@ -68,8 +68,9 @@ class SecondaryShards:
         return [Fetch(part, group) for part, group in ((near, name), (far, fetch.group)) if part]
 
     def bring(self, part: Fetch, stream: str) -> bool:
-        """Before the gather of a part: copy its secondary shards to the GPU, if they are in host memory;
-        returns whether the part is gathered from secondary shards."""
+        """Copy the secondary shards of a part to the GPU before its gather, if they are in host memory.
+        Returns whether the part is gathered from secondary shards.
+        """
         if self.group is None or part.group != self.group.name:
             return False
         if self.device == "host":
@@ -79,7 +80,7 @@ class SecondaryShards:
         return True
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Keep secondary shards of released parameters; in some releases the host waits for each copy."""
+        """Keep secondary shards of released parameters. In some releases the host waits for each copy."""
         for number in numbers:
             if number in self._held:
                 continue
@@ -153,7 +154,7 @@ class QuantizedGatherer(SecondaryGatherer):
         self._groups: dict[int, int] = {}  # elements of an input -> groups
 
     def start(self, part: Fetch) -> None:
-        """Join the shards, cast, quantise; gather the int8 values, then the scales."""
+        """Join the shards, cast and quantise them. Then gather the int8 values and the scales."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
         numel = self._shard_numel(part)
         groups = self._groups_of(part, numel)
@@ -179,7 +180,7 @@ class QuantizedGatherer(SecondaryGatherer):
         builder.free_when_done("buffers", mine, last)
 
     def finish(self, part: Fetch) -> int:
-        """Dequantise to fp16, cut into the parameters, and cast to their type; returns the event."""
+        """Dequantise to fp16, split into the parameters, cast to their type, and return the event."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
         self._started.pop(part.parameters[0])
         shard = self._shard_numel(part)

@@ -2,7 +2,7 @@
 
 Transcribed from DeepSpeed 0.19.8 `runtime/comm/coalesced_collectives.py` (all_to_all_quant_reduce), and for
 LoCo's error feedback from 0.16.9 (all_to_all_loco_quant_reduce). Tensors are reduced one after another,
-whatever their bucket; vectors, and tensors that two hops cannot divide, are reduce-scattered one by one.
+whatever their bucket. Vectors, and tensors that two hops cannot divide, are reduce-scattered one by one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class QuantizedReducer:
-    """Reduces a bucket's gradients over the ranks of `group` on `stream`; `inside`: the GPUs of a node;
-    `across`: the same GPU of every node (_get_local_all_to_all_group)."""
+    """Reduces a bucket's gradients over the ranks of `group` on `stream`. `node_group` is the GPUs of a node,
+    and `cross_node_group` the same GPU of every node (_get_local_all_to_all_group).
+    """
 
     def __init__(
         self, stage: Stage, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
@@ -55,8 +56,7 @@ class QuantizedReducer:
         return [Memory("buffers", size)]
 
     def reduce(self, numbers: Sequence[int]) -> int:
-        """Reduce the gradients of a bucket; returns the bytes of the reduced shards, which the caller
-        frees."""
+        """Reduce the gradients of a bucket. Returns the bytes of the shards, which the caller frees."""
         shards = 0
         for number in sorted(numbers):
             parameter = self.trace.parameters[number]
@@ -109,8 +109,9 @@ class QuantizedReducer:
         )
 
     def _two_hops(self, parameter: ZeroParameter) -> int:
-        """Quantise, all-to-all inside the node, sum and quantise again, all-to-all between nodes, sum;
-        returns the bytes of the shard."""
+        """Quantise, all-to-all inside the node, sum and quantise again, all-to-all between nodes, sum.
+        Returns the bytes of the shard.
+        """
         numel, reduced = parameter.numel, parameter.numel // self.local
         inside, across = groups = self._groups_of(parameter)
         if self._has_error:
