@@ -7,7 +7,8 @@ MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 
 with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add the recomputation.
 
 Captured models with products that no formula of zsim's has (convolutions, frozen weights, attention that is
-not causal) count the products themselves, forward and backward: 2 m n k each, attention over all pairs."""
+not causal) count the products themselves, forward and backward: 2 m n k each, attention over all pairs.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ def active_numel(model: ModelSpec) -> int:
 
 
 def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """6 N + 12 L d S: forward and backward, nothing recomputed; of frozen parameters 4 N; or the products of
-    a captured model."""
+    """6 N + 12 L d S, forward and backward, nothing recomputed. Frozen parameters count 4 N. A captured model
+    counts its products.
+    """
     if _counts_products(model):
         around = sum(_both_ways(module, sequence_length) for module in (*model.before, *model.after))
         return around + _sum_over_blocks(
@@ -97,9 +99,10 @@ def hardware_flops_per_token(
 ) -> float:
     """`model_flops_per_token` plus the recomputation, by the policy of each block (() for none): full adds
     the block's 2 N + 4 d S, selective 4 d S, selective-op N (every second product, so about half of 2 N).
-    `modules`: Megatron's names of what runs again in every block beside that, whose products count.
+    `modules` are Megatron's names of the modules that run again in every block in addition, whose products
+    count.
 
-    By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one whole forward of the
+    By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one full forward of the
     blocks, although torch stops before a last product whose result is not needed.
     """
     flops = model_flops_per_token(model, sequence_length)
@@ -156,7 +159,7 @@ def _idle_experts(block: Block) -> float:
 
 
 def _sum_over_blocks(model: ModelSpec, measure: Callable[[Block], float]) -> float:
-    """Sum of `measure` over all blocks; every distinct block is measured once."""
+    """Sum of `measure` over all blocks. Every unique block is measured once."""
     return sum(count * measure(block) for block, count in _distinct(model.blocks))
 
 

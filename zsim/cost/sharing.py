@@ -1,9 +1,9 @@
 """Weighted max-min fair sharing: the pure solver.
 
 An activity a runs at rate x_a and puts w_ar * x_a on resource r. The allocation is max-min fair: no rate can
-grow without shrinking one that is not larger. It is found by progressive filling (Bertsekas & Gallager, Data
-Networks, 2nd ed., section 6.5.2): raise all rates together, freeze the activities of each resource that is
-full, and go on with the rest.
+grow without shrinking one that is not larger. Progressive filling computes it (Bertsekas & Gallager, Data
+Networks, 2nd ed., section 6.5.2): raise all rates at once, freeze the activities of each resource that is
+full, and go on with the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def max_min_fair_rates(
 ) -> dict[str, float]:
     """Rates of activities that share resources.
 
-    `usage` is {activity: {resource: weight}}, `capacity` {resource: units per second}; the rate of an
+    `usage` is {activity: {resource: weight}}, `capacity` {resource: units per second}. The rate of an
     activity that uses no resource is infinite. Raises InputError for an unknown resource, a negative or not
     finite weight, and a negative or not-a-number capacity.
     """
@@ -52,7 +52,7 @@ def progressive_filling(
 ) -> list[float]:
     """Max-min rates of `rows` (per activity: (resource, weight > 0) pairs) under `capacity`.
 
-    O(levels x touched resources + sum of weights); every level freezes at least one activity.
+    O(levels x touched resources + sum of weights), because every level freezes at least one activity.
     """
     rates = [math.inf] * len(rows)
     users: dict[int, list[int]] = {}
@@ -94,8 +94,9 @@ def progressive_filling(
 
 
 def rates_apart(alone: Sequence[float]) -> list[float]:
-    """Max-min rates of activities that share no resource, by the rate of each alone: `progressive_filling`
-    gives those that are equal up to rounding the same one, the least of them."""
+    """Max-min rates of activities that share no resource, by the rate of each in isolation.
+    `progressive_filling` gives those that are equal up to rounding the same rate, the least of them.
+    """
     level, limit, level_of = -math.inf, -math.inf, dict[float, float]()
     for rate in sorted(set(alone)):
         if rate > limit:

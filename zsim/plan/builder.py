@@ -35,10 +35,10 @@ def moves(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[K
 
 
 class PlanBuilder:
-    """Collects ops and memory changes; one method per host action.
+    """Collects ops and memory changes. It has one method for each host action.
 
-    Events are op numbers: `record(stream)` is cudaEventRecord, `stream_wait` cudaStreamWaitEvent,
-    `host_wait` cudaEventSynchronize. Ops of equal work share one `Work` object, so it is priced once.
+    Events are op numbers: `record(stream)` is cudaEventRecord, `stream_wait` cudaStreamWaitEvent, `host_wait`
+    cudaEventSynchronize. Ops of equal work share one `Work` object, so it is priced once.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -82,7 +82,7 @@ class PlanBuilder:
     # -- streams and events ---------------------------------------------------------------------------
 
     def record(self, stream: str) -> int | None:
-        """The event of all work issued to a stream so far; None if there is no work yet."""
+        """The event of all work issued to a stream so far. None if there is no work yet."""
         return self._last.get(stream)
 
     def stream_wait(self, stream: str, event: int | None) -> None:
@@ -91,12 +91,12 @@ class PlanBuilder:
             self._waits.setdefault(stream, []).append(event)
 
     def wait_stream(self, stream: str, other: str) -> None:
-        """`stream.wait_stream(other)`: later work on `stream` waits for all work on `other` so far."""
+        """`stream.wait_stream(awaited)`: later work on `stream` waits for all work on `awaited` so far."""
         if stream != other and other in self._last:
             self._waits.setdefault(stream, []).append(self._last[other])
 
     def join(self, stream: str, other: str) -> None:
-        """`wait_stream`, and what `other` itself waits for before its next work."""
+        """Issue `wait_stream`, and also wait for what `awaited` itself waits for before its next work."""
         self.wait_stream(stream, other)
         for event in self._waits.get(other, ()):
             self.stream_wait(stream, event)
@@ -151,9 +151,8 @@ class PlanBuilder:
         module: str = "",
         events: int = 1,
     ) -> int:
-        """Issue kernels that run back to back on one stream; `overhead` costs the host `events` times.
-
-        Returns the op's number.
+        """Issue kernels that run back to back on one stream, and return the op's number. The host spends the
+        time of `overhead` `events` times.
         """
         work = self._work(tuple(kernels))
         launches = sum([kernel.launches for kernel in work.kernels])
@@ -179,7 +178,7 @@ class PlanBuilder:
         module: str = "",
         events: int = 1,
     ) -> int:
-        """Issue the kernels of `moves`, and return the op's number."""
+        """Issue the kernels of `move_kernels`, and return the op's number."""
         key = read_bytes + written_bytes, launches
         work = self._moves.get(key)
         if work is None:
@@ -199,12 +198,12 @@ class PlanBuilder:
         name: str = "",
         module: str = "",
     ) -> int:
-        """Issue one collective call and return its op number; `full_bytes` as in `Collective.bytes`.
+        """Issue one collective call and return its op number. `full_bytes` are those of `Collective.bytes`.
 
         # [Note: one communicator, one collective at a time]
         A process group is one communicator, and it runs its collectives in the order of issue, whatever
-        streams they are on (torch 2.13 `_fully_shard.py`, set_separate_reduce_scatter_group). Only
-        different groups overlap, as HSDP's all-reduce does.
+        streams they are on (torch 2.13 `_fully_shard.py`, set_separate_reduce_scatter_group). Only different
+        groups overlap, as HSDP's all-reduce does.
         """
         work = self._collectives.get((kind, full_bytes, dtype, group))
         if work is None:
@@ -215,12 +214,12 @@ class PlanBuilder:
     def all_to_all(
         self, parts: Parts, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
     ) -> int:
-        """An all-to-all of any parts; see `Collective.all_to_all`."""
+        """Issue an all-to-all of any split sizes. See `Collective.all_to_all`."""
         work = Collective.all_to_all(parts, dtype, group)
         return self.communicate(name or work.kind, stream, work, module)
 
     def communicate(self, name: str, stream: str, work: Collective | PointToPoint, module: str = "") -> int:
-        """Issue a collective or messages; see [Note: one communicator, one collective at a time]."""
+        """Issue a collective or messages. See [Note: one communicator, one collective at a time]."""
         previous = self._last_of_group.get(work.group)
         if previous is not None and self.ops[previous].stream != stream:
             self.stream_wait(stream, previous)
@@ -238,8 +237,9 @@ class PlanBuilder:
         name: str = "",
         module: str = "",
     ) -> int:
-        """Issue one call that sends and receives `messages` (`batch_isend_irecv`; for a single message a lone
-        `isend` or `irecv`, whose `group` is the two ranks); see [Note: who a message meets]."""
+        """Issue one call that sends and receives `messages` (`batch_isend_irecv`). A single message is a lone
+        `isend` or `irecv`, and its `group` is the two ranks. See [Note: who a message meets].
+        """
         work = PointToPoint(tuple(messages), dtype, group)
         return self.communicate(name or work.kind, stream, work, module)
 
@@ -247,7 +247,7 @@ class PlanBuilder:
         return self.add(name, stream, copy, module=module)
 
     def host(self, name: str, overhead: str | None = None, *, module: str = "", events: int = 1) -> int:
-        """Issue a host-only op: a hook, or a place for the host to wait."""
+        """Issue a host-only op: a hook, or a point where the host waits."""
         return self.add(name, "host", None, launches=0, overhead=overhead, module=module, events=events)
 
     # -- memory -----------------------------------------------------------------------------------------
@@ -289,7 +289,8 @@ class PlanBuilder:
 
     def activations(self, count: int, owner: str, micro_batch: int, tensors: tuple[int, ...] = ()) -> None:
         """Allocate `count` bytes of the activations of `owner` before the next op is issued, in tensors of
-        `tensors` bytes; a negative `count` frees them."""
+        `tensors` bytes. A negative `count` frees them.
+        """
         if count:
             change = (
                 len(self.ops),

@@ -18,12 +18,14 @@ from zsim.specs.experiment.job import Job
 
 @dataclass(frozen=True, slots=True)
 class NodeTypes:
-    """The types of the nodes that ranks are on. `names`: of all types; `runs`: (type, number of ranks) in the
-    order of ranks; `micro_batch_sizes`: by type, () if all are the same."""
+    """The types of the nodes that ranks are on."""
 
     names: tuple[str, ...]
+    """The names of all types."""
     runs: tuple[tuple[int, int], ...]
+    """(type, number of ranks) of each run of equal types, in the order of ranks."""
     micro_batch_sizes: tuple[int, ...] = ()
+    """The micro-batch size per type; () if all are the same."""
 
     @property
     def of_rank(self) -> Ints:
@@ -32,7 +34,7 @@ class NodeTypes:
 
 
 def node_types_of(job: Job) -> NodeTypes | None:
-    """The types of a job's nodes; None if it is on nodes of one type."""
+    """The types of a job's nodes. None if it is on nodes of one type."""
     if len(job.types) == 1:
         return None
     types = job.rank_types
@@ -43,8 +45,9 @@ def node_types_of(job: Job) -> NodeTypes | None:
 
 
 def plan_by_type(types: NodeTypes, plans: Sequence[Plan | None]) -> Plan:
-    """The plan of ranks on several types of nodes; `plans`: of each type, as if all ranks were on it, None
-    for types without ranks. Programs are in the order of their first ranks."""
+    """The plan of ranks on several types of nodes. `plans` has the plan of each type as if all ranks were on
+    it, and None for types without ranks. Programs are in the order of their first ranks.
+    """
     of_rank = types.of_rank
     some = next(plan for plan in plans if plan is not None)
     pairs = np.stack([some.program_of, of_rank], axis=1)
@@ -66,14 +69,15 @@ def plan_by_type(types: NodeTypes, plans: Sequence[Plan | None]) -> Plan:
 
 
 def pipeline_rank_of(plan: Plan, program: int) -> int:
-    """The pipeline rank of a program's ranks: its `pipeline_rank` if programs of several types of nodes have
-    the same, else its number."""
+    """The pipeline rank of a program's ranks. It is `pipeline_rank` if programs of several types of nodes
+    have the same, and otherwise the program's number.
+    """
     own = plan.programs[program].pipeline_rank
     return program if own is None else own
 
 
 def type_of_program(job: Job, plan: Plan, program: int) -> int:
-    """The type of the nodes of a program's ranks, by its place in the cluster's `gpus`."""
+    """The type of the nodes of a program's ranks, as an index into the cluster's `gpus`."""
     if len(job.cluster.gpus) == 1:
         return 0
     return int(job.rank_types[int(np.argmax(plan.program_of == program))])

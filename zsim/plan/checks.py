@@ -1,7 +1,7 @@
 """Checks that the programs of a plan are consistent with each other.
 
-Every communicator's n-th call is the same on all members; every send matches a receive; no ops wait for each
-other in a circle; a step frees all memory that it allocates. Ranks of one program do the same, so programs
+Every communicator's n-th call is the same on all members. Every send matches a receive. No ops wait for each
+other in a circle. A step frees all memory that it allocates. Ranks of one program do the same, so programs
 are checked and not ranks: if a rank of one program waits for a rank of another, all ranks of it do.
 """
 
@@ -351,7 +351,9 @@ def _of(program: Program) -> str:
 
 
 def _told(work: Collective, other: Collective) -> str:
-    """A call by what it may have in common with another; of two tables the first part that differs."""
+    """Describe a call by what it may have in common with another. Of two tables of split sizes it is the
+    first size that differs.
+    """
     told = f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
     if work.parts == other.parts:
         return told

@@ -48,12 +48,12 @@ class MemoryColumns(NamedTuple):
 
 
 def op_columns(program: Program) -> OpColumns:
-    """The fields of a program's ops, for `Program.once`."""
+    """The fields of a program's ops, for `Program.memoize`."""
     return OpColumns(*zip(*program.ops, strict=True))
 
 
 def are_compute(program: Program) -> Bools:
-    """Whether each op has work on the compute stream, for `Program.once`."""
+    """Whether each op has work on the compute stream, for `Program.memoize`."""
     columns = program.once(op_columns)
     found = [
         stream == "compute" and work is not None
@@ -63,7 +63,7 @@ def are_compute(program: Program) -> Bools:
 
 
 def memory_columns(program: Program) -> MemoryColumns:
-    """The fields of a program's memory changes, for `Program.once`."""
+    """The fields of a program's memory changes, for `Program.memoize`."""
     return MemoryColumns(*zip(*program.memory, strict=True))
 
 
@@ -72,7 +72,7 @@ Owner = tuple[Device, Category, str, str, int]
 
 
 def places_of_owners(columns: MemoryColumns) -> dict[Owner, list[int]]:
-    """The places of each owner's changes, in order."""
+    """The indices of each owner's changes, in order."""
     found: defaultdict[Owner, list[int]] = defaultdict(list)
     owners = zip(
         columns.device, columns.category, columns.owner, columns.part, columns.micro_batch, strict=True
@@ -83,5 +83,5 @@ def places_of_owners(columns: MemoryColumns) -> dict[Owner, list[int]]:
 
 
 def owned_changes(program: Program) -> dict[Owner, list[int]]:
-    """`places_of_owners` of a program's memory changes, for `Program.once`."""
+    """`change_indices_per_owner` of a program's memory changes, for `Program.memoize`."""
     return places_of_owners(program.once(memory_columns))

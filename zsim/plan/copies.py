@@ -1,11 +1,11 @@
 """Blocks that do what the block before them did.
 
 # [Note: a block as a copy]
-A model's equal blocks issue the same ops in the same order if they start from the same state: the builder's
-events and waits, and what a framework's hooks know (what is gathered, what is in a bucket), all counted from
-the block. A block that ends in the state in which it began is walked once; the blocks after it are copies of
-its ops and memory changes, with later numbers and their own names, for as many blocks as the hooks see the
-same ahead.
+A model's equal blocks issue the same ops in the same order if they start from the same state. The state is
+the builder's events and waits, and what a framework's hooks know (what is gathered, what is in a bucket), all
+counted from the block. A block that ends in the state in which it began is walked once. The blocks after it
+are copies of its ops and memory changes, with later numbers and their own names, for as many blocks as the
+hooks see the same ahead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from zsim.plan.workload.workload import ModuleCall, Segment
 
 
 class _Start(NamedTuple):
-    """The state of the builder before a segment, with the numbers of ops and memory changes, and where the
-    hooks were."""
+    """The state of the builder before a segment, with the numbers of ops and memory changes, and the position
+    of the hooks.
+    """
 
     segment: Segment
     state: tuple[object, ...]
@@ -32,8 +33,9 @@ class _Start(NamedTuple):
 
 
 def to_walk(hooks: Hooks, segments: Sequence[Segment]) -> Iterator[Segment]:
-    """The segments that must be walked, each before the next is asked for; all others are issued as copies,
-    see [Note: a block as a copy]."""
+    """The segments that must be walked, each before the next is taken from the iterator. All others are
+    issued as copies, see [Note: a block as a copy].
+    """
     builder, number = hooks.builder, 0
     last: _Start | None = None
     while number < len(segments):
@@ -55,7 +57,7 @@ def to_walk(hooks: Hooks, segments: Sequence[Segment]) -> Iterator[Segment]:
 
 
 def _num_alike(segment: Segment, others: Sequence[Segment]) -> int:
-    """How many of `others` follow one another like `segment` and the first of them."""
+    """The number of `others` that continue the sequence of `segment` and the first of them."""
     prefix, number = _numbered(segment.name)
     step = _numbered(others[0].name)[1] - number if others else 0
     for count, other in enumerate(others):
@@ -100,7 +102,7 @@ def _all_calls(segment: Segment) -> tuple[ModuleCall, ...]:
 
 
 def _copy(builder: PlanBuilder, start: _Start, end: _Start, count: int) -> None:
-    """Issue what was issued from `start` until `end` for the `count` blocks after it."""
+    """Issue the ops and changes between `start` and `end` again, for the `count` blocks after it."""
     ops, changes = builder.ops[start.num_ops :], builder.memory[start.num_changes :]
     prefix, number = _numbered(start.segment.name)
     step, length, new = _numbered(end.segment.name)[1] - number, len(ops), tuple.__new__

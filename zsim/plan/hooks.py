@@ -12,22 +12,27 @@ from zsim.plan.workload.workload import ModuleCall, Segment
 
 
 class BeforeBlock(NamedTuple):
-    """Where hooks are before a block. `state`: all that the hooks of the block depend on, counted from the
-    next op and from the numbers here: of the block's first `parameter`, of the next `step` of a recorded
-    order of modules, and of the next `entry` of its queue of fetches."""
+    """The position of the hooks in front of a block: all that their work in the block depends on, counted
+    from the next op and from the numbers here.
+    """
 
     state: object
+    """The state of the hooks of the block, counted from the next op and from the numbers below."""
     parameter: int
+    """The number of the block's first parameter."""
     step: int
+    """The number of the next step of a recorded order of modules."""
     entry: int
+    """The number of the next entry of the queue of fetches."""
 
 
 class Hooks:
-    """Base class of the owners of a stage's parameters, gradients and optimizer states; its hooks are empty.
+    """Base class of the managers of a stage's parameters, gradients and optimizer states. Its hooks are
+    empty.
 
     Every method may issue ops to `builder`. Several micro-batches may run their forward before the first
-    backward; backwards run one after the other, in the order of the micro-batches. `chunks`: the hooks of all
-    stages of the rank, these included.
+    backward. Backwards run one after the other, in the order of the micro-batches. `stage_hooks` are the
+    hooks of all stages of the rank, these included.
     """
 
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
@@ -47,7 +52,7 @@ class Hooks:
 
     @property
     def startup_bytes(self) -> int:
-        """GPU bytes held before the first step, where they may exceed the peak of the step; else 0."""
+        """GPU bytes held before the first step, where they may exceed the peak of the step. Otherwise 0."""
         return 0
 
     # -- a step -----------------------------------------------------------------------------------------
@@ -55,11 +60,14 @@ class Hooks:
     def begin_step(self) -> None: ...
 
     def finish_gradients(self) -> None:
-        """After all backwards: finish their reductions, and sum up the gradients that stages or tensor-
-        parallel ranks share. It is called for the first of `chunks`, for all of them."""
+        """After all backwards, finish their reductions, and sum up the gradients that stages or
+        tensor-parallel ranks share. It is called on the first of `stage_hooks`, for all of them.
+        """
 
     def optimizer_step(self) -> None:
-        """Update: one optimizer for all stages of the rank; called for the first of `chunks`."""
+        """Update the parameters: one optimizer for all stages of the rank. It is called on the first of
+        `stage_hooks`.
+        """
 
     # -- forward of one micro-batch -----------------------------------------------------------------------
 
@@ -71,8 +79,11 @@ class Hooks:
     # -- backward of one micro-batch ----------------------------------------------------------------------
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        """`is_last`: it is the stage's last backward in this step; `is_told`: the schedule unshards, reshards
-        and reduces by the methods below, so backward itself does not."""
+        """Begin the backward of a micro-batch.
+
+        `is_last` says that it is the stage's last backward in this step. With `schedule_manages_sharding` the
+        schedule unshards, reshards and reduces by the methods below, so backward itself does not.
+        """
 
     def before_backward(self, segment: Segment) -> None: ...
     def after_backward(self, segment: Segment) -> None: ...
@@ -87,15 +98,16 @@ class Hooks:
     # -- blocks as copies, see zsim.plan.copies -------------------------------------------------------------
 
     def place(self, segment: Segment) -> BeforeBlock | None:
-        """Where the hooks are before a block; None where blocks are not to be copied."""
+        """The position of the hooks in front of a block. None where blocks are not to be copied."""
 
     def num_alike(self, before: BeforeBlock, now: BeforeBlock) -> int:
-        """How many times what the hooks did from `before` until `now` will be the right thing again, one
-        block further each time."""
+        """How many times what the hooks did from `start` until `end` will be the right thing again, one block
+        further each time.
+        """
         raise NotImplementedError
 
     def skip(self, before: BeforeBlock, now: BeforeBlock, count: int, num_ops: int) -> None:
-        """Go as far as `count` times from `before` until `now`, by `num_ops` ops in all."""
+        """Advance by `count` times the way from `start` to `end`, which is `num_ops` ops in all."""
         raise NotImplementedError
 
     # -- actions of a pipeline's schedule -----------------------------------------------------------------
@@ -111,6 +123,8 @@ class Hooks:
 
 
 class BlockTimedHooks(Hooks):
-    """Hooks of a framework whose layers' host time was fitted by block (Megatron's), not by operator."""
+    """Hooks of a framework for which the host time of layers was fitted per block (Megatron's), not per
+    operator.
+    """
 
     is_eager = False

@@ -47,21 +47,19 @@ from zsim.specs.strategy.training import Training
 
 @dataclass(frozen=True, slots=True)
 class PlanBasis:
-    """All inputs of a plan: jobs with equal bases have the same plan, whatever their hardware.
-
-    `is_cpu`: the ranks are CPUs, which run every op in the thread that issues it. `copies_scatters`: the CPU
-    backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs). `types`: of the ranks'
-    nodes, where the job is on several.
-    """
+    """All inputs of a plan. Jobs with equal bases have the same plan, whatever their hardware."""
 
     world_size: int
     is_cpu: bool
+    """The ranks are CPUs, which run every op in the thread that issues it."""
     copies_scatters: bool
+    """The CPU backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs)."""
     training: Training
     strategy: Strategy
     model: ModelSpec
     parallelism: Parallelism
     types: NodeTypes | None = None
+    """The types of the ranks' nodes, where the job is on several."""
 
 
 def plan_basis(job: Job) -> PlanBasis:
@@ -84,7 +82,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def paged_basis(job: Job, made: Callable[[PlanBasis], Plan]) -> PlanBasis:
-    """`plan_basis` with paged states where the driver has them; `made`: the plan of a basis."""
+    """`plan_basis` with paged states where the driver has them. `plan_of_basis` makes the plan of a basis."""
     basis = plan_basis(job)
 
     def planned(training: Training) -> Plan:
@@ -95,8 +93,9 @@ def paged_basis(job: Job, made: Callable[[PlanBasis], Plan]) -> PlanBasis:
 
 @garbage_collection.paused()
 def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
-    """The plan of all jobs with this basis; `workloads`: the cache of those of other plans. Raises what
-    `plan_stages` raises."""
+    """The plan of all jobs with this basis. `workloads` is the cache of the workloads of other plans. Raises
+    what `plan_stages` raises.
+    """
     types, workloads = basis.types, workloads or Workloads()
     if types is not None:
         sizes = types.micro_batch_sizes or (basis.training.micro_batch_size,) * len(types.names)
@@ -124,9 +123,10 @@ def plan_of(basis: PlanBasis, workloads: Workloads | None = None) -> Plan:
 
 
 def plan_for_ranks(basis: PlanBasis, other: PlanBasis, plan: Plan) -> Plan | None:
-    """The plan of all jobs with this basis from the `plan` of an `other`, which must differ in the number of
-    ranks alone: with the same programs, for communicators of all ranks. None where that is not known to be
-    what `plan_of` gives."""
+    """The plan of all jobs with this basis, derived from the `plan` of the basis `planned`, which must differ
+    in the number of ranks alone. The programs are the same, and communicators are of all ranks. None where
+    this is not known to be what `plan_of` gives.
+    """
     framework, several = FRAMEWORKS[type(basis.strategy)], min(basis.world_size, other.world_size) > 1
     if not (framework.is_for_any_ranks and several and basis.parallelism.is_trivial) or basis.types:
         return None
@@ -166,8 +166,9 @@ def plan_step(
     is_cpu: bool = False,
     copies_scatters: bool = False,
 ) -> Plan:
-    """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks; `is_cpu` and
-    `copies_scatters` as in `PlanBasis`. Raises what `plan_stages` raises."""
+    """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks. `is_cpu` and
+    `copies_scatters` are those of `PlanBasis`. Raises what `plan_stages` raises.
+    """
     alone = Parallelism()
     return plan_stages(
         [workload], strategy, world_size, alone, is_cpu=is_cpu, copies_scatters=copies_scatters
@@ -184,8 +185,9 @@ def plan_stages(
     is_cpu: bool = False,
     copies_scatters: bool = False,
 ) -> Plan:
-    """The plan of one steady step of a model whose virtual stages are `workloads`, in model order; a program
-    for each pipeline rank. `tied_numel`: elements of the embedding that the first and last stage share.
+    """The plan of one steady step of a model whose virtual stages are `workloads`, in model order. It has a
+    program for each pipeline rank. `tied_numel` are the elements of the embedding that the first and last
+    stage share.
 
     Raises what the framework's hooks and its schedule raise: InputError and NotSimulatedError.
     """
@@ -319,8 +321,9 @@ def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> 
 
 
 def moments_of(job: Job, plan: Plan) -> tuple[JobMoment, ...]:
-    """The moments of a job in the order of a run; none of a recorded plan, and with several ranks to a
-    replica only those of the first step."""
+    """The moments of a job in the order of a run. A recorded plan has none, and a plan with several ranks to
+    a replica only those of the first step.
+    """
     framework = FRAMEWORKS.get(type(job.strategy))
     if framework is None or plan.programs[0].is_recorded:
         return ()

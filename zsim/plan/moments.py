@@ -1,7 +1,7 @@
 """Moments of a job that are not its steady step, and what they need: the first step, evaluation, saving,
 resuming, loading weights.
 
-What a framework does then stands in its own folder; here stand the moments that all have. Moments that no
+A framework's own moments are in its folder, and those that all frameworks have are here. Moments that no
 source says enough about are left out (docs/report.md names them).
 """
 
@@ -30,16 +30,19 @@ _STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}  # torch 2.13 opt
 
 @dataclass(frozen=True, slots=True)
 class JobMoment:
-    """A moment and the most it needs: `gpu_bytes` of the fullest GPU and `host_bytes` of the fullest node,
-    each None where it is no more than between steps. `is_certain`: the job passes through it by its settings,
-    else only if its script does what `cause` says."""
+    """A moment of a job and the most that it needs."""
 
     name: str
     gpu_bytes: int | None
+    """Bytes of the fullest GPU. None where they are no more than between steps."""
     host_bytes: int | None
+    """Bytes of the fullest node. None where they are no more than between steps."""
     cause: str
     source: str
     is_certain: bool
+    """The settings of the job lead through the moment. Otherwise it comes only if the script does what
+    `cause` says.
+    """
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ class BetweenSteps:
 
     @property
     def num_states(self) -> int | None:
-        """Optimizer states of the size of a parameter that are saved; None for an optimizer whose are not
-        known."""
+        """Optimizer states of the size of a parameter that are saved. None for an optimizer whose states are
+        not known.
+        """
         return _STATES.get(self.job.training.optimizer)
 
     @property
@@ -111,8 +115,9 @@ ORDER = (
 
 
 def first_step(held: BetweenSteps) -> Iterator[JobMoment]:
-    """The first step of an optimizer that makes its states in its first update (torch.optim's `_init_group`):
-    until then the GPU holds less, in it as much as in every later update."""
+    """The first step of an optimizer that makes its states in its first update (torch.optim's `_init_group`).
+    Until then the GPU holds less. In the update it holds as much as in every later one.
+    """
     if not held.lazy_bytes:
         return
     before, update = held.program.once(phase_peaks)
@@ -128,7 +133,9 @@ def first_step(held: BetweenSteps) -> Iterator[JobMoment]:
 
 
 def phase_peaks(program: Program) -> tuple[int, int]:
-    """(maximum GPU bytes of a rank in forward and backward, in the update), the states held all the time."""
+    """(maximum GPU bytes of a rank in forward and backward, the same in the update), with the states held all
+    the time.
+    """
     levels, phases = _levels(program)
     is_update = phases == UPDATE_PHASE
     start = _resident(program)
@@ -148,7 +155,9 @@ def _resident(program: Program) -> int:
 
 
 def _levels(program: Program, without: str = "") -> tuple[Ints, NDArray[np.str_]]:
-    """GPU bytes of a rank after each change of them, and the phase of each; `without` a category."""
+    """GPU bytes of a rank after each change of them, and the phase of each. Changes of `excluded_category` do
+    not count.
+    """
     columns, phases = program.once(memory_columns), program.once(op_columns).phase
     counts = np.array([
         device == "gpu" and category != without
@@ -160,13 +169,13 @@ def _levels(program: Program, without: str = "") -> tuple[Ints, NDArray[np.str_]
 
 
 def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
-    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch: what the
-    step's own forward holds less its activations, and the logits.
+    """A forward without gradients of the Trainer's batch, where that is larger than the micro-batch. It holds
+    what the step's own forward holds less its activations, and the logits.
 
         logits = n l v (16 bits + fp32 + fp32)
 
-    n: sequences, l: their length, v: words; the model's logits, their cast and the log-probabilities
-    (transformers `ForCausalLMLoss`, torch's cross_entropy).
+    n: sequences, l: their length, v: words. There are the model's logits, their cast and the
+    log-probabilities (transformers `ForCausalLMLoss`, torch's cross_entropy).
     """
     training = held.job.training
     if training.micro_batch_size >= _EVALUATED or training.cross_entropy != "eager":
@@ -183,7 +192,9 @@ def evaluation(held: BetweenSteps) -> Iterator[JobMoment]:
 
 
 def loading(held: BetweenSteps, cause: str, source: str, copies: int) -> JobMoment:
-    """Weights that `copies` ranks of a node read into host memory whole, each in its model's type."""
+    """The moment at which `copies` ranks of a node read all weights into host memory, each in its model's
+    type.
+    """
     whole = held.job.model.numel * held.stored_bytes
     return JobMoment(LOADING, None, copies * whole, cause, source, False)
 

@@ -50,31 +50,32 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective call. `bytes` is the full tensor: output of an all-gather, input of a
-    reduce-scatter, buffer of an all-reduce, largest member's input of an all-to-all. `group` names an entry
-    of `Plan.groups`.
-
-    `parts[i][j]`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to j;
-    None where all are equal. In torch's `all_to_all_single` row i is i's `input_split_sizes`, column i its
-    `output_split_sizes`. All have the whole table: a program's ranks may be at any place of a communicator.
-    `library`: of an all-to-all of equal parts, whose kernels they are; None: the cluster's backend's."""
+    """One collective call."""
 
     kind: CollectiveKind
     bytes: int
+    """Output of an all-gather, input of a reduce-scatter, buffer of an all-reduce, largest input of an
+    all-to-all.
+    """
     dtype: str
     group: str
     parts: Parts | None = None
+    """In an all-to-all of unequal parts, the bytes from member i to member j: row i is torch's
+    `input_split_sizes` of i, column j the `output_split_sizes` of j. None where all are equal. All members
+    have the whole table, because a program's ranks may be anywhere in a communicator.
+    """
     library: ExchangeLibrary | None = None
+    """The library whose kernels run an all-to-all of equal parts. None stands for the cluster's backend."""
 
     @classmethod
     def all_to_all(cls, parts: Parts, dtype: str, group: str) -> Collective:
-        """An all-to-all in which member i sends `parts[i][j]` bytes to member j."""
+        """An all-to-all in which member i sends `split_sizes[i][j]` bytes to member j."""
         is_equal = len({part for row in parts for part in row}) == 1
         return cls("all_to_all", max(map(sum, parts)), dtype, group, None if is_equal else parts)
 
 
 class Message(NamedTuple):
-    """A tensor to or from the rank `shift` places on in its communicator (-1: one back), around its end."""
+    """A tensor to or from the rank `shift` further in its communicator (-1: one back), around its end."""
 
     direction: Literal["send", "recv"]
     bytes: int
@@ -89,13 +90,14 @@ class PointToPoint:
     The n-th send from one rank to another over a communicator matches the receiver's n-th receive from the
     sender: NCCL has no tags. A batch of torch's uses its group's communicator and stream, a lone `isend` or
     `irecv` a communicator of two ranks, whose one stream both directions share. Each message is transferred
-    once both sides have started it, and the call ends with the last of its messages. `by_copy_engine`: copy
-    engines send them, which take nothing from kernels."""
+    once both sides have started it, and the call ends with the last of its messages.
+    """
 
     messages: tuple[Message, ...]
     dtype: str
     group: str
     by_copy_engine: bool = False
+    """Copy engines send the messages, which takes nothing from kernels."""
 
     @property
     def bytes(self) -> int:  # sent plus received
@@ -120,73 +122,67 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """Work of one rank's CPU threads on its host memory: `bytes` read plus written.
-
-    `kind` "optimizer" runs at the rate of the CPU optimizer, "copy" (casts, copies, scaling) at the rate of
-    host memory; `numel`: elements, for the report.
-    """
+    """Work of one rank's CPU threads on its host memory: `bytes` read plus written."""
 
     kind: Literal["optimizer", "copy"]
+    """The rate: of the CPU optimizer, or of host memory ("copy": casts, copies, scaling)."""
     bytes: int
     numel: int = 0
+    """Elements, for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriveIo:
-    """One batch of asynchronous reads or writes of one rank, as DeepSpeed's aio handle submits them.
-
-    Each of `threads` keeps `queue_depth` pieces of `block_bytes` of a request in flight.
-    `is_direct`: to or from GPU memory without passing host memory (GPUDirect Storage).
-    """
+    """One batch of asynchronous reads or writes of one rank, as DeepSpeed's aio handle submits them."""
 
     direction: Literal["read", "write"]
     bytes: int
     block_bytes: int = 2**20
+    """Each of `threads` keeps `queue_depth` pieces of this size of a request in flight."""
     queue_depth: int = 8
     threads: int = 1
     is_direct: bool = False
+    """To or from GPU memory without passing host memory (GPUDirect Storage)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`bytes` of one category held on one device between steps; host memory may be pinned (page-locked).
-
-    `lazy_tensors`: bytes of each tensor, if the first update allocates them, out of the blocks that are free
-    by then (torch.optim's states); () if they are allocated before the first step. `leftovers`: bytes of the
-    temporary tensors that were live while this memory was allocated, and were freed afterwards.
-    """
+    """`bytes` of one category held on one device between steps. Host memory may be pinned (page-locked)."""
 
     category: Category
     bytes: int
     device: Device = "gpu"
     is_pinned: bool = False
     lazy_tensors: tuple[int, ...] = ()
+    """Bytes of tensors that only the first update allocates, in blocks free by then (torch.optim's
+    states).
+    """
     leftovers: tuple[int, ...] = ()
+    """Bytes of temporary tensors that were live while this was allocated, and were freed afterwards."""
 
 
 class MemoryChange(NamedTuple):
-    """An allocation (or, negative `bytes`, a free) of a category just before the host issues op number `op`.
-
-    `until`: the op that must end before the block can be reused (-1: stream order suffices). `owner`: the
-    module, block or FSDP unit it is for; "" for a framework's shared pool. A free takes memory of its owner,
-    so memory that is freed separately has separate owners (FSDP1's gradients before and after flattening).
-    `tensors`: bytes of each tensor, if several are allocated at once. `stream`: the allocating stream, if it
-    is not the stream of the next work. `part`: the kind of the owner's memory, if a free means one of several
-    kinds (FSDP2's gathered input, parameters, gradients). `micro_batch`: the micro-batch, for memory held per
-    micro-batch (activations), else -1.
-    """
+    """An allocation (or, negative `bytes`, a free) just before the host issues op number `op`."""
 
     op: int
     category: Category
     bytes: int
     device: Device = "gpu"
     until: int = -1
+    """The op that must end before the block can be reused (-1: stream order suffices)."""
     is_pinned: bool = False
     owner: str = ""
+    """The module, block or FSDP unit it is for, "" for a shared pool. Memory that is freed separately has
+    separate owners (FSDP1's gradients before and after flattening).
+    """
     tensors: tuple[int, ...] = ()
+    """Bytes of each tensor, if several are allocated at once."""
     stream: str = ""
+    """The allocating stream, if it is not the stream of the next work."""
     part: str = ""
+    """Its kind, if a free means one of several (FSDP2's gathered input, parameters, gradients)."""
     micro_batch: int = -1
+    """The micro-batch, for memory held per micro-batch (activations), else -1."""
 
 
 OffloadWork = Copy | HostWork | DriveIo
@@ -203,8 +199,7 @@ Work = Kernels | Collective | PointToPoint | Copy | HostWork | DriveIo | Recorde
 
 
 class Op(NamedTuple):
-    """One unit of the host program; `work` None is a host-only op (a wait, a hook). `overhead`: the framework
-    event whose host time it costs, `events` times."""
+    """One unit of the host program. An op whose `work` is None is host-only (a wait, a hook)."""
 
     name: str
     stream: str
@@ -213,6 +208,7 @@ class Op(NamedTuple):
     host_waits: tuple[int, ...] = ()
     launches: int = 1
     overhead: str | None = None
+    """The framework event whose host time the op costs, `events` times."""
     phase: Phase = "forward"
     module: str = ""
     events: int = 1
@@ -220,8 +216,9 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A kind of process group: `members[number]` are the ranks of one communicator, in the communicator's
-    order. A rank is in at most one row; rows need not cover the world."""
+    """A kind of process group: `members[number]` are the ranks of one communicator, in its order. A rank is
+    in at most one row, and rows need not cover the world.
+    """
 
     name: str
     members: Ints
@@ -239,7 +236,7 @@ class Group:
     def regular(cls, name: str, world_size: int, size: int | None = None, stride: int = 1) -> Group:
         """The world split into communicators of `size` ranks (None: all) that are `stride` apart.
 
-        World 16, size 4: stride 1 gives [0..3], [4..7], ...; stride 4 gives [0, 4, 8, 12], [1, 5, 9, 13], ...
+        World 16, size 4: [0..3], [4..7], ... with stride 1, [0, 4, 8, 12], [1, 5, 9, 13], ... with stride 4.
         """
         size = world_size if size is None else size
         count = world_size // (size * stride)
@@ -254,7 +251,7 @@ class Group:
 
     @cached_property
     def stride(self) -> int | None:
-        """Distance of consecutive members, if the group equals one of `regular`; None for other groups."""
+        """Distance of consecutive members, if the group equals one of `regular`. None for other groups."""
         count, size = self.members.shape
         stride = int(self.members[0, 1] - self.members[0, 0]) if size > 1 else 1
         if stride < 1 or count * size % (size * stride):
@@ -268,7 +265,7 @@ class Group:
         return found
 
     def row_of(self, world_size: int) -> Ints:
-        """Per rank the number of its communicator; -1 for ranks in none."""
+        """Per rank the number of its communicator, and -1 for ranks in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members] = np.arange(len(self.members))[:, None]
         return rows
@@ -276,18 +273,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Program(Unchanging):
-    """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
-    is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the step's peak (a
-    model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and calls
-    of the framework, each with its first op; `pipeline_rank`: see `zsim.plan.by_type.pipeline_rank_of`."""
+    """The ops that the ranks of one role issue in a step."""
 
     name: str
+    """The role ("pipeline rank 2"), "" if there is only one."""
     ops: tuple[Op, ...]
     resident: tuple[Memory, ...] = ()
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
+    """GPU bytes before the first step if they may exceed the step's peak (all of the model moved there), else
+    0.
+    """
     actions: tuple[tuple[int, Action], ...] = ()
+    """Forwards, backwards and calls of the framework, each with its first op."""
     pipeline_rank: int | None = None
+    """See `zsim.plan.by_type.pipeline_rank_of`."""
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -297,7 +297,7 @@ class Program(Unchanging):
 
     @cached_property
     def distinct_works(self) -> Mapping[int, Work]:
-        """The works of its ops by their id, each once: ops of equal work share it."""
+        """The unique work of its ops by id: ops of equal work share it."""
         return {id(work): work for work in map(itemgetter(2), self.ops) if work is not None}
 
     @cached_property
@@ -388,7 +388,7 @@ class Plan(Unchanging):
         return any(program.memory for program in self.programs)
 
     def with_programs(self, change: Callable[[Program], Program]) -> Plan:
-        """A copy of the plan with `change` applied to every program."""
+        """A copy of the plan with `transform` applied to every program."""
         return replace(self, programs=tuple(change(program) for program in self.programs))
 
     def works(self) -> Iterator[Work]:
@@ -396,5 +396,5 @@ class Plan(Unchanging):
         return (op.work for program in self.programs for op in program.ops if op.work is not None)
 
     def distinct_works(self) -> Iterator[Work]:
-        """The works of all programs' ops, each once per program: ops of equal work share it."""
+        """The unique work of each program's ops: ops of equal work share it."""
         return (work for program in self.programs for work in program.distinct_works.values())

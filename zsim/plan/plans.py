@@ -16,11 +16,12 @@ _MAX_OPS = 400_000  # in all cached plans together
 
 
 class Plans:
-    """Cache of plans: jobs that differ only in hardware share one plan, and with it the cache of `Plan.once`.
+    """Cache of plans. Jobs that differ only in hardware share one plan, and with it the cache of
+    `Plan.memoize`.
 
     Jobs whose differing settings do not change the plan share it too. Plans of which only some programs are
-    equal (of other ranks with equal shards) share these, and the cache of `Program.once`. The most recently
-    used plans are kept, up to `most_ops` ops in all.
+    equal (of other ranks with equal shards) share these, and the cache of `Program.memoize`. The most
+    recently used plans are kept, up to `most_ops` ops in all.
     """
 
     def __init__(self, most_ops: int = _MAX_OPS) -> None:
@@ -47,7 +48,7 @@ class Plans:
         return next((plan for plan in made if plan is not None), None)
 
     def _shared(self, made: Plan) -> Plan:
-        """The known plan that is equal, or this one, with known programs for equal ones."""
+        """The cached plan that is equal, or this one, with cached programs for equal ones."""
         known = [program for _, plan in reversed(self._known) for program in plan.programs]
         programs = tuple(
             next((other for other in known if other == program), program) for program in made.programs

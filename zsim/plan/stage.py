@@ -64,9 +64,11 @@ class DataParallel:
 
 
 def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
-    """The process groups of tensor, context and pipeline parallelism that have several ranks: also the ranks
-    of one model, all ranks, and the first and last pipeline rank ("embedding"). `context_inner` > 1: runs of
-    so many ranks of a context group, and the ranks at one place of each run."""
+    """The process groups of tensor, context and pipeline parallelism that have several ranks. With several
+    pipeline stages or tensor-parallel ranks there are also the ranks of one model, all ranks, and the first
+    and last pipeline rank ("embedding"). With `context_inner` > 1 a context group is split into runs of so
+    many ranks, and into the ranks at one index of each run.
+    """
     groups = [Group(axis, mesh.groups(axis)) for axis in (TENSOR, CONTEXT) if mesh.size(axis) > 1]
     if context_inner > 1:
         rows = mesh.groups(CONTEXT).reshape(-1, mesh.size(CONTEXT) // context_inner, context_inner)
@@ -84,9 +86,10 @@ def mesh_groups(mesh: Mesh, context_inner: int = 1) -> list[Group]:
 
 def expert_groups(mesh: Mesh, nodes: int = 1) -> list[Group]:
     """The process groups of routed experts that have several ranks, on their own mesh: experts' ranks, those
-    that share an expert's products, both together ("expert_model"), and those of all stages
-    ("expert_stages"), over which Megatron sums the norm of experts that are not sharded. `nodes` > 1: the
-    nodes that experts' ranks are on, whose ranks at one place are "expert_rail", those of one "expert_node".
+    that share an expert's products, both combined ("expert_model"), and those of all stages
+    ("expert_stages"), over which Megatron sums the norm of experts that are not sharded. With experts' ranks
+    on `nodes` > 1 there are also the ranks at one index of each node ("expert_rail") and those of one node
+    ("expert_node").
     """
     if mesh.size(EXPERT, EXPERT_TENSOR) == 1:
         return []
@@ -103,22 +106,26 @@ def expert_groups(mesh: Mesh, nodes: int = 1) -> list[Group]:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
-    takes the tokens, the last computes the loss. `tied_numel`:
-    elements of the embedding that the first and the last stage share, on these two stages; else 0.
-    `experts`: the ranks that hold the same routed experts, where they are others than `data_parallel`;
-    `trains_experts`: whether any stage of the model trains some of them."""
+    """One pipeline stage, or the whole model without a pipeline. The first stage takes the tokens, and the
+    last computes the loss.
+    """
 
     builder: PlanBuilder
     workload: Workload
     data_parallel: DataParallel = field(default_factory=lambda: DataParallel.regular(1))
     number: int = 0
+    """Counts from 0."""
     is_first: bool = True
     is_last: bool = True
     tied_numel: int = 0
+    """Elements of the embedding that the first and the last stage share, on these two stages. 0 on all
+    others.
+    """
     parallelism: Parallelism = field(default_factory=Parallelism)
     experts: DataParallel | None = None
+    """The ranks that hold the same routed experts, where they are not those of `data_parallel`."""
     trains_experts: bool = False
+    """Whether any stage of the model trains some of its routed experts."""
 
     @property
     def training(self) -> Training:
@@ -140,8 +147,8 @@ class Stage:
 
     def group(self, name: str = "", size: int | None = None, stride: int = 1) -> Group:
         """Add a process group of `size` data-parallel ranks (default: all), `stride` apart among them, to the
-        plan, and return it; it is called "world", or "data" among other parallelisms, unless `name` is
-        given."""
+        plan, and return it. Unless `name` is given it is called "world", or "data" among other parallelisms.
+        """
         name = name or (WORLD if self.data_parallel.is_world else DATA)
         group = self.data_parallel.group(name, self.ranks if size is None else size, stride)
         self.builder.groups[name] = group

@@ -25,9 +25,11 @@ CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
 
 class Walk:
-    """Issues forward and backward of one micro-batch through the stage of `hooks`. `stream`: of what a module
-    issues in line. `ready`: the event on which the host waits for a module's input; None for all of the
-    compute stream."""
+    """Issues forward and backward of one micro-batch through the stage of `hooks`.
+
+    `stream` is the stream of the modules' in-line work. `ready` is the event on which the host waits for a
+    module's input, and None stands for all of the compute stream.
+    """
 
     def __init__(self, hooks: Hooks, micro_batch: int) -> None:
         self.hooks, self.micro_batch = hooks, micro_batch
@@ -82,9 +84,10 @@ class Walk:
                 builder.communicate(label, stream, part.work, module)
 
     def _turn_to(self, module: Module, starts: str, ends: str) -> str:
-        """Turn to the stream on which a module issues its work, and return the one to come back to; a stream
-        beside waits for the compute stream where it `starts`, and the compute stream for it where it
-        `ends`."""
+        """Switch to the stream on which a module issues its work, and return the stream to come back to. A
+        side stream waits for the compute stream at the module of side `starts`, and the compute stream for it
+        at the module of side `ends`.
+        """
         before = self.stream
         if module.side == ends:
             self.builder.wait_stream(before, BESIDE)
@@ -95,8 +98,9 @@ class Walk:
         return before
 
     def _wrap(self, call: ModuleCall, suffix: str = "") -> None:
-        """Count what DTensor costs the host around a module that torch's tensor parallelism has cut; blocks
-        that are compiled have no DTensors left when they run."""
+        """Count what DTensor costs the host around a module that torch's tensor parallelism has cut. Blocks
+        that are compiled have no DTensors left when they run.
+        """
         is_compiled = self.compiles and call.segment not in ("before", "after")
         event = _dtensor_event(call.module)
         if event and not is_compiled:
@@ -108,7 +112,7 @@ class Walk:
             pass
 
     def forward_calls(self) -> Iterator[ModuleCall]:
-        """Issue the forward of the micro-batch; stops in front of each module with its call."""
+        """Issue the forward of the micro-batch. It stops in front of each module with its call."""
         return self._forward_through(self.workload.segments)
 
     def _forward_through(self, segments: Iterable[Segment]) -> Iterator[ModuleCall]:
@@ -129,7 +133,7 @@ class Walk:
         hooks.end_forward()
 
     def _forward_module(self, call: ModuleCall, *, keeps: bool) -> None:
-        """Issue one module's forward; `keeps`: its saved activations stay allocated for backward."""
+        """Issue one module's forward. With `keeps` its saved activations stay allocated for backward."""
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
         self.hooks.before_module(call)
         tensors, outputs = work.tensors, work.kept_outputs
@@ -154,7 +158,9 @@ class Walk:
         self.hooks.after_module(call)
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
-        """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
+        """Issue the backward of the micro-batch. `is_last` and `schedule_manages_sharding` are those of
+        `Hooks.begin_backward`.
+        """
         segments = to_walk(self.hooks, self.workload.segments[::-1])
         for _ in self._through(self.backward_module, segments, is_last=is_last, is_told=is_told):
             pass
@@ -170,8 +176,9 @@ class Walk:
                 pass
 
     def backward_weights(self, *, is_last: bool, is_told: bool) -> None:
-        """Issue the gradients of weights that `backward_inputs` has left: a schedule's action W; on the first
-        stage the whole backward."""
+        """Issue the gradients of weights that `backward_inputs` has left, which is a schedule's action W. On
+        the first stage it is the whole backward.
+        """
         if self.hooks.stage.is_first:
             self.backward(is_last=is_last, is_told=is_told)
             return
@@ -188,7 +195,9 @@ class Walk:
     def backward_calls(
         self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool
     ) -> Iterator[ModuleCall]:
-        """Issue the backward of the micro-batch, each module's by `backward_of`; stops in front of each."""
+        """Issue the backward of the micro-batch, each module's by `backward_of`. It stops in front of each
+        module.
+        """
         segments = self.workload.segments[::-1]
         yield from self._through(backward_of, segments, is_last=is_last, is_told=is_told)
         if self.logs is not None:
@@ -242,7 +251,7 @@ class Walk:
         builder.phase = "backward"
 
     def _run_again(self, calls: Sequence[ModuleCall]) -> None:
-        """The forward of a part of a block once more, before the backward of its last module."""
+        """Run the forward of a part of a block once more, before the backward of its last module."""
         if not calls:
             return
         self.builder.phase = "recompute"
@@ -291,8 +300,9 @@ class Walk:
         builder.phase = "backward"
 
     def backward_input(self, call: ModuleCall) -> None:
-        """The gradient of a module's input; a product's input and its output's gradient stay for its
-        weight's."""
+        """Issue the gradient of a module's input. A product's input and its output's gradient stay for the
+        weight's gradient.
+        """
         builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
         if not call.module.has_backward:
             return
@@ -327,8 +337,9 @@ def _waits(module: Module) -> bool:
 
 
 def _dtensor_event(module: Module) -> str:
-    """The host's event of DTensor around a module; "" without: attention and activations get local tensors,
-    a product's sum of outputs is counted with it."""
+    """The host's event of DTensor around a module. It is "" where there is none: attention and activations
+    get local tensors, and a product's sum of outputs is counted with the product.
+    """
     work = module.work
     if isinstance(work, Linear | Embedding):
         return "dtensor_product"

@@ -7,8 +7,8 @@ chunks follow each other. So, with b(e) seconds for all bytes over edge e of tha
     seconds = rounds + max b + (sum b - max b) / P
 
 The chunk is a slot of the channel's buffer, halved while there are too few for the tree's depth (NVIDIA/nccl
-src/enqueue.cc, computeColl, 2.12 to 2.20; buffers: src/init.cc, src/include/device.h): Simple 512 KiB of
-4 MiB, LL128 576,000 bytes of data, LL 32 KiB.
+src/enqueue.cc, computeColl, 2.12 to 2.20; buffers: src/init.cc, src/include/device.h): Simple 512 KiB of 4
+MiB, LL128 576,000 bytes of data, LL 32 KiB.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _CHUNK_BYTES = {"ll": 32 * _KIB, "ll128": 576_000, "simple": 512 * _KIB}
 
 
 def tree_pieces(protocol: str, full_bytes: float, num_channels: int, num_ranks: int, num_domains: int) -> int:
-    """Chunks that every channel sends one after the other; at least 1. Protocols other than NCCL's three use
-    Simple's chunks."""
+    """Chunks that every channel sends one after the other, at least 1. Protocols other than NCCL's three use
+    Simple's chunks.
+    """
     per_channel = full_bytes / num_channels
     chunk = _CHUNK_BYTES.get(protocol, _CHUNK_BYTES["simple"])
     local = num_ranks / num_domains
@@ -48,7 +49,8 @@ def _halved(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...
 
 def fill_seconds(rounds: Rounds, inside_seconds: float, across_seconds: float, num_pieces: int) -> float:
     """Seconds to fill the pipeline of a tree, up and down: one chunk over every edge but the slowest, whose
-    seconds are in the time of the transfer. `inside_seconds`, `across_seconds`: all bytes over the busiest
-    link inside a node and between nodes."""
+    seconds are in the time of the transfer. `inside_seconds` and `across_seconds` are those of all bytes over
+    the busiest link inside a node and between nodes.
+    """
     edges = rounds.intra * inside_seconds + rounds.inter * across_seconds
     return max(edges - max(inside_seconds, across_seconds), 0.0) / num_pieces

@@ -47,15 +47,17 @@ _TREE_CORRECTION = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """NCCL's view of a machine: bandwidth of all channels inside a domain and between domains, whether GPUs
-    have NVLink, the number of channels, and the network's overhead per round in seconds."""
+    """NCCL's view of a machine."""
 
     generation: str
     intra_bytes_per_second: float
+    """Bandwidth of all channels inside a domain."""
     inter_bytes_per_second: float
+    """Bandwidth of all channels between domains."""
     has_nvlink: bool
     channels: int
     network_overhead: float
+    """The network's overhead per round, in seconds."""
 
 
 def nccl_seconds(
@@ -67,7 +69,8 @@ def nccl_seconds(
     num_ranks: int,
     num_nodes: int,
 ) -> float:
-    """Expected seconds; infinite for combinations that NCCL does not run (NVLS or PAT in LL or LL128, ...).
+    """Expected seconds. They are infinite for combinations that NCCL does not run (NVLS or PAT in LL or
+    LL128, ...).
 
     Algorithms that NCCL does not choose between (all-to-all, point to point) cost 0.
     """

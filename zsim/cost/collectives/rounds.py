@@ -19,9 +19,9 @@ Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoT
     nvls_tree    all_reduce                1, 2 ceil(log2 k)
     pat      all_gather, reduce_scatter    n (a linear part), ceil(log2 n)
     all_to_all                             ceil((g-1)/16) (0 where k > 1), ceil((k-1)/16): all bytes to one
-                                           node go in one round, those inside a node meanwhile; 16 at a time
+                                           node go in one round, those inside a node meanwhile, 16 at a time
 
-NCCL's tuning model has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k
+NCCL's tuning model has k-1 for the ring's all-gather. But the longest chain of n-1 edges leaves a domain k
 times when the piece starts inside one, as a simulation message by message confirms (`tests/oracles`).
 """
 
@@ -48,18 +48,18 @@ class Rounds:
 
 
 class CallLimit(NamedTuple):
-    """One collective on idle links: its latency, its total time, and the tier of links that bounds the
-    transfer ("" where nothing is sent). `slowed_seconds`: maximum of the extra time when kernels run on its
-    GPUs."""
+    """One collective on idle links."""
 
     latency_seconds: float
     seconds: float
     tier: str
+    """The tier of links that bounds the transfer, "" where nothing is sent."""
     slowed_seconds: float = 0.0
+    """Maximum of the extra time when kernels run on the collective's GPUs."""
 
 
 def bus_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
-    """Bus bytes of one call, which each directed edge of a ring carries; 0 for one rank or no bytes."""
+    """Bus bytes of one call, which each directed edge of a ring carries. 0 for one rank or no bytes."""
     if num_ranks <= 1:
         return 0.0
     if kind in _HALF_RING or kind == "all_to_all":
@@ -72,8 +72,9 @@ def bus_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
 
 
 def unequal_bus_bytes(parts: Sequence[Sequence[int]]) -> int:
-    """Bus bytes of an all-to-all of unequal parts (`parts[i][j]`: from member i to j): the maximum of what a
-    member sends to others."""
+    """Bus bytes of an all-to-all of unequal parts: the maximum of the bytes that a member sends to others.
+    `split_sizes[i][j]` are those from member i to member j.
+    """
     return max(sum(row) - row[place] for place, row in enumerate(parts))
 
 
@@ -101,7 +102,9 @@ def tree_rounds(most_local_ranks: int, num_nodes: int) -> Rounds:
 
 
 def nvls_rounds(num_nodes: int) -> Rounds:
-    """NVLS in one domain (one round); NVLSTree across domains (in addition up and down a binary tree)."""
+    """Latency steps of NVLS in one domain (one round), or of NVLSTree across domains (in addition up and down
+    a binary tree).
+    """
     return Rounds(1, 2 * ceil(log2(num_nodes)))
 
 
@@ -118,8 +121,9 @@ ROUNDS_SIDE_BY_SIDE = 16
 
 
 def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
-    """One round per other node, or per peer in a single node, `ROUNDS_SIDE_BY_SIDE` of them at a time. The
-    cost of a round is assumed: NCCL's tuning model has no all-to-alls."""
+    """One round per other node, or per peer in a single node, `CONCURRENT_ROUNDS` of them at a time. The cost
+    of a round is assumed: NCCL's tuning model has no all-to-alls.
+    """
     if num_nodes > 1:
         return Rounds(0, ceil((num_nodes - 1) / ROUNDS_SIDE_BY_SIDE))
     return Rounds(ceil((num_ranks - 1) / ROUNDS_SIDE_BY_SIDE), 0)

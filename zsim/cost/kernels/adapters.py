@@ -2,7 +2,7 @@
 
 # [Note: what an adapter casts]
 PEFT 0.21.2 casts the adapter's input to the adapter's type (`_cast_input_dtype`), which is fp32 by default
-(`autocast_adapter_dtype`). Where autocast is on, the product casts it back to 16 bits; where it is not, the
+(`autocast_adapter_dtype`). Where autocast is on, the product casts it back to 16 bits. Where it is not, the
 adapter's products are fp32, and so is the sum, which is cast back.
 
 # [Note: 4-bit products]
@@ -30,7 +30,7 @@ def product_type(work: Linear, options: WorkOptions) -> tuple[int, str]:
 
 
 def input_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Cast, dropout, cast back; see [Note: what an adapter casts]."""
+    """Cast, dropout, cast back. See [Note: what an adapter casts]."""
     work = module.work
     assert isinstance(work, AdapterInput)
     elements, e = shape.tokens * work.width, options.activation_bytes
@@ -59,7 +59,7 @@ def sum_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kern
 
 
 def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The gradient goes to the product beside as it is, and scaled to the adapter."""
+    """The gradient goes to the frozen product as it is, and scaled to the adapter."""
     work = module.work
     assert isinstance(work, AdapterSum)
     elements, e = shape.tokens * work.width, options.activation_bytes
@@ -69,8 +69,9 @@ def sum_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Ker
 
 
 def casts_around(module: Module, shape: BatchShape, *, is_backward: bool) -> tuple[Kernels, Kernels]:
-    """The casts before and behind a 16-bit product of which input and output are fp32; see [Note: 4-bit
-    products]."""
+    """The casts before and after a 16-bit product of which input and output are fp32. See [Note: 4-bit
+    products].
+    """
     work = module.work
     if not module.in_fp32 or not isinstance(work, Linear):
         return (), ()
@@ -82,8 +83,9 @@ def casts_around(module: Module, shape: BatchShape, *, is_backward: bool) -> tup
 
 
 def dequantise_kernels(module: Module, options: WorkOptions) -> Kernels:
-    """The kernels that make 16-bit weights of 4-bit ones; () for other weights. See [Note: 4-bit
-    products]."""
+    """The kernels that make 16-bit weights of 4-bit ones. () for other weights. See [Note: 4-bit
+    products].
+    """
     weight = next((one for one in module.parameters if one.stored.startswith("nf4")), None)
     if weight is None:
         return ()

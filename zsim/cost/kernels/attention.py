@@ -3,23 +3,24 @@
 Letters: b sequences, s tokens of a sequence, a heads, g key/value heads, d_k and d_v widths of a head's
 queries and values, e bytes per element.
 
-Flash: 2 b a s^2 (d_k + d_v) FLOPs on all pairs, of which the causal mask leaves half (a window w leaves
-w s - w^2/2 of s^2 pairs); backward 2.5 times the forward, because it recomputes the scores and makes four
+Flash: 2 b a s^2 (d_k + d_v) FLOPs on all pairs, of which the causal mask leaves half (a window w leaves w s -
+w^2/2 of s^2 pairs). Backward takes 2.5 times the forward, because it recomputes the scores and makes four
 products of them (Dao 2023, "FlashAttention-2", section 4.1: the convention of its benchmarks). HBM sees q, k,
-v, the output and 4 bytes of log-sum-exp per head and token; no scores.
+v, the output and 4 bytes of log-sum-exp per head and token, and no scores.
 
-Math: two products over all s^2 pairs, the mask ignored; every step between them reads and writes b a s^2
+Math: two products over all s^2 pairs, the mask ignored. Every step between them reads and writes b a s^2
 scores. Keys and values are first copied out to a heads (`repeat_kv`). The operators are those that
 transformers' `eager_attention_forward` dispatches: scale, mask, softmax (to fp32 and back in all families but
 GPT-2), dropout.
 
 Variants, as operators over b a s^2 scores in bytes each (counted with a dispatch mode over transformers
-5.23's `eager_attention_forward` of Gemma 2, gpt-oss and T5 under torch 2.13): a softcap divides, takes tanh
-and multiplies, 6e and 3 launches, backward 7e and 3, and keeps e; a sink column is joined, its maximum taken
-and subtracted, 5e and 3, backward 11e and 6; a bias by distance is added, 2e and 1, backward summed over the
-batch, e and 1. In the fused kernel softcap and sinks are free; a bias is read from memory (b a s^2 e; torch's
-memory-efficient kernel, which T5's `_supports_flash_attn = False` leaves) and its gradient written and summed
-up. The layer that makes the bias also sorts s^2 distances into buckets, 15 operators on 8-byte integers.
+5.23's `eager_attention_forward` of Gemma 2, gpt-oss and T5 under torch 2.13). A softcap divides, takes tanh
+and multiplies: 6e and 3 launches, backward 7e and 3, and it keeps e. A sink column is joined, its maximum
+taken and subtracted: 5e and 3, backward 11e and 6. A bias by distance is added: 2e and 1, backward summed
+over the batch, e and 1. In the fused kernel softcap and sinks are free. There a bias is read from memory (b a
+s^2 e; torch's memory-efficient kernel, which T5's `_supports_flash_attn = False` leaves) and its gradient
+written and summed up. The layer that makes the bias also sorts s^2 distances into buckets (15 operators of 8
+bytes).
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def _by_document(kernel: Kernel, shape: BatchShape) -> Kernel:
 def attended_pairs(work: Attention, sequence_length: float) -> float:
     """Query-key pairs of one sequence under the layer's mask.
 
-    Causal: s^2/2; with a window w s - w^2/2; in chunks c^2/2 each, and the rest's. Both ways: s^2, with a
-    window of w on each side (2 w + 1) s - w (w + 1).
+    A causal mask leaves s^2/2, or w s - w^2/2 with a window w. In chunks it leaves c^2/2 each, and the last
+    chunk's. Both ways there are s^2, or (2 w + 1) s - w (w + 1) with a window of w on each side.
     """
     if not work.is_causal:
         side = min(work.window or sequence_length, sequence_length - 1)
@@ -122,8 +123,7 @@ def attended_pairs(work: Attention, sequence_length: float) -> float:
 def _making_bias(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
-    """The bias by distance, looked up once for the layers that read it: buckets, a gather of one row per pair
-    and its transpose; backward adds the gradient of each pair to its row."""
+    """A bias by distance: buckets, a gathered row per pair, its transpose. Backward adds up by row."""
     if work.bias != "made":
         return ()
     pairs, e = shape.sequence_length**2, options.activation_bytes
@@ -133,7 +133,7 @@ def _making_bias(
 
 
 def unpads(work: Attention, options: WorkOptions) -> bool:
-    """Whether rows are gathered before the core and scattered after it; only around the fused kernel."""
+    """Whether rows are gathered before the fused core, and scattered after it."""
     return work.unpads and options.attention == "flash"
 
 
@@ -142,10 +142,10 @@ def _unpadding(
 ) -> tuple[Kernel, ...]:
     """Gathers and scatters around the core when a padding mask is given, whether tokens are padded or not.
 
-    With i elements of q, k, v and o of the output per token: forward gathers the input (2 i), fills the
-    padded output with zeros and writes the rows into it (o + 2 o); backward gathers the output's gradient
-    (2 o), fills the input's gradient with zeros and scatters (i + 2 i). The input goes through torch.gather
-    and scatter, element by element (not vectorised before torch 2.8: pytorch pull request 151490); the output
+    With i elements of q, k, v and o of the output per token, forward gathers the input (2 i), fills the
+    padded output with zeros and writes the rows into it (o + 2 o). Backward gathers the output's gradient (2
+    o), fills the input's gradient with zeros and scatters (i + 2 i). The input goes through torch.gather and
+    scatter, element by element (not vectorised before torch 2.8: pytorch pull request 151490). The output
     goes through indexing, whose kernel was not timed on rows and is assumed to cost a copy. The host's two
     waits for the counts of the mask are neglected. Source: HazyResearch/flash-attention 0.2, bert_padding.py
     `unpad_input`, `pad_input`.
@@ -200,8 +200,7 @@ def block_forward(work: Attention, sequences: int, block: ScoreBlock, options: W
 def blocks_forward(
     work: Attention, sequences: int, blocks: Sequence[ScoreBlock], options: WorkOptions
 ) -> Kernel:
-    """The fused kernel of several blocks of the scores of each of `sequences`; keys that two of them read are
-    read twice."""
+    """The fused kernel of several blocks per sequence. Keys that two of them read are read twice."""
     kernel = _fused_forward(work, sequences, *together(blocks), options)
     return replace(kernel, window=window_of(blocks))
 
@@ -268,7 +267,7 @@ def _fused_backward(
 
 
 def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
-    """One batched product of the b a s x s scores; `inner` names the dimension summed over.
+    """One batched product of the b a s x s scores. `inner` names the dimension summed over.
 
     Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores
     are read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no

@@ -3,15 +3,15 @@
 A sequence is cut into 2c chunks, of which rank i has chunks i and 2c - 1 - i, so that all ranks have the same
 number of query-key pairs under a causal mask (Megatron-Core 0.16.1 training/utils.py
 `get_batch_on_this_cp_rank`; torch 2.13 `_HeadTailLoadBalancer`). With s tokens and keys of rank i - j in step
-j of a ring, step 0 is causal over the rank's own s/c tokens; in step j <= i all queries see the first chunk
+j of a ring, step 0 is causal over the rank's own s/c tokens. In step j <= i all queries see the first chunk
 of the keys, in later steps the queries of the second chunk see both: s^2/(2c^2) pairs each, s^2/(2c) in all,
 1/c of the sequence's.
 
 # [Note: the middle rank]
-Ranks differ in how many of their steps are of which shape, not in their pairs. A plan has one program for
-all of them, that of rank c // 2. With a window w they differ in their pairs: of the queries of a chunk those
-that have fewer than w tokens before them see fewer, so that a chunk has the more pairs the later it is, up to
-w s/(2c). Rank c - 1, of the two middle chunks, has the most, and the others wait for it.
+Ranks differ in how many of their steps are of which shape, not in their pairs. A plan has one program for all
+of them, that of rank c // 2. With a window w they differ in their pairs: of the queries of a chunk those that
+have fewer than w tokens before them see fewer, so that a chunk has the more pairs the later it is, up to w
+s/(2c). Rank c - 1, of the two middle chunks, has the most, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zsim.specs.model.spec import Attention, ContextShare
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention of one of `ranks` ranks over `sequences` of `length` tokens; see [Note: the middle rank]."""
+    """Attention of one of `ranks` ranks over `sequences` of `length` tokens. See [Note: the middle rank]."""
 
     work: Attention
     share: ContextShare
@@ -44,14 +44,14 @@ class SharedAttention:
 
     @classmethod
     def of(cls, work: Attention, shape: BatchShape, options: WorkOptions) -> SharedAttention:
-        """`shape`: the part of one rank."""
+        """The attention of a rank whose part of the batch is `shape`."""
         assert work.context is not None
         share = work.context
         return cls(work, share, share.ranks, shape.sequences, shape.sequence_length, options)
 
     @property
     def rank(self) -> int:
-        """The rank whose program this is; see [Note: the middle rank]."""
+        """The rank whose program this is. See [Note: the middle rank]."""
         window = self.work.window
         return self.ranks // 2 if window is None or window >= self.length else self.ranks - 1
 
@@ -103,9 +103,10 @@ class SharedAttention:
         return step <= self.rank
 
     def gathered_blocks(self) -> tuple[ScoreBlock, ScoreBlock]:
-        """The scores of each of the two chunks against all keys up to its last token; with a window w from
-        the one on that is w - 1 before its first (`get_kv_seq_info_after_all_gather`, TransformerEngine
-        2.17.1)."""
+        """The scores of each of the two chunks against all keys up to its last token. With a window w the
+        keys begin w - 1 before its first token (`get_kv_seq_info_after_all_gather`, TransformerEngine
+        2.17.1).
+        """
         chunk, window = self.length // (2 * self.ranks), self.work.window
         seen = self.length if window is None else chunk + window - 1
         first, second = (

@@ -9,26 +9,26 @@ read or written once. They depend on the code alone, not on sizes.
     rotary forward    per tensor: mul, neg, cat, mul, add                          10 passes, 5 launches
     rotary backward   per tensor: mul, neg, 2 x (fill, copy), add, mul, add        15 passes, 9 launches
 
-Where only some of a head's features are rotated, the whole head is put together again: forward concatenates
-(2 passes), backward fills and copies each slice and adds (6; GLM 4). Latent attention: 2 passes forward;
-backward 3,238 elements per head of 2 x 192, 8.4 passes (split, expand and transposed copies; DeepSeek V2 and
-V3). Counted with a dispatch mode around `apply_rotary_pos_emb` and the attention's forward.
+Where only some of a head's features are rotated, the full head is put together again: forward concatenates (2
+passes), backward fills and copies each slice and adds (6; GLM 4). Latent attention takes 2 passes forward.
+Its backward moves 3,238 elements per head of 2 x 192, 8.4 passes (split, expand and transposed copies;
+DeepSeek V2 and V3). Counted with a dispatch mode around `apply_rotary_pos_emb` and the attention's forward.
 
 # [Note: LayerNorm reads twice]
 torch's `vectorized_layer_norm_kernel` and `layer_norm_grad_input_kernel` (ATen/native/cuda/
-layer_norm_kernel.cu) loop over a row twice, and caches do not save the second reading:
-nn.LayerNorm in fp32 on 4,096 rows of 1,024, 2,048, 4,096, 8,192 and 16,384 takes 34, 56, 122, 258 and 508 us
-forward on an A100 80 GB PCIe, 118, 198, 435, 834 and 1636 us with backward. A Triton kernel that holds its
-row in registers takes 323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch, torch's
-kernels move 2.9, 2.6, 2.9, 3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward.
-Source: linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.csv, layer_norm.
+layer_norm_kernel.cu) loop over a row twice, and caches do not save the second reading: nn.LayerNorm in fp32
+on 4,096 rows of 1,024, 2,048, 4,096, 8,192 and 16,384 takes 34, 56, 122, 258 and 508 us forward on an A100 80
+GB PCIe, 118, 198, 435, 834 and 1636 us with backward. A Triton kernel that holds its row in registers takes
+323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch, torch's kernels move 2.9, 2.6, 2.9,
+3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward. Source:
+linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.csv, layer_norm.
 
 # [Note: kernels that walk strides]
-torch's elementwise kernels load whole vectors only where all operands are contiguous and of one shape; a
-slice of the last dimension or a broadcast operand makes each thread work out the place of each element
+torch's elementwise kernels load full vectors only where all operands are contiguous and of one shape. A slice
+of the last dimension or a broadcast operand makes each thread work out the address of each element
 (ATen/native/cuda/CUDALoops.cuh `launch_legacy_kernel`). Those are priced by their elements where that takes
 longer than moving the bytes: by `seconds_per_strided_element` of the GPU over two dimensions, by
-`seconds_per_indexed_element` over more. They are counted for what Megatron leaves to eager kernels; in
+`seconds_per_indexed_element` over more. They are counted for what Megatron leaves to eager kernels. In
 transformers' eager code the bytes alone are counted.
 """
 
@@ -44,27 +44,28 @@ from zsim.specs.model.spec import Attention
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """The part of passes that walk strides: tensors read plus written, launches, and tensors of which each
-    element is worked out by itself; `is_deep`: over more than two dimensions. See [Note: kernels that walk
-    strides]."""
+    """The part of passes that walks strides. See [Note: kernels that walk strides]."""
 
     tensors: float
+    """Tensors read plus written."""
     launches: int
     elements: float
+    """Tensors of which each element's address is computed separately."""
     is_deep: bool = False
+    """The operands have more than two dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Tensors read plus written, and kernel launches, in one direction; `walked`: the part that walks
-    strides."""
+    """Tensors read plus written, and kernel launches, in one direction."""
 
     tensors: float
     launches: int
     walked: Walked | None = None
+    """The part that walks strides."""
 
     def kernels(self, elements: float, options: WorkOptions) -> tuple[Kernel, ...]:
-        """The kernels over tensors of so many elements, in the type of activations; () without launches."""
+        """The kernels over tensors of so many elements, in the type of activations. () without launches."""
         e, dtype = options.activation_bytes, options.kernel_dtype
         if not self.launches:
             return ()
@@ -91,11 +92,12 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class ActivationCost:
-    """Cost of one non-linearity; `saved` is the number of tensors that it keeps for backward."""
+    """Cost of one non-linearity."""
 
     forward: Passes
     backward: Passes
     saved: float
+    """The number of tensors that it keeps for backward."""
 
 
 # One kernel: silu, gelu, gelu_pytorch_tanh and all others that torch has natively. Backward reads the input
@@ -168,7 +170,7 @@ LATENT_HEADS = (Passes(2, 3), Passes(8.4, 12))
 
 
 def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationCost:
-    """Cost of the activation `name`; a fused activation is a single kernel in each direction."""
+    """Cost of the activation `name`. A fused activation is a single kernel in each direction."""
     if is_fused and name in _FUSED_AWAY:
         return _FUSED_AWAY[name]
     if is_fused and is_gated and name in _CLAMPED_GATED:
@@ -206,14 +208,14 @@ def activation_cost_of(name: str, *, is_gated: bool, options: WorkOptions) -> Ac
 def arranging_kernels(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
-    """nanotron's copies around attention in one direction (0: forward, 1: backward); () of others.
+    """nanotron's copies around attention in one direction (0: forward, 1: backward). () of others.
 
     In elements per token, with i of q, k and v, g of k and v, o of the output: forward makes q, k and v
     contiguous (2 i), concatenates k and v (2 g) and turns them (2 g), and six small kernels count the lengths
-    of sequences in q's and k's masks; backward joins the gradients of k and v (2 g), then those of q, k and v
+    of sequences in q's and k's masks. Backward joins the gradients of k and v (2 g), then those of q, k and v
     (2 i). With several sequences the output, sequence first, is copied by its product forward (2 o), and
-    backward for the weight's gradient and on the way back (4 o). Source: nanotron 9055c664,
-    models/llama.py, `CausalSelfAttention.forward` and `CoreAttention.forward`.
+    backward for the weight's gradient and on the way back (4 o). Source: nanotron 9055c664, models/llama.py,
+    `CausalSelfAttention.forward` and `CoreAttention.forward`.
     """
     if options.layers != "nanotron":
         return ()
@@ -254,7 +256,8 @@ _WRITTEN_OUT = {
 def without_weight_gradient(cost: NormCost, kind: str, options: WorkOptions) -> NormCost:
     """The cost of a norm whose weight is frozen: without its gradient's reading of dy and x, and in eager
     RMSNorm without what it keeps for it (torch saves a factor only for the other's gradient). Compiled and
-    Liger's kernels compute it all the same, or in the same pass."""
+    Liger's kernels compute it all the same, or in the same pass.
+    """
     if options.fuses_kernels:
         return cost
     e = options.stream_bytes
@@ -270,21 +273,21 @@ def without_weight_gradient(cost: NormCost, kind: str, options: WorkOptions) -> 
 
 
 def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = True) -> NormCost:
-    """Cost of a norm. LayerNorm is one native kernel; RMSNorm is Python code in fp32 unless fused.
+    """Cost of a norm. LayerNorm is one native kernel. RMSNorm is Python code in fp32 unless fused.
 
     With e bytes per element: torch's native norm goes over a row twice, for the moments and to normalise, 3e
     forward. Backward has one kernel for the gradient of the input (dy and x twice, writes dx) and one for the
     gradient of the weight (reads both): 7e. See [Note: LayerNorm reads twice]. A compiled norm includes the
     residual add (`adds`): 4e (reads the stream and the branch, writes the sum and the normalised tensor) and
-    6e. Liger's norm does not: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then
+    6e. Liger's norm does not: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy, then
     sums the gradient of the weight). All of these keep their input.
 
-    Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
-    68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are
-    no-ops. Gemma (and OLMo 2) multiplies by its weight in fp32 too, and keeps both fp32 tensors. T5's
+    Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward. Backward: weight 6e, casts 2(e + 4),
+    fp32 passes 68. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts
+    are no-ops. Gemma (and OLMo 2) multiplies by its weight in fp32 too, and keeps both fp32 tensors. T5's
     normalises its 16-bit input by an fp32 variance, `l2` (Llama 4's queries and keys) has no weight, and
-    Cohere's is a LayerNorm written out in fp32: see `_WRITTEN_OUT`.
-    Statistics (4 or 8 bytes per token) are neglected.
+    Cohere's is a LayerNorm written out in fp32: see `_EAGER_NORMS`. Statistics (4 or 8 bytes per token) are
+    neglected.
     """
     e = element_bytes
     if is_fused:
@@ -311,16 +314,18 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
 
 
 def norm_cost_of(kind: str, options: WorkOptions) -> NormCost:
-    """The cost of a norm under `options`. Megatron's are fused and without the residual add; before its
-    persistent kernel LayerNorm was Apex's, whose passes over a row are torch's (Megatron-LM 8aa4619f
+    """The cost of a norm under `options`.
+
+    Megatron's are fused and without the residual add. Before its persistent kernel LayerNorm was Apex's,
+    whose passes over a row are torch's (Megatron-LM 8aa4619f
     megatron/fused_kernels/layer_norm_cuda_kernel.cu: the moments, then the result; backward two kernels).
 
     # [Note: InternEvo's norms]
     InternEvo casts the stream to fp32 for Apex's norm and runs both again before backward (v0.2.1dev20231121
     model/modeling_internlm.py: `norm1(_residual.float())` in a checkpoint of its own, as
     `dropout_selective_checkpoint` is true by default). With e = 2: the cast e + 4, the norm 2 x 4 + e, so 16
-    forward; backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
-    back 4 + e, 44. What is kept is the stream.
+    forward. Backward these again, the gradient of the input 2 (4 + e) + 4, of the weight 4 + e, and the cast
+    back 4 + e, 44. It keeps the stream.
     """
     if options.layers == "internevo" and options.liger:
         e = options.stream_bytes

@@ -42,11 +42,13 @@ _DEEPSPEED_GATE = _ScoreCost(85, 30, 30, 12)
 
 
 def _score_cost(work: Router) -> _ScoreCost:
-    """Scores: read, softmax or sigmoid written, topk reads; backward fills the gradient of the scores with
-    zeros and passes through the function (reads gradient and output, writes). A bias for the choice is a sum
-    more; groups take the best two scores of each, a mask, and a masked copy. Megatron's map of tokens to
-    experts: two tensors filled with zeros and scattered into (`topk_routing_with_score_function`, core
-    0.16.1 core/transformer/moe/moe_utils.py); the loss: a sum of scores and one of the map."""
+    """Cost of the scores. They are read, softmax or sigmoid is written, and topk reads it. Backward fills the
+    gradient of the scores with zeros and passes through the function (reads gradient and output, writes). A
+    bias for the choice is a sum more. Groups take the best two scores of each, a mask, and a masked copy.
+    Megatron's map of tokens to experts is two tensors filled with zeros and scattered into
+    (`topk_routing_with_score_function`, core 0.16.1 core/transformer/moe/moe_utils.py). The loss is a sum of
+    scores and one of the map.
+    """
     if work.library == "deepspeed-moe":
         return _DEEPSPEED_GATES.get(work.top_k, _DEEPSPEED_GATE)
     forward, launches, backward, back_launches = 12, 5, 18, 6
@@ -75,8 +77,9 @@ def router_forward(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def router_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Scores, the gate's two products (one if it is frozen), casts of what was cast; the input's gradient is
-    added to that of the experts."""
+    """Scores, the gate's two products (one if it is frozen), casts of what was cast. The input's gradient is
+    added to that of the experts.
+    """
     work = _router(module)
     cost, scores = _score_cost(work), shape.tokens * work.num_experts
     scored = _moved(scores * cost.backward_bytes, options, cost.backward_launches)
@@ -114,7 +117,7 @@ def _router(module: Module) -> Router:
 
 
 def rearrange_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """See [Note: rows that move]; the output of shared experts is added, behind its gate."""
+    """See [Note: rows that move]. The output of shared experts is added, after its gate."""
     assert isinstance(module.work, Rearrange)
     work, e = module.work, options.activation_bytes
     kernels = _moves(work, move_cost(work, options).forward, shape, options)
@@ -125,7 +128,7 @@ def rearrange_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def rearrange_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """See [Note: rows that move]; a sum passes its gradient on as it is."""
+    """See [Note: rows that move]. A sum passes its gradient on as it is."""
     assert isinstance(module.work, Rearrange)
     work, e = module.work, options.activation_bytes
     kernels = _moves(work, move_cost(work, options).backward, shape, options)
@@ -158,7 +161,7 @@ def routed_rows(work: Rearrange, shape: BatchShape) -> int:
 
 
 def grouped_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The product of every expert; its bias, one row per expert, is added to its rows."""
+    """The product of every expert. Its bias, one row per expert, is added to its rows."""
     work, rows = _grouped(module), computed_rows(_grouped(module), shape, options)
     n, k = work.out_features, work.in_features
     casts: Kernels = ()
@@ -208,9 +211,10 @@ def grouped_gradients(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def _joins_rows(work: GroupedLinear) -> bool:
-    """Whether an adapter copies the rows of every expert together before its products: Megatron-Bridge's
-    (0.6.0 peft/utils.py `GroupedExpertLinearAdapter.forward`). Backward of each slice writes zeros for all
-    rows and the slice into them; the slices' gradients are added up."""
+    """Whether an adapter copies the rows of every expert into one tensor before its products:
+    Megatron-Bridge's (0.6.0 peft/utils.py `GroupedExpertLinearAdapter.forward`). Backward of each slice
+    writes zeros for all rows and the slice into them. The slices' gradients are added up.
+    """
     return work.is_adapter and work.kernel == "grouped" and work.num_experts > 1
 
 
@@ -227,10 +231,11 @@ def _scored_bias(work: GroupedLinear, rows: int, options: WorkOptions) -> _BothW
     core/transformer/moe/experts.py `TEGroupedMLP._apply_bias`), eager.
 
     With e bytes per element of the output, p per score and w = max(e, p): for each expert the bias times the
-    scores (writes p) and its sum with the rows (reads e and p, writes w); the experts' rows concatenated
-    (reads and writes w); cast back where w > e (reads w, writes e). Backward: the cast; the sum passes w on,
-    in e to the rows (a cast where w > e), whose parts are concatenated (2 e); the product's two gradients are
-    each a product (reads w, writes p) summed up (reads p). Every product has a broadcast factor."""
+    scores (writes p) and its sum with the rows (reads e and p, writes w). The experts' rows are concatenated
+    (reads and writes w) and cast back where w > e (reads w, writes e). Backward: the cast. The sum passes w
+    on, in e to the rows (a cast where w > e), whose parts are concatenated (2 e). The product's two gradients
+    are each a product (reads w, writes p) summed up (reads p). Every product has a broadcast factor.
+    """
     e, p = options.activation_bytes, work.scored_bias_bytes
     w, count = max(e, p), work.num_experts
     cast, casts = (w + e, 1) if w > e else (0, 0)
@@ -256,9 +261,10 @@ def _walked(elements: int, each_bytes: int, launches: int, options: WorkOptions)
 
 
 def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
-    """Casts of the experts' rows: one kernel for all with delayed scales in both directions, and in nvfp4; or
-    those of each expert (Transformer Engine d0067d0d pytorch/csrc/extensions/cast.cpp `split_quantize`,
-    `multi_tensor_quantize_impl`)."""
+    """Casts of the experts' rows. With delayed scales in both directions, and in nvfp4, they are one kernel
+    for all. Otherwise they are those of each expert (Transformer Engine d0067d0d
+    pytorch/csrc/extensions/cast.cpp `split_quantize`, `multi_tensor_quantize_impl`).
+    """
     casts, recipe = fp8.cast(numel, options), options.fp8
     if recipe.recipe == "nvfp4" or (recipe.recipe == "delayed" and recipe.transposes):
         return tuple(casts)
@@ -268,10 +274,11 @@ def _casts(work: GroupedLinear, numel: int, options: WorkOptions) -> Kernels:
 def _product(
     module: Module, rows: int, features: tuple[int, int], options: WorkOptions, layout: Layout
 ) -> Kernel:
-    """The experts' products: 2 R n k FLOPs, with R rows of all experts; priced at the rows of one expert in
-    the mean, in fp8 at a multiple of 16, as every expert's are padded. Transformer Engine's GroupedLinear
-    calls its own product for each expert (`multi_stream_cublas_gemm`); products in one kernel were timed as
-    they are."""
+    """The experts' products: 2 R n k FLOPs, with R rows of all experts. They are priced at the rows of one
+    expert in the mean, in fp8 at a multiple of 16, as every expert's are padded. Transformer Engine's
+    GroupedLinear calls its own product for each expert (`multi_stream_cublas_gemm`). Products in one kernel
+    were timed as they are.
+    """
     work, (n, k) = _grouped(module), features
     each = max(1, round(rows / work.num_experts))
     is_fp8 = grouped_in_fp8(work, options)

@@ -1,19 +1,20 @@
 """The kernels around fp8 and fp4 products that quantise their operands, and what is kept and sent quantised.
 
-A cast is bound by HBM: it reads 2 bytes per element, and writes each direction that is asked for. Read in
+A cast is bound by HBM: it reads 2 bytes per element, and writes each direction that is requested. Read in
 Transformer Engine 2.17 and torchao 0.15:
 
-- delayed: one kernel, whose scale is known before (`nvte_quantize_v2`); its maximum is found on the way.
+- delayed: one kernel, whose scale is known before (`nvte_quantize_v2`). It computes the new maximum on the
+  way.
 - current: a kernel for the maximum, one for the scale, then the cast (csrc/quantizer.cpp
   Float8CurrentScalingQuantizer::quantize_impl).
 - block, mxfp8: one kernel, scales included.
-- nvfp4: the maximum first; inputs and gradients are rotated (16 x 16 Hadamard) along tokens inside both
+- nvfp4: the maximum first. Inputs and gradients are rotated (16 x 16 Hadamard) along tokens inside both
   kernels (NVFP4Quantizer::quantize_impl, `nvte_hadamard_transform_amax`,
   `nvte_quantize_with_hadamard_transform`).
-- a fused norm writes what the product reads (csrc/extensions/normalization.cpp): with delayed scales at once,
-  transposed by a second kernel; with current scales it finds the maximum; before other casts it writes 16
-  bits.
-- torchao-tensorwise: maximum and cast are two kernels; operands are kept in 16 bits and cast again in
+- a fused norm writes what the product reads (csrc/extensions/normalization.cpp). With delayed scales it does
+  so at once, transposed by a second kernel. With current scales it computes the maximum. Before other casts
+  it writes 16 bits.
+- torchao-tensorwise: maximum and cast are two kernels. Operands are kept in 16 bits and cast again in
   backward, the output's gradient in two layouts (torchao/float8/float8_linear.py, float8_ops.py
   `preprocess_addmm`).
 - torchao-rowwise: a row's maximum and its cast are one kernel, a column's two.
@@ -32,10 +33,10 @@ _ENCODERS_HEAD = "cls."
 
 
 def is_quantized(module: Module, options: WorkOptions) -> bool:
-    """Whether the module's products run in fp8 or fp4: recipes skip the LM head and need dimensions divisible
+    """Whether the module's products run in fp8 or fp4. Recipes skip the LM head and need dimensions divisible
     by 16.
 
-    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output");
+    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
     Megatron's output layer is no layer of Transformer Engine.
     """
     work = module.work
@@ -115,9 +116,10 @@ def cast(numel: int, options: WorkOptions) -> list[Kernel]:
 
 def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list[Kernel]:
     """Kernels that make a weight's quantised copies. Kept ones are made once a step, of which a micro-batch
-    has its part. Quantised weights of one scale, or in squares, are transposed; mxfp8's are gathered in 16
+    has its part. Quantised weights of one scale, or in squares, are transposed. mxfp8's are gathered in 16
     bits and cast (`post_all_gather_processing`; `_copy_main_params_to_param_buffer` of Megatron-Core 0.16.1
-    core/optimizer/distrib_optimizer.py)."""
+    core/optimizer/distrib_optimizer.py).
+    """
     fp8 = options.fp8
     if fp8.keeps_weights or fp8.has_quantized_weights:
         if is_backward:
@@ -132,9 +134,10 @@ def weight_casts(numel: int, options: WorkOptions, *, is_backward: bool) -> list
 
 
 def kept_input_bytes(work: Linear, numel: int, options: WorkOptions) -> int:
-    """Bytes of a quantised product's input of `numel` elements that backward needs: one direction under
-    Transformer Engine, which saves what it has cast; 16 bits under torchao, but for what was gathered in
-    fp8."""
+    """Bytes of a quantised product's input of `numel` elements that backward needs. Under Transformer Engine,
+    which saves what it has cast, it is one direction. Under torchao it is 16 bits, except for what was
+    gathered in fp8.
+    """
     fp8 = options.fp8
     if fp8.is_engine or _parts(work.input_parts, fp8) > 1:
         return fp8.operand_bytes(numel)
@@ -170,13 +173,14 @@ def is_gathered_quantized(options: WorkOptions) -> bool:
 
 
 def sums_maxima(options: WorkOptions) -> bool:
-    """Whether ranks that gather an operand quantised first agree on its scale: an all-reduce of its maximum
-    (`with_amax_reduction` of Transformer Engine's current scaling; torchao's casts of a DTensor)."""
+    """Whether ranks that gather an operand quantised first agree on its scale by an all-reduce of its maximum
+    (`with_amax_reduction` of Transformer Engine's current scaling; torchao's casts of a DTensor).
+    """
     return is_gathered_quantized(options) and options.fp8.recipe in ("current", "torchao-tensorwise")
 
 
 def _parts(parts: int, fp8: Fp8) -> int:
-    """Ranks that each cast a part of an operand that is then gathered; 1: it is gathered in 16 bits."""
+    """Ranks that each cast a part of an operand that is then gathered. 1 if it is gathered in 16 bits."""
     return parts if fp8.gathers_quantized else 1
 
 
@@ -193,8 +197,9 @@ def _engine_input(work: Linear, numel: int, options: WorkOptions) -> list[Kernel
 
 
 def _gathered(numel: int, parts: int, options: WorkOptions, *, is_gradient: bool) -> list[Kernel]:
-    """Casts of an input, or of an output's gradient, of which `parts` ranks each cast a part and gather it;
-    what is gathered along one direction is transposed behind."""
+    """Casts of an input, or of an output's gradient, of which `num_parts` ranks each cast a part and gather
+    it. An operand gathered along one direction is transposed afterwards.
+    """
     fp8 = options.fp8
     is_single = fp8.has_one_scale and (not fp8.transposes or parts > 1)
     found = _engine(numel // parts, 1 if is_single else 2, options)
@@ -219,8 +224,9 @@ def _directions(fp8: Fp8) -> int:
 
 
 def _torchao(numel: int, options: WorkOptions, *, is_row: bool) -> list[Kernel]:
-    """torchao's cast: 2 bytes read for the maximum, 2 read and 1 written for the cast; along rows at once
-    where scales are by row."""
+    """torchao's cast: 2 bytes read for the maximum, 2 read and 1 written for the cast. Along rows both are
+    one kernel where scales are by row.
+    """
     if is_row and not options.fp8.has_one_scale:
         return [_moves(3 * numel, options)]
     return [_moves(5 * numel, options, launches=2)]

@@ -1,11 +1,11 @@
-"""The LM head fused with the loss: logits are computed piece by piece and never exist as a whole.
+"""The LM head fused with the loss: logits are computed piece by piece and never exist as one tensor.
 
 Liger's `fused_linear_cross_entropy_forward` (linkedin/Liger-Kernel 0.8, `ops/fused_linear_cross_entropy.py`)
 does both directions in the forward pass. The tokens are cut into ceil(V / H) pieces, rounded so that a piece
 has a power of two of tokens. Each piece is multiplied with the head, the logits are turned into their
 gradient in place, and this is multiplied with the head (gradient of the input) and with the input (gradient
 of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
-Backward only hands the gradients on; with fp16 it multiplies both by the loss scale (one pass).
+Backward only hands the gradients on. With fp16 it multiplies both by the loss scale (one pass).
 
 Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
 """
@@ -23,7 +23,9 @@ from zsim.specs.model.spec import Linear, Loss, Module
 
 @dataclass(frozen=True, slots=True)
 class FusedHead:
-    """Kernels and tensors of the LM head with its loss; saved are the gradients of its input and weight."""
+    """Kernels and tensors of the LM head with its loss. The saved tensors are the gradients of its input and
+    weight.
+    """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
@@ -37,7 +39,7 @@ def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
 
 
 def head_place(modules: tuple[Module, ...]) -> int | None:
-    """Index of the LM head in `modules`: the last product before the loss; None without a loss."""
+    """Index of the LM head in `modules`: the last product before the loss. None without a loss."""
     if not any(isinstance(module.work, Loss) for module in modules):
         return None
     products = [place for place, module in enumerate(modules) if isinstance(module.work, Linear)]

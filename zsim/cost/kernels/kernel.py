@@ -21,42 +21,50 @@ KernelKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel, or `launches` kernels priced together.
-
-    `flops`: work of the arithmetic units; `hbm_bytes`: bytes read plus written; `dtype`: the type of the
-    arithmetic ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: loads that wait for one another in
-    sequence, because few threads read. `indexed_elements`: elements read or written through one index each,
-    one per thread. `strided_elements`: elements of slices of rows, or with a row or a column broadcast over
-    them, one per thread. `added_elements`: elements of rows that are added to rows picked by an index, in
-    units of what a scatter that adds takes for one. `layout`: order of a product's operands in memory, "n" by
-    rows of the formula (m x k, k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the
-    gradient of its input (dy W), "tn" for the gradient of its weight (dy^T x). `is_batched`: many equal
-    products in one call, as of attention that is written out; `is_grouped`: products of experts in one
-    kernel; `by_engine`: a product that Transformer Engine calls. `is_causal`: in fused attention the last
-    query sees all keys, each one before it one less; else all queries see all keys. `window`: of those it
-    sees so many at most, the last or, without a causal mask, the nearest (0: all).
-    `side_by_side`: launches that run at once, on streams of their own.
-    """
+    """One kernel, or `launches` kernels priced as one."""
 
     kind: KernelKind
     flops: float
+    """Work of the arithmetic units."""
     hbm_bytes: float
+    """Bytes read plus written."""
     dtype: str = "bf16"
+    """The type of the arithmetic ("bf16", "fp16", "fp32", "tf32", "fp8")."""
     shape: tuple[int, ...] = ()
     launches: int = 1
     dependent_loads: int = 0
+    """Loads that wait for one another in sequence, because few threads read."""
     indexed_elements: int = 0
+    """Elements read or written through one index each, one per thread."""
     strided_elements: int = 0
+    """Elements of slices of rows, or with a row or a column broadcast over them, one per thread."""
     added_elements: int = 0
+    """Elements of rows that are added to rows picked by an index, in units of what a scatter that adds takes
+    for one.
+    """
     layout: Layout = "nt"
+    """Order of a product's operands in memory, "n" by rows of the formula (m x k, k x n), "t" by its columns.
+    A Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy W), "tn" for the gradient of its
+    weight (dy^T x).
+    """
     is_causal: bool = True
+    """The last query of fused attention sees all keys, each one before it one less. Otherwise all queries see
+    all keys.
+    """
     is_batched: bool = False
+    """Many equal products in one call, as of attention that is written out."""
     is_grouped: bool = False
+    """Products of experts in one kernel."""
     by_engine: bool = False
+    """A product that Transformer Engine calls."""
     window: int = 0
+    """The number of keys that a query sees at most: the last or, without a causal mask, the nearest
+    (0: all).
+    """
     side_by_side: int = 1
+    """Launches that run at once, on streams of their own."""
 
     @property
     def turns(self) -> int:
-        """Launches that run one after the other, each together with those at its side."""
+        """Launches that run one after the other, each with those that run at the same time."""
         return -(-self.launches // self.side_by_side)

@@ -20,8 +20,9 @@ def merged_forward(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def merged_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The gradients of both factors, each a product with the gradient of the sum; B's is brought into the
-    order of its parameter, in fp32."""
+    """The gradients of both factors, each a product with the gradient of the sum. B's is brought into the
+    order of its parameter, in fp32.
+    """
     work, e = _merged(module), 4 if _merged(module).casts else options.activation_bytes
     n, k, r = work.out_features, work.in_features, work.rank
     products = _low_rank(work, options, (n, r, k)), _low_rank(work, options, (r, k, n))

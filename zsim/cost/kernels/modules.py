@@ -1,7 +1,7 @@
 """The GPU kernels of modules: FLOPs, HBM bytes and launches, no seconds.
 
 Products count 2 m n k FLOPs. HBM bytes are every operand read once and every result written once, as in eager
-PyTorch; fused kernels (`compile`) save the traffic between operators. Elementwise kernels have no FLOPs: they
+PyTorch. Fused kernels (`compile`) save the traffic between operators. Elementwise kernels have no FLOPs: they
 are bound by HBM.
 """
 
@@ -88,8 +88,9 @@ def forward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> 
 
 
 def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The kernels of one module's backward pass: gradients of its input and of its parameters; () if neither
-    needs one."""
+    """The kernels of one module's backward pass: gradients of its input and of its parameters. () if neither
+    needs one.
+    """
     if not module.has_backward:
         return ()
     return _BACKWARD[type(module.work)](module, shape, options)
@@ -97,7 +98,8 @@ def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 def split_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
     """The kernels of `backward_kernels` that the gradient of the module's input needs, and those of its
-    weight's gradient alone, which a schedule may run later; () for modules without a product."""
+    weight's gradient alone, which a schedule may run later. The second are () for modules without a product.
+    """
     if isinstance(module.work, GroupedLinear):
         return grouped_gradients(module, shape, options)
     if not isinstance(module.work, Linear):
@@ -116,7 +118,7 @@ def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def total_flops(kernels: Iterable[Kernel]) -> float:
-    """FLOPs of all kernels together."""
+    """FLOPs of all kernels."""
     return sum(kernel.flops for kernel in kernels)
 
 
@@ -167,7 +169,7 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
 def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Gradient of the input, gradient of the weight, sum over tokens for the bias.
 
-    The gradient of a shared input is accumulated by a separate add; so is that of a tied weight. A frozen
+    The gradient of a shared input is accumulated by a separate add, and so is that of a tied weight. A frozen
     weight has no gradient, and an input before all that is trained has none.
     """
     return tuple(kernel for kernel, _ in _linear_gradients(module, shape, options))
@@ -241,7 +243,7 @@ def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
-    """Cast between fp32 and the type of the products, in one direction; none without autocast."""
+    """Cast between fp32 and the type of the products, in one direction. None without autocast."""
     if not options.autocast:
         return ()
     return (_elementwise(num_elements * (4 + options.activation_bytes), options.kernel_dtype),)
@@ -262,9 +264,10 @@ def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions
 
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Dropout (reads, writes, writes a byte of mask), the product with a number (reads, writes) and the add;
-    compiled, all are part of the next norm. Megatron's kernel (`bias_dropout_add_fused_train`) reads the
-    branch and the stream, and writes their sum and the mask."""
+    """Dropout (reads, writes, writes a byte of mask), the product with a number (reads, writes) and the add.
+    Compiled, all are part of the next norm. Megatron's kernel (`bias_dropout_add_fused_train`) reads the
+    branch and the stream, and writes their sum and the mask.
+    """
     assert isinstance(module.work, Residual)
     elements, e = shape.tokens * module.work.width, options.activation_bytes
     if options.compile and not options.joins_norms:
@@ -279,10 +282,11 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Add the gradients of the stream and of the branch; dropout reads its mask. Under autocast the gradient
-    of the branch comes from a norm that runs in fp32 (torch's list of autocast operators), like the stream's;
-    the gradient that goes into the branch is cast. Megatron's kernel reads the gradient and the mask and
-    writes the branch's; autograd adds the stream's."""
+    """Add the gradients of the stream and of the branch. Dropout reads its mask. Under autocast the gradient
+    of the branch comes from a norm that runs in fp32 (torch's list of autocast operators), like the stream's,
+    and the gradient that goes into the branch is cast. Megatron's kernel reads the gradient and the mask and
+    writes the branch's, and autograd adds the stream's.
+    """
     assert isinstance(module.work, Residual)
     elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
     if options.compile and not options.joins_norms:
@@ -299,14 +303,14 @@ def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) 
 
 
 def _embedding_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Gather one row per token; the result is the residual stream."""
+    """Gather one row per token, which becomes the residual stream."""
     assert isinstance(module.work, Embedding)
     num_bytes = shape.tokens * (2 * module.work.width * options.stream_bytes + INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(num_bytes), options.kernel_dtype),)
 
 
 def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """`embedding_dense_backward`: zero the whole gradient of the table, sort the indices, add the rows."""
+    """`embedding_dense_backward`: zero the full gradient of the table, sort the indices, add the rows."""
     assert isinstance(module.work, Embedding)
     e = options.stream_bytes
     table = module.work.rows * module.work.width * e

@@ -2,55 +2,65 @@
 
 # [Note: rows that move]
 Passes over the tensors of all tokens and of all rows, in units of one tensor in the activations' type,
-counted in the code of each library; a mask, an index or a score has no width and counts as launches alone.
+counted in the code of each library. A mask, an index or a score has no width and counts as launches alone.
 
-transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather; two argsorts, a histogram
-and a running sum. The scores are fp32, so their product with the experts' output is too; it is put back in
+transformers (5.23 integrations/moe.py `grouped_mm_experts_forward`): one gather, two argsorts, a histogram
+and a running sum. The scores are fp32, so their product with the experts' output is too. It is put back in
 order, summed up over a token's experts and cast. Backward of a gather adds up by sorted indices into zeros.
+
 transformers-4 (4.57.1 `Qwen2MoeSparseMoeBlock.forward`), loop: zeros for the output, one_hot (zeros, a range,
 a scatter), and which experts have tokens (a sum, a comparison, their indices). select, of one expert: its
-part of the mask, torch.where, a gather; backward zeros of all tokens, a sum by sorted indices into them, and
-their sum with those of the other experts. put: the scores read by indices, a product, index_add_; backward a
-gather, two products and a sum, and the scores' gradient the same way as the rows'. The host is what this loop
-waits for, so operators of many small kernels count as so many launches as they take the host: torch.where
-two (six kernels and a copy to the host, as of masks below), a sum by sorted indices four (its nine: the few
-rows of an expert are sorted by one kernel of cub's).
+part of the mask, torch.where, a gather. Its backward: zeros of all tokens, a sum by sorted indices into them,
+and their sum with those of the other experts. put: the scores read by indices, a product, index_add_. Its
+backward: a gather, two products and a sum, and the scores' gradient the same way as the rows'. The host is
+what this loop waits for, so operators of many small kernels count as so many launches as they take the host:
+torch.where two (six kernels and a copy to the host, as of masks below), a sum by sorted indices four (its
+nine: the few rows of an expert are sorted by one kernel of cub's).
+
 torchtitan (0.2.2 models/moe/moe.py, utils.py): a gather, the scores' product through fp32 and back, a copy
-behind which a row of zeros stands, and a gather that pads every expert's rows to a multiple of 8; afterwards
-the same two the other way round, and a sum.
+with a row of zeros at its end, and a gather that pads every expert's rows to a multiple of 8. Afterwards the
+same two the other way round, and a sum.
+
 megatron (core 0.16.1 core/transformer/moe/moe_utils.py `permute`, `unpermute`, `sort_chunks_by_idxs`): a
-gather by a transposed mask; zeros and a scatter that adds. The scores are a factor of the activation.
+gather by a transposed mask, and zeros and a scatter that adds. The scores are a factor of the activation.
+
 megatron-fused: Transformer Engine's permutation kernels (pytorch/permutation.py of 2.17): each reads its
 input once and writes its output once.
-Behind DeepEP's dispatch, map: a Triton kernel and one back (core/fusions/fused_indices_converter.py), or
+
+After DeepEP's dispatch, map: a Triton kernel and one back (core/fusions/fused_indices_converter.py), or
 `_DeepepManager._indices_to_multihot` (core/transformer/moe/token_dispatcher.py): zeros and zeros, a
-comparison, two tensors read by a mask, one put by indices, a number put by indices (and filled), a cast; a
+comparison, two tensors read by a mask, one put by indices, a number put by indices (and filled), a cast, a
 range, a sum of the mask and repeat_interleave (a scan, a copy, a comparison, a reduction, a copy, its kernel,
 an index_select). A mask that is read or put by becomes indices first: a sum of two kernels, a copy to the
 host, a selection of two, both dimensions (ATen/native/cuda/Nonzero.cu). Backward: the gradient read by
 indices, zeros, the mask's indices again, and a sum by sorted indices (five for a linear index, a division, a
-range, six of a radix sort, its kernel). Numbers of a few bytes per row: launches alone.
-autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather;
-the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again;
+range, six of a radix sort, its kernel). Numbers of a few bytes per row count as launches alone.
+
+autoep (DeepSpeed 0.19.8 module_inject/auto_ep_layer.py, moe/ep_kernels.py): a stable argsort and a gather,
+the rows by expert in one gather of a Triton kernel, and back in another, each with the indices made again,
 zeros and a copy in the first order, a product with the fp32 scores, their sum, a cast.
-deepspeed-moe
-(moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens behind which a row of zeros
-stands and a gather into the slots; sort: the slices of each expert copied for both of its first products;
-unsort: their outputs joined; back the same copy and gather, a product with fp32 scores, their sum, a cast.
+
+deepspeed-moe (moe/sharded_moe.py `_sparse_encode`, `_sparse_decode`): a copy of the tokens with a row of
+zeros at its end and a gather into the slots. sort: the slices of each expert copied for both of its first
+products. unsort: their outputs joined. Back: the same copy and gather, a product with fp32 scores, their sum,
+a cast.
+
 kempnerforge (model/moe.py at 5666d0d1, `grouped_expert_forward_packed`, R rows of E experts, padded to p R):
-a gather, zeros of p R, every expert's rows copied into them; back every expert's copied into zeros of R, a
+a gather, zeros of p R, every expert's rows copied into them. Back: every expert's copied into zeros of R, a
 product with the scores, zeros and a sum by indices. Backward of a copy into a slice clones the gradient of
-the whole, once per expert, takes the slice of it and leaves zeros there; backward of reading a slice writes
-zeros of the whole, which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R before.
+the full tensor, once per expert, takes the slice of it and leaves zeros there. Backward of reading a slice
+writes zeros of the full tensor, which are added up: per expert 2 R and 4 p R on the way back, 2 p R and 4 R
+before.
+
 compiled: torch.compile joins what is elementwise with the gather before or the sum after it.
 
 # [Note: rows that are added up]
-Rows that are added to rows picked by an index take a time for each element, not for each byte: in bf16 on
-one H100 (traces/h100-80gb-hbm3/microbench.json, family rows_by_index, 16,384 and 65,536 rows of 2,048 to
-7,168 elements) scatter_add_ of rows 3.75 ps, index_add_ (backward of index_select) 7.7 ps, index_put_ that
-accumulates by sorted indices (backward of a gather) 2.45 ps, its sort apart, each within 6 %: `SCATTERED`,
-`INDEXED` and `SORTED` are these in units of the first (`seconds_per_added_element` of a GPU's file). What
-torch.compile makes of them was not timed.
+Rows that are added to rows picked by an index take a time for each element, not for each byte: in bf16 on one
+H100 (traces/h100-80gb-hbm3/microbench.json, family rows_by_index, 16,384 and 65,536 rows of 2,048 to 7,168
+elements) scatter_add_ of rows 3.75 ps, index_add_ (backward of index_select) 7.7 ps, index_put_ that
+accumulates by sorted indices (backward of a gather) 2.45 ps, its sort not included, each within 6 %.
+`SCATTER_ADD`, `INDEX_ADD` and `SORTED_INDEX_PUT` are these in units of the first (`seconds_per_added_element`
+of a GPU's file). What torch.compile makes of them was not timed.
 """
 
 from __future__ import annotations
@@ -64,13 +74,15 @@ from zsim.specs.model.experts import Rearrange
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Tensors of all tokens and of all rows that are read or written, and launches; `added`: tensors of all
-    rows that are added up, see [Note: rows that are added up]."""
+    """Passes of one direction of a rearrangement."""
 
     tokens: float
+    """Tensors of all tokens that are read or written."""
     rows: float
+    """Tensors of all rows that are read or written."""
     launches: int
     added: float = 0.0
+    """Tensors of all rows that are added up: see [Note: rows that are added up]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,7 @@ _COSTS: Mapping[tuple[str, str], MoveCost] = {  # see [Note: rows that move]
 
 
 def move_cost(work: Rearrange, options: WorkOptions) -> MoveCost:
-    """The passes of a rearrangement; sorting the rows of several senders is a copy in each direction."""
+    """The passes of a rearrangement. Sorting the rows of several senders is a copy in each direction."""
     if work.kind == "add":
         return _NONE
     if work.library == "kempnerforge":

@@ -29,12 +29,12 @@ def computed_rows(work: GroupedLinear, shape: BatchShape, options: WorkOptions) 
 def padding_copies(
     work: GroupedLinear, shape: BatchShape, options: WorkOptions, *, is_backward: bool
 ) -> tuple[Kernels, Kernels]:
-    """The copies of rows before and behind an expert's products in one direction: of a first product those on
+    """The copies of rows before and after an expert's products in one direction: of a first product those on
     its input's side, of a last one on its output's.
 
-    Products together: a kernel reads the rows and writes them with their padding, or the other way round
-    (`fused_multi_row_padding`), the same in either direction; before, another does so with their scores.
-    One by one: see `_one_by_one`.
+    For grouped products a kernel reads the rows and writes them with their padding, or the other way round
+    (`fused_multi_row_padding`), the same in either direction. Before, another does so with their scores. For
+    products that run one by one see `_sequential_copies`.
     """
     if work.kernel == "loop":
         return _one_by_one(work, shape, options, is_backward=is_backward)
@@ -53,9 +53,9 @@ def _one_by_one(
     """`SequentialMLP` (Megatron-Core 0.16.1 core/transformer/moe/experts.py), in passes over R rows.
 
     The outputs of several experts are joined (reads R, writes R), as are the gradients of their inputs. In
-    fp8, of an expert whose rows are no multiple (all but one in m, where the multiple is m): zeros for what
-    is missing, both joined, the scores likewise, before the first product; behind the last the rows without
-    them are a view, whose gradient is zeros for all rows and a copy into them (every expert's).
+    fp8 an expert whose rows are no multiple (all but one in m, where the multiple is m) has, before the first
+    product, zeros for the missing rows, both joined, and the scores likewise. After the last product the rows
+    without them are a view, whose gradient is zeros for all rows and a copy into them (every expert's).
     """
     rows, count, is_first = shape.tokens, work.num_experts, work.place == "first"
     width = work.in_features if is_first else work.out_features

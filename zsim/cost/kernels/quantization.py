@@ -2,7 +2,7 @@
 
 Read in DeepSpeed 0.19.8: CUDAQuantizer (`runtime/zero/partition_parameters.py`), all_to_all_quant_reduce
 (`runtime/comm/coalesced_collectives.py`) and the kernels in `csrc/quantization`. All of them work on fp16 and
-keep one fp32 scale per group; they read and write each element once, so they are bound by HBM.
+keep one fp32 scale per group. They read and write each element once, so they are bound by HBM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST_GROUP = _TARGET_GROUP // 8  # in multiples of 8 elements
 
 
 def weight_groups(numel: int) -> int | None:
-    """Number of groups of an int8 all-gather's input of `numel` elements; None where DeepSpeed asserts.
+    """Number of groups of an int8 all-gather's input of `numel` elements. None where DeepSpeed asserts.
 
     The minimum number of equal groups whose length is a multiple of 8 and at most 8,000 elements. `numel`
     must be a multiple of 8.
@@ -37,8 +37,9 @@ def gradient_groups(shape: tuple[int, ...], world_size: int, gpus_per_node: int)
 
 
 def quantize_kernels(numel: int, dtype: str, groups: int, *, casts: bool = True) -> tuple[Kernel, ...]:
-    """Quantise `numel` elements to int8, by way of fp16. `casts`: DeepSpeed since 0.19.6; before, it read the
-    bits of other types as fp16."""
+    """Quantise `numel` elements to int8, by way of fp16. `casts` is true of DeepSpeed since 0.19.6. Before,
+    it read the bits of other types as fp16.
+    """
     cast = cast_kernels(numel, dtype, "fp16") if casts and dtype != "fp16" else ()
     return (*cast, _kernel(numel * (2 + 1) + groups * SCALE_BYTES))
 
@@ -49,8 +50,9 @@ def dequantize_kernels(numel: int, groups: int) -> tuple[Kernel, ...]:
 
 
 def swizzle_kernels(numel: int, groups: int, *, has_error: bool = False) -> tuple[Kernel, ...]:
-    """Quantise `numel` fp16 elements to int4, in the order in which the GPUs of the node get them.
-    `has_error`: LoCo's error is added, and the remaining error written back."""
+    """Quantise `numel` fp16 elements to int4, in the order in which the GPUs of the node get them. With
+    `has_error` LoCo's error is added, and the remaining error written back.
+    """
     errors = 2 * 2 * numel if has_error else 0
     return (_kernel(numel * 2 + numel // 2 + groups * SCALE_BYTES + errors),)
 

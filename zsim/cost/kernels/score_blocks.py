@@ -7,19 +7,20 @@ from typing import NamedTuple
 
 
 class ScoreBlock(NamedTuple):
-    """The scores of `queries` tokens of a sequence against `keys` of its tokens, in one fused kernel;
-    `is_causal`: the last query sees all keys, every other one key less than the next query. `window`: of
-    those a query sees the last so many."""
+    """The scores of `queries` tokens of a sequence against `keys` of its tokens, in one fused kernel."""
 
     queries: int
     keys: int
     is_causal: bool
+    """The last query sees all keys, every other one key less than the next query."""
     window: int | None = None
+    """The number of keys that a query sees at most, the last ones."""
 
     @property
     def pairs(self) -> float:
-        """Query-key pairs: q k, less q^2/2 under a causal mask; of those a window w leaves w q, less what the
-        keys are too few for."""
+        """Query-key pairs: q k, less q^2/2 under a causal mask. Of those a window w leaves w q, less what the
+        keys are too few for.
+        """
         if not self.is_causal:
             return self.queries * self.keys
         return causal_pairs(self.keys, self.window) - causal_pairs(self.keys - self.queries, self.window)
@@ -38,6 +39,6 @@ def together(blocks: Sequence[ScoreBlock]) -> tuple[int, int, float]:
 
 
 def window_of(blocks: Sequence[ScoreBlock]) -> int:
-    """The window of blocks of one mask; 0 where it is no shorter than all their keys."""
+    """The window of blocks of one mask. 0 where it is no shorter than all their keys."""
     window = min(block.window or 0 for block in blocks)
     return window if window < max(block.keys for block in blocks) else 0

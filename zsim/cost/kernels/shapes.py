@@ -12,15 +12,17 @@ from zsim.specs.strategy.training import AttentionKind, CrossEntropy, LayerKerne
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """One micro-batch, or the part of its tokens that one of `shards` ranks has. `rows_per_token`: rows for
-    each of these tokens, which count as tokens (a token goes to several experts). `span`: the mean length of
-    the document that a token is of, where a sequence holds several and attention keeps them apart."""
+    """One micro-batch, or the part of its tokens that one of `shards` ranks has."""
 
     sequences: int
     sequence_length: int
     shards: int = 1
     rows_per_token: float = 1.0
+    """Rows for each of these tokens, which count as tokens (a token goes to several experts)."""
     span: float | None = None
+    """The mean length of the document that a token is of, where a sequence holds several and attention keeps
+    them apart.
+    """
 
     @property
     def tokens(self) -> int:
@@ -45,28 +47,28 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """How the modules compute.
-
-    `autocast`: weights, norms and the residual stream are fp32, products cast their operands.
-    `attention`: `flash` is one fused kernel that keeps no scores; `math` writes the scores to memory.
-    `compile`: False launches the kernels of Hugging Face's eager Python; True is one kernel per norm,
-    activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
-    fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
-    separate kernel. `fp8`: the casts around products with dtype "fp8"; `micro_batches`: per step, for what is
-    cast once a step. `layers`: whose fused kernels `compile` stands for, or `liger` with "nanotron" and
-    "internevo", which have it but for what they do otherwise. `deterministic_sms`, `writes_scores`,
-    `expands_groups`, `calls_engine`, `has_fp32_stream`: as of the training.
-    """
+    """How the modules compute. Fields without a sentence are those of the training."""
 
     dtype: Precision = "bf16"
     attention: AttentionKind = "flash"
+    """`flash` is one fused kernel that keeps no scores. `math` writes the scores to memory."""
     compile: bool = False
+    """False launches the kernels of Hugging Face's eager Python. True is one kernel per norm, activation,
+    softmax and rotary, with the residual add inside the norm (torch.compile, or a library of fused kernels).
+    """
     autocast: bool = False
+    """Weights, norms and the residual stream are fp32, and products cast their operands."""
     liger: bool = False
+    """Like `compile` for norms, gated activations and rotary, but the residual add is a separate kernel."""
     cross_entropy: CrossEntropy = "eager"
     fp8: Fp8 = TORCHAO_TENSORWISE
+    """The casts around products with dtype "fp8"."""
     micro_batches: int = 1
+    """Micro-batches per step, for what is cast once a step."""
     layers: LayerKernels = "torch"
+    """The library whose fused kernels `compile` stands for. With "nanotron" and "internevo", which differ in
+    a few kernels, it is `liger` that stands for them.
+    """
     deterministic_sms: int = 0
     writes_scores: bool = False
     expands_groups: bool = False
@@ -91,7 +93,7 @@ class WorkOptions:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of one activation; fp8 training keeps activations in bf16 and casts at the products."""
+        """Bytes of one activation. fp8 training keeps activations in bf16 and casts at the products."""
         return 4 if self.dtype == "fp32" else 2
 
     @property

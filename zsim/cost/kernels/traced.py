@@ -1,9 +1,10 @@
 """The kernels of captured modules: what was seen, for another micro-batch and another precision.
 
-FLOPs and bytes grow with the samples where they did not come from weights alone; bytes of the type that the
-module computed in follow the training's precision, casts to fp32 fall away in fp32. A compiler (`compile`)
-makes one kernel in each direction of all that is no product: it reads what comes from outside and writes what
-is used outside, an assumption about what torch.compile fuses within a module."""
+FLOPs and bytes grow with the samples where they did not come from weights alone. Bytes of the type that the
+module computed in follow the training's precision, and casts to fp32 fall away in fp32. A compiler
+(`compile`) makes one kernel in each direction of all that is no product: it reads what comes from outside and
+writes what is used outside, an assumption about what torch.compile fuses within a module.
+"""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ def update_bytes(
     gradient_dtype: str = "fp32",
     state_dtype: str = "fp32",
 ) -> int:
-    """Bytes read plus written by the update of `numel` parameters; masters and states are in `state_dtype`.
+    """Bytes read plus written by the update of `numel` parameters. Masters and states are in `state_dtype`.
 
-    Fused AdamW reads and writes the parameter and both moments and reads the gradient once:
-    2 * 4 + 4 * 4 + 4 = 28 bytes per parameter in fp32; on a CPU as well (DeepSpeed's `Step_1` in
-    csrc/adam/cpu_adam_impl.cpp). The other implementations make a pass per operation: 84 bytes. Raises
-    NotSimulatedError for an optimizer whose states are not known.
+    Fused AdamW reads and writes the parameter and both moments and reads the gradient once: 2 * 4 + 4 * 4 + 4
+    = 28 bytes per parameter in fp32, on a CPU as well (DeepSpeed's `Step_1` in csrc/adam/cpu_adam_impl.cpp).
+    The other implementations make a pass per operation: 84 bytes. Raises NotSimulatedError for an optimizer
+    whose states are not known.
     """
     moments = optimizer_state_bytes(optimizer, state_dtype)
     master, gradient = DTYPE_BYTES[state_dtype], DTYPE_BYTES[gradient_dtype]
@@ -79,9 +79,9 @@ def optimizer_kernels(
 ) -> tuple[Kernel, ...]:
     """Kernels of the update of `numel` parameters, with master weights and states in `state_dtype`.
 
-    They move `update_bytes`; `for_loop` makes the passes of `foreach` tensor by tensor. `low_precision_copy`:
-    a cast writes the model's 2-byte weights afterwards. Raises NotSimulatedError for an optimizer whose work
-    is not known.
+    They move `update_bytes`. `for_loop` makes the passes of `foreach` tensor by tensor. With
+    `low_precision_copy` a cast writes the model's 2-byte weights afterwards. Raises NotSimulatedError for an
+    optimizer whose work is not known.
     """
     moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
     if numel == 0:

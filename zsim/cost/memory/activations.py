@@ -2,19 +2,18 @@
 
 Follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
 2205.05198), section 4.1: every tensor that a module's backward needs is counted once, at the module that
-needs it; masks take one byte. With b sequences of s tokens, hidden size h, a heads and 2-byte activations its
-block with dropout and written-out attention keeps
+needs it, and masks take one byte. With b sequences of s tokens, hidden size h, a heads and 2-byte activations
+its block with dropout and written-out attention keeps
 
     s b h (34 + 5 a s / h) bytes =
         2sbh norm + 2sbh qkv input + 6sbh q, k, v + 5as^2b softmax, its mask, its output
       + 2sbh projection input + sbh mask + 2sbh norm + 2sbh MLP input + 8sbh GELU + 8sbh its output + sbh mask
 
-Adapted: grouped queries keep k and v of g < a heads; a gated MLP of width f keeps gate, up and their product,
-6sbf bytes (8sbf in eager mode, which keeps act(gate) too); fused attention keeps q, k, v and 4 bytes of
+Adapted: grouped queries keep k and v of g < a heads. A gated MLP of width f keeps gate, up and their product,
+6sbf bytes (8sbf in eager mode, which keeps act(gate) too). Fused attention keeps q, k, v and 4 bytes of
 log-sum-exp per head and token in place of everything with s^2 (its output is the projection's input). Eager
-Hugging Face code keeps more than the paper where it is written in Python; see `norm_cost` and
-`activation_cost`. Norm statistics are neglected, as in the paper.
-The loss: `zsim.cost.kernels.losses`.
+Hugging Face code keeps more than the paper where it is written in Python: see `norm_cost` and
+`activation_cost`. Norm statistics are neglected, as in the paper. The loss is in `zsim.cost.kernels.losses`.
 """
 
 from __future__ import annotations
@@ -81,8 +80,9 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """`saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5): the core of attention
-    keeps q, k and v and is run again in backward; everything else is kept."""
+    """`saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5). The core of attention
+    keeps q, k and v and is run again in backward. Everything else is kept.
+    """
     if not isinstance(module.work, Attention):
         return saved_bytes(module, shape, options)
     return shape.tokens * input_elements(module.work) * options.activation_bytes
@@ -91,14 +91,14 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
 def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     """Modules whose outputs "selective-op" keeps: fused attention, reduce-scatters, all-to-alls, and the
     first, third, fifth ... product of a block (experts' and their gate's are not among them). Backward reads
-    the last product's output, or what its reduce-scatter makes of it, only if a norm follows (Gemma 2);
-    otherwise torch.compile does not keep it. A product in fp8 is `aten._scaled_mm`, which is neither counted
+    the last product's output, or what its reduce-scatter makes of it, only if a norm follows (Gemma 2).
+    Otherwise torch.compile does not keep it. A product in fp8 is `aten._scaled_mm`, which is neither counted
     nor kept: all of them run again whose outputs backward reads.
 
     Source: torchtitan v0.1.0 to v0.2.2 `_op_sac_save_list` (models/llama3/infra/parallelize.py) and
     `_apply_op_sac` (distributed/activation_checkpoint.py), which runs every second `aten.mm` again (its main
-    branch since February 2026, pull request 2357, keeps every `_scaled_mm`); torch 2.13's `solve_min_cut`
-    (_functorch/partitioners.py), which cuts only paths to backward: compiled with that list, a block of four
+    branch since February 2026, pull request 2357, keeps every `_scaled_mm`). torch 2.13's `solve_min_cut`
+    (_functorch/partitioners.py) cuts only paths to backward: compiled with that list, a block of four
     products runs one again in bf16 and three in fp8.
     """
     modules = block.modules
@@ -115,11 +115,11 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
 
 
 def kept_quantised_input(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """Bytes of the input of a product in fp8 that "selective-op" keeps although it is told to make it again:
+    """Bytes of the input of a product in fp8 that "selective-op" keeps although it is set to make it again:
     one byte an element, once for the products that share it, of the rank's own part where it is gathered.
 
     Source: pytorch issue 128730 (2024): the partitioner keeps the inputs of `_scaled_mm`, as in the releases
-    that these lists were written for; torch 2.13 does so no more.
+    that these lists were written for. torch 2.13 does so no more.
     """
     work = module.work
     if not isinstance(work, Linear) or not is_quantized(module, options) or module.shares_input:
@@ -158,8 +158,9 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
     """Bytes by module of the saved tensors that are among the outputs "selective-op" keeps, so that
     recomputation does not allocate them again: inputs of fused attention, of the product after it, of
     activations and of a norm after the last product, and attention's log-sum-exp. With rotary embeddings
-    attention keeps new q and k, so of its inputs only v counts (or the whole fused projection of which v is
-    a slice)."""
+    attention keeps new q and k, so of its inputs only v counts (or the full fused projection of which v is a
+    slice).
+    """
     modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
     places = {module.name: place for place, module in enumerate(modules)}
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
@@ -186,7 +187,7 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
 
 
 def _reader(modules: tuple[Module, ...], place: int, kind: Any) -> Module | None:
-    """The next module after `place` whose work is of type `kind`."""
+    """The next module after `index` whose work is of type `kind`."""
     return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
 
 
@@ -252,8 +253,9 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
 
 
 def exchanged_bytes(work: Exchange, kind: ExchangeKind | None, tokens: int, element_bytes: int) -> int:
-    """Bytes of the tensor that a collective of an exchange makes: all tokens' or a rank's part; an all-reduce
-    works in place."""
+    """Bytes of the tensor that a collective of an exchange makes: all tokens' or a rank's part. An all-reduce
+    works in place.
+    """
     element = DTYPE_BYTES[work.dtype] if work.dtype else 4 if work.in_fp32 else element_bytes
     full = (work.numel or tokens * work.width) * element
     return {"all_gather": full, "reduce_scatter": full // work.ranks, "all_to_all": full}.get(kind or "", 0)
@@ -264,11 +266,10 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
 
     The gradient of the residual stream and the gradients of parameters are not included. FlashAttention-2
     sums the gradient of queries up in fp32, in deterministic mode in several buffers
-    (`zsim.cost.rates.deterministic`, also of the scores that cuDNN's writes on Hopper); gradients of grouped
-    keys and values: see `expands_groups`.
-    Liger's kernels write gradients in place: a norm the gradient of its input over that of its output, a
-    gated activation the gradients of gate and up over gate and up (linkedin/Liger-Kernel 0.8,
-    `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
+    (`zsim.cost.rates.deterministic`, also of the scores that cuDNN's writes on Hopper). For gradients of
+    grouped keys and values see `expands_groups`. Liger's kernels write gradients in place: a norm the
+    gradient of its input over that of its output, a gated activation the gradients of gate and up over gate
+    and up (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if not module.has_backward:

@@ -1,4 +1,4 @@
-"""Bytes of weights in the type they are kept in, and of what adapters keep for backward."""
+"""Bytes of weights in the type they are kept in, and of the tensors that adapters keep for backward."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def flat_numel(parameter: Parameter) -> int:
 
 
 def quantisation_bytes(parameter: Parameter) -> int:
-    """Bytes of what comes with a 4-bit weight and is no parameter, so that every rank has all of it: a scale
-    for 64 elements (fp32; quantised again a byte, with an fp32 scale for 256 of them, their map and their
-    mean), and the map of the 16 values. Source: bitsandbytes 0.50.2 functional.py `quantize_4bit`,
-    `QuantState`."""
+    """Bytes that come with a 4-bit weight and are no parameter, so that every rank has all of them: a scale
+    for 64 elements, and the map of the 16 values. The scale is fp32. If it is quantised again, it is a byte,
+    with an fp32 scale for 256 of them, their map and their mean. Source: bitsandbytes 0.50.2 functional.py
+    `quantize_4bit`, `QuantState`.
+    """
     if not is_packed(parameter):
         return 0
     scales = -(-parameter.numel // _BLOCK)
@@ -50,7 +51,8 @@ def is_dequantised(module: Module) -> bool:
 
 def cast_bytes(module: Module, shape: BatchShape, *, is_backward: bool) -> int:
     """Bytes of tensors that the casts around a product make, where it is `in_fp32`: its input in 16 bits and
-    its output in fp32; in backward the gradients of both in fp32, beside those in 16 bits."""
+    its output in fp32. In backward they are the gradients of both in fp32, in addition to those in 16 bits.
+    """
     work = module.work
     if not module.in_fp32 or not isinstance(work, Linear):
         return 0
@@ -59,8 +61,9 @@ def cast_bytes(module: Module, shape: BatchShape, *, is_backward: bool) -> int:
 
 
 def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -> int | None:
-    """Bytes that a module with a frozen weight, or without a backward, keeps; None if it is neither. A
-    product keeps its input for the gradient of its weight alone."""
+    """Bytes that a module with a frozen weight, or without a backward, keeps. None if it is neither. A
+    product keeps its input for the gradient of its weight alone.
+    """
     if not module.has_backward:
         return 0
     if module.trains_weight:
@@ -75,14 +78,15 @@ def saved_when_frozen(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def adapter_saved(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
-    """The mask of dropout, a byte an element; the sum keeps nothing."""
+    """The mask of dropout, a byte an element. The sum keeps nothing."""
     has_mask = isinstance(work, AdapterInput) and work.dropout > 0
     return shape.tokens * work.width if has_mask else 0
 
 
 def adapter_temporaries(work: AdapterInput | AdapterSum, shape: BatchShape, options: WorkOptions) -> int:
-    """The input as it is cast, with dropout its output too; the scaled output and the sum, in the wider type,
-    and one more where the sum is cast."""
+    """The input of an adapter as it is cast, with dropout its output too. The sum makes the scaled output and
+    the sum, in the wider type, and one more where the sum is cast.
+    """
     e = options.activation_bytes
     if isinstance(work, AdapterInput):
         inside = adapter_bytes(work, options)

@@ -1,8 +1,8 @@
-"""Tensors of attention over split sequences: what one rank keeps for backward, and what passes.
+"""Tensors of attention over split sequences that one rank keeps for backward, and temporary ones.
 
-Sizes are of tensors of a rank's tokens, 1/c of the sequences, unless said otherwise. Kept: q, K and V, the
-log-sum-exp; the output is the next product's input, but for heads exchanged for tokens, where it is kept as
-it was before the exchange, too. Sources: as `zsim.plan.workload.context`.
+Sizes are of tensors of a rank's tokens, 1/c of the sequences, unless said otherwise. Kept are q, K and V, and
+the log-sum-exp. The output is the next product's input. Where heads are exchanged for tokens, it is also kept
+as it was before the exchange. The sources are those of `zsim.plan.workload.context`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def forward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) ->
 
 
 def backward_tensors(work: Attention, shape: BatchShape, options: WorkOptions) -> Sizes:
-    """Bytes of each tensor that lives during backward only: gradients of output and inputs, and what
-    passes."""
+    """Bytes of each tensor that lives during backward only: gradients of output and inputs, and
+    temporaries.
+    """
     shared = SharedAttention.of(work, shape, options)
     e, q, kv, out = options.activation_bytes, shared.query_bytes, shared.key_value_bytes, shared.output_bytes
     in_fp32 = q // e * 4  # dq, as the kernel sums it up
@@ -99,7 +100,9 @@ def _ring_forward(shared: SharedAttention) -> Sizes:
 
 
 def _ring_backward(shared: SharedAttention) -> Sizes:
-    """dq and its part of one step, also in fp32; two buffers of K, V, dK and dV; dK and dV of one step."""
+    """dq and its part of one step, also in fp32, two buffers of K, V, dK and dV, and dK and dV of one
+    step.
+    """
     q, kv = shared.query_bytes, shared.key_value_bytes
     return q, q, q // shared.options.activation_bytes * 4, 2 * kv, 2 * kv, kv
 

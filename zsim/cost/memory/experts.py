@@ -1,9 +1,9 @@
-"""Tensors of mixture-of-experts layers: what is kept for backward, and what passes.
+"""Tensors of mixture-of-experts layers that are kept for backward, and temporary ones.
 
-A product keeps its rows, unless its weight is frozen; the router likewise its input (in fp32 where its
-product is), and its scores, twice in fp32 (what comes out of the function, and the map of tokens to experts
-with their scores); a rearrangement its indices, and what `MoveCost.kept_rows` says. Weights with merged
-adapters are kept whole, and so are the adapters' that were cast.
+A product keeps its rows, unless its weight is frozen. The router likewise keeps its input (in fp32 where its
+product is), and its scores, twice in fp32 (the output of the function, and the map of tokens to experts with
+their scores). A rearrangement keeps its indices, and the rows of `MoveCost.kept_rows`. Weights with merged
+adapters are kept in full, and so are the adapters' that were cast.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def kept_by_experts(module: Module, shape: BatchShape, options: WorkOptions) -> 
 
 
 def made_by_experts(work: ExpertWork, shape: BatchShape, options: WorkOptions) -> Sizes:
-    """Bytes of each tensor that lives during forward only, the output included; weights that are merged are
-    made once before, to look at their shape (torch 2.13 nn/utils/parametrize.py)."""
+    """Bytes of each tensor that lives during forward only, the output included. Weights that are merged are
+    made once before, to look at their shape (torch 2.13 nn/utils/parametrize.py).
+    """
     tokens, e = shape.tokens, options.activation_bytes
     if isinstance(work, Router):
         return (tokens * work.num_experts * 4,)
@@ -90,8 +91,9 @@ def _factors(work: MergedWeights) -> int:
 
 
 def _unordered(work: Rearrange, rows: int, options: WorkOptions) -> int:
-    """Bytes of the rows in their first order, where they are written before they are summed up: in fp32
-    beside transformers' scores."""
+    """Bytes of the rows in their first order, where they are written before they are summed up. With
+    transformers' scores they are fp32.
+    """
     if work.library.startswith("megatron") or options.compile:
         return 0
     has_fp32_scores = work.library in ("transformers", "autoep", "deepspeed-moe")

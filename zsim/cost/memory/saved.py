@@ -36,7 +36,7 @@ INDEX_BYTES = 8
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
-    """The input; under autocast (fp32 weights) also the cast copy of the weight."""
+    """The input, and under autocast (fp32 weights) also the cast copy of the weight."""
     weight = work.in_features * work.out_features if options.autocast else 0
     kept = shape.tokens // (work.beneath.input_shards if work.beneath else 1)
     return (kept * work.in_features + weight) * product_type(work, options)[0]
@@ -48,15 +48,18 @@ def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
-    """Whether the whole fused projection stays alive for the sake of v, its slice, next to the new q and k
-    that the rotary embedding makes."""
+    """Whether the full fused projection stays alive for the sake of v, its slice, next to the new q and k
+    that the rotary embedding makes.
+    """
     return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
 
 
 def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
-    """Flash: q, k, v and log-sum-exp; where it unpads also its output, which is scattered into the next
-    layer's input, and the indices. Math: q, k and v of all heads, the softmax's output, with dropout its mask
-    and its output; eager with an fp32 softmax also the probabilities cast back."""
+    """Flash keeps q, k, v and log-sum-exp. Where it unpads it also keeps its output, which is scattered into
+    the next layer's input, and the indices. Math keeps q, k and v of all heads and the softmax's output, and
+    with dropout its mask and its output. Eager code with an fp32 softmax also keeps the probabilities cast
+    back.
+    """
     if work.context is not None:
         return sum(kept_tensors(work, shape, options))
     e, inputs = options.activation_bytes, input_elements(work)
@@ -73,8 +76,9 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
 
 
 def bias_bytes(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
-    """Bytes of a bias that is added to the scores of every sequence; the layers that read it keep nothing of
-    their own."""
+    """Bytes of a bias that is added to the scores of every sequence. The layers that read it keep nothing of
+    their own.
+    """
     return work.num_heads * shape.sequence_length**2 * options.activation_bytes
 
 
@@ -84,8 +88,10 @@ def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
 
 
 def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output; with
-    dropout its mask and its output, else after an fp32 softmax the output cast back; a cap's tanh."""
+    """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output. With
+    dropout it also keeps its mask and its output, and otherwise after an fp32 softmax the output cast back. A
+    cap keeps its tanh.
+    """
     e = options.activation_bytes
     if work.softcaps:
         return (e, *kept_per_score(replace(work, softcaps=False), options))
@@ -102,7 +108,7 @@ def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions)
 
 
 def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:
-    """The dropout mask; an add keeps nothing."""
+    """The dropout mask. An add keeps nothing."""
     return shape.tokens * work.width if work.dropout else 0
 
 
@@ -112,7 +118,7 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
-    """`kept_per_logit` of every logit; logits that the trainer holds anyway are not counted."""
+    """`saved_bytes_per_logit` of every logit. Logits that the trainer holds anyway are not counted."""
     holds_logits = work.holds_logits == "as they are"
     return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
 

@@ -1,6 +1,6 @@
 """The tensors that the bytes of a module are made of: the sizes that an allocator is asked for.
 
-`zsim.cost.memory.activations` counts bytes; here its sums are cut into the tensors that they are sums of.
+`zsim.cost.memory.activations` counts bytes. Here its sums are cut into the tensors that they are sums of.
 Bytes that no rule covers stay one tensor.
 """
 
@@ -37,11 +37,14 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensors:
-    """Bytes of each tensor: `saved` from forward to backward, temporaries of `forward`, and of `backward`."""
+    """Bytes of each tensor of a module."""
 
     saved: Sizes = ()
+    """Tensors kept from forward to backward."""
     forward: Sizes = ()
+    """Temporaries of forward."""
     backward: Sizes = ()
+    """Temporaries of backward."""
 
 
 def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
@@ -61,8 +64,9 @@ def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> M
 
 
 def without(sizes: Sizes, count: int) -> Sizes:
-    """The tensors that remain of `sizes` after removing `count` bytes: whole tensors, largest first, and the
-    rest from the sum."""
+    """The tensors that remain of `sizes` after removing `count` bytes: full tensors first, the largest before
+    the others, and the remaining bytes from the sum.
+    """
     left = list(sizes)
     for size in sorted(sizes, reverse=True):
         if size <= count:
@@ -72,7 +76,9 @@ def without(sizes: Sizes, count: int) -> Sizes:
 
 
 def cut(count: int, sizes: Iterable[int]) -> Sizes:
-    """`count` bytes cut into tensors of `sizes`, as far as they fit; the rest is one more tensor."""
+    """`count` bytes cut into tensors of `sizes`, as far as they fit. The remaining bytes are one more
+    tensor.
+    """
     pieces = []
     for size in sizes:
         if 0 < size <= count:

@@ -1,4 +1,4 @@
-"""Tensors of captured modules: what autograd was seen to keep, and what lived in one direction only."""
+"""Tensors of captured modules that autograd was seen to keep, and those that lived in one direction only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ def kept_by_traced(work: Traced, shape: BatchShape, options: WorkOptions) -> Siz
 
 
 def made_by_traced(work: Traced, shape: BatchShape, options: WorkOptions) -> Sizes:
-    """Bytes of each tensor that lives during forward only, the output included; compiled, of the largest
-    alone."""
+    """Bytes of each tensor that lives during forward only, the output included. Compiled, it is the largest
+    alone.
+    """
     return _fused(_sizes(work, work.passing_forward, shape, options), options)
 
 
 def passing_by_traced(work: Traced, shape: BatchShape, options: WorkOptions) -> Sizes:
-    """Bytes of each tensor that lives during backward only; compiled, of the two largest."""
+    """Bytes of each tensor that lives during backward only. Compiled, they are the two largest."""
     return _fused(_sizes(work, work.passing_backward, shape, options), options, most=2)
 
 

@@ -1,9 +1,9 @@
 """The work of DeepSpeed's own Muon on one matrix.
 
-DeepSpeed 0.19.8 runtime/zero/muon/original_muon.py `muon_update`, compiled. Of an m x n matrix with m < n its
-default ("gram") iterates on R = X X^T, in fp16, five rounds with one restart:
+DeepSpeed 0.19.8 runtime/zero/muon/original_muon.py `muon_update`, compiled. For an m x n matrix with m < n
+its default ("gram") iterates on R = X X^T, in fp16, five rounds with one restart:
 
-    rounds 1 and 3 take 3 products m x m x m, round 2 takes 2, round 4 takes 4, round 5 takes 2;
+    rounds 1 and 3 take 3 products m x m x m, round 2 takes 2, round 4 takes 4, round 5 takes 2
     X X^T twice, Q X before the restart and at the end: 4 products of 2 m^2 n FLOPs
 
 so 8 m^2 n + 28 m^3 FLOPs. Square matrices, and "standard" in bf16, take torch's five rounds.
@@ -37,12 +37,12 @@ def gram_flops(rows: int, columns: int) -> float:
 def matrix_kernels(
     shape: tuple[int, ...], gradient_dtype: str, method: Orthogonalisation = "gram"
 ) -> tuple[Kernel, ...]:
-    """Momentum, its Nesterov sum and the products of one tensor; of one of more than two dimensions they are
-    batched products of its matrices. Momentum has the gradient's type.
+    """Momentum, its Nesterov sum and the products of one tensor. For a tensor of more than two dimensions
+    they are batched products of its matrices. Momentum has the gradient's type.
 
-    Around the products, each one kernel of the compiler's: the check for infinities reads the gradient g;
-    momentum and update: 2 g read, 2 written; the norm reads 1; the division and cast read g, write 2 bytes;
-    the result is scaled and chosen: reads 2 bytes and g, writes g.
+    Around the products there are kernels of the compiler's. The check for infinities reads the gradient g.
+    Momentum and update have 2 g read, 2 written. The norm reads 1. The division and cast read g and write 2
+    bytes. The result is scaled and chosen: this reads 2 bytes and g, and writes g.
     """
     batch, (rows, columns) = prod(shape[:-2]), shape[-2:]
     element, numel = DTYPE_BYTES[gradient_dtype], prod(shape)

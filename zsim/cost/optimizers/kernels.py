@@ -24,8 +24,9 @@ def update_kernels(
     stored_dtype: str = "fp32",
     low_precision_copy: bool = False,
 ) -> Kernels:
-    """The update of `tensors`, which are stored in `stored_dtype`; `low_precision_copy`: a cast writes 16-bit
-    weights afterwards. A whole matrix is orthogonalised by Muon here; matrices in parts are the plan's.
+    """The update of `tensors`, which are stored in `stored_dtype`. With `low_precision_copy` a cast writes
+    16-bit weights afterwards. An unsharded matrix is orthogonalised by Muon here. Matrices in parts are the
+    plan's work.
 
     Raises what `optimizer_of` raises.
     """

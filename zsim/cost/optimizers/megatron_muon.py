@@ -5,15 +5,15 @@ core/optimizer/emerging_optimizers.py, on NVIDIA's Emerging-Optimizers 0.1.0 and
 (orthogonalized_optimizers/orthogonalized_optimizer.py `step`, muon_utils.py `newton_schulz_tp`,
 `newton_schulz`), in fp32 but for the products. Torch's operators one by one, in bytes per element:
 
-    weight decay 8; momentum `lerp_` 12; Nesterov's sum 12; the update's `add_` 12
-    each orthogonalised part: norm 4, division 8, cast to bf16 6 and back 6; times the scale 8, and again 8
+    weight decay 8, momentum `lerp_` 12, Nesterov's sum 12, the update's `add_` 12
+    each orthogonalised part: norm 4, division 8, cast to bf16 6 and back 6, times the scale 8, and again 8
     fused queries, keys and values: copied apart 8, and joined 8
 
 # [Note: tensor-parallel modes]
-blockwise: the rank's part is orthogonalised as if it were the whole. duplicated: the whole is gathered in
-fp32, joined, and orthogonalised on every rank. distributed: X stays cut along its longer side, which is taken
-to be the one that is cut: the norm and every X X^T are summed over the ranks, so X X^T is as large as the
-side that is not cut, whichever is longer.
+blockwise: the rank's part is orthogonalised as if it were the full matrix. duplicated: the full matrix is
+gathered in fp32, joined, and orthogonalised on every rank. distributed: X stays cut along its longer side,
+which is taken to be the one that is cut. The norm and every X X^T are summed over the ranks, so X X^T is as
+large as the side that is not cut, whichever is longer.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ FP32, BF16 = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class MuonMatrix:
-    """A matrix as a tensor-parallel rank has it, `rows x columns`. `parts`: rows that are orthogonalised by
-    themselves (queries, keys, values), () for all together. `cut`: the dimension that the ranks of its group
-    share, as Transformer Engine marks it, on one rank too; None: it is marked with none."""
+    """A matrix as a tensor-parallel rank has it, `rows x columns`."""
 
     rows: int
     columns: int
     parts: tuple[int, ...] = ()
+    """Rows that are orthogonalised by themselves (queries, keys, values), () for all as one matrix."""
     cut: int | None = None
+    """The dimension that the ranks of its group share, as Transformer Engine marks it, on one rank too. None
+    if it is marked with none.
+    """
 
     @property
     def numel(self) -> int:
@@ -52,7 +54,9 @@ class MuonMatrix:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCall:
-    """Kernels, or a collective over the tensor-parallel ranks, of `bytes` in `dtype`; one of them."""
+    """Kernels, or a collective over the tensor-parallel ranks, of `bytes` in `dtype`. It is one of
+    the two.
+    """
 
     name: str
     kernels: tuple[Kernel, ...] = ()
@@ -62,7 +66,7 @@ class MatrixCall:
 
 
 def muon_calls(matrix: MuonMatrix, work: MuonWork, ranks: int) -> Iterator[MatrixCall]:
-    """The calls of one matrix's update, in order; `ranks`: of its tensor-parallel group.
+    """The calls of one matrix's update, in order. `ranks` is the size of its tensor-parallel group.
 
     See [Note: tensor-parallel modes].
     """
@@ -86,11 +90,11 @@ def muon_flops(matrix: MuonMatrix, work: MuonWork, ranks: int) -> float:
 
 
 def transient_bytes(matrix: MuonMatrix, work: MuonWork, ranks: int) -> int:
-    """Bytes of the temporary tensors while a matrix is orthogonalised, at most.
+    """Maximum bytes of the temporary tensors while a matrix is orthogonalised.
 
-    Of a part of n elements: the result and both scaled ones, 12 n; while the whole of N is gathered, its
-    parts and it, 8 N, and a normalised copy in fp32 and one in bf16. Beside them the copies of fused parts
-    and those that are done, and Nesterov's sum.
+    For a part of n elements they are the result and both scaled ones, 12 n. While the full matrix of N is
+    gathered they are its parts and it, 8 N, and a normalised copy in fp32 and one in bf16. In addition there
+    are the copies of fused parts and those that are done, and Nesterov's sum.
     """
     done, most = 0, 0
     held = FP32 * matrix.numel * (bool(matrix.parts) + work.nesterov)

@@ -3,7 +3,9 @@
 torch 2.13 optim/_muon.py `_single_tensor_muon` and `_zeropower_via_newtonschulz`: momentum, its Nesterov sum,
 a cast to bf16, a norm and a division, then five rounds of
 
-    A = X X^T;  B = b A + c A A;  X = a X + B X
+    A = X X^T
+    B = b A + c A A
+    X = a X + B X
 
 of an m x n matrix with m <= n (a tall one is transposed before), so 5 (4 m^2 n + 2 m^3) FLOPs in bf16.
 """

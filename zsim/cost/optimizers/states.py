@@ -1,7 +1,7 @@
 """Bytes of the state tensors that an optimizer makes for one tensor.
 
-All rules are functions of the tensor's part on the rank (`Updated`) and of the type it is stored in. Scalars
-(the step's number, 4 bytes a tensor) are left out.
+All rules are functions of the tensor's part on the rank (`UpdatedTensor`) and of the type it is stored in.
+Scalars (the step's number, 4 bytes a tensor) are left out.
 
 An update in one pass reads and writes the parameter and every state, and reads the gradient: fused AdamW 28
 bytes per parameter in fp32. `EXTRA` counts what goes beyond that.
@@ -41,8 +41,8 @@ def in_type(count: int, state_dtype: str) -> StateRule:
 
 
 def bitsandbytes_8bit(count: int) -> StateRule:
-    """`count` moments of a byte an element and, per block of 256 elements, an fp32 maximum; below 4,096
-    elements in fp32. The two quantisation maps are one for all tensors (1 KiB each, left out).
+    """`count` moments of a byte an element and, per block of 256 elements, an fp32 maximum. Below 4,096
+    elements they are fp32. The two quantisation maps are one for all tensors (1 KiB each, left out).
 
     Source: bitsandbytes 0.50.2 optim/optimizer.py, `Optimizer2State.init_state`, `Optimizer1State.init_state`
     (Dettmers et al. 2022, arXiv 2110.02861).
@@ -59,7 +59,7 @@ def bitsandbytes_8bit(count: int) -> StateRule:
 
 def torchao(bits: int, block: int, map_bytes: int) -> StateRule:
     """Two moments of `bits` bits an element, each with an fp32 scale per `block` elements and a quantisation
-    map of its own; a part of fewer than 4,096 elements, or one that the block does not divide, stays in the
+    map of its own. A part of fewer than 4,096 elements, or one that the block does not divide, stays in the
     parameter's type.
 
     Source: torchao 0.18.0 optim/adam.py `_AdamBase._new_buffer`, subclass_8bit.py, subclass_4bit.py,
@@ -78,7 +78,8 @@ def torchao(bits: int, block: int, map_bytes: int) -> StateRule:
 
 def factored(state_dtype: str | None = None) -> StateRule:
     """A row and a column of the second moment (Shazeer and Stern 2018, arXiv 1804.04235, section 3), over the
-    last two dimensions; of a vector the whole second moment. In the gradient's type, or in `state_dtype`.
+    last two dimensions. A vector has the full second moment. They are in the gradient's type, or in
+    `state_dtype`.
 
     Source: torch 2.13 optim/_adafactor.py `_init_group` (the gradient's type); transformers 5.23
     optimization.py `Adafactor.step` (fp32).
@@ -96,7 +97,7 @@ def factored(state_dtype: str | None = None) -> StateRule:
 def momentum_of_matrices(tensor: Updated, dtype: str) -> tuple[int, ...]:
     """Muon: a momentum for a matrix, AdamW's two moments for every other tensor.
 
-    Source: torch 2.13 optim/_muon.py `_init_group`; its documentation leaves vectors, embeddings and the head
+    Source: torch 2.13 optim/_muon.py `_init_group`. Its documentation leaves vectors, embeddings and the head
     to AdamW.
     """
     return (tensor.numel * DTYPE_BYTES[dtype],) * (1 if tensor.is_matrix else 2)
@@ -133,7 +134,7 @@ EXTRA: Mapping[str, tuple[int, int, int]] = {
 
 
 def state_tensors(name: str, tensors: Sequence[Updated], dtype: str = "fp32") -> tuple[int, ...]:
-    """Bytes of every state tensor for `tensors`, in order; `dtype`: the type the parameters are stored in.
+    """Bytes of every state tensor for `tensors`, in order. `dtype` is the type the parameters are stored in.
 
     Raises what `optimizer_of` raises.
     """

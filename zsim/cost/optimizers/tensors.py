@@ -11,13 +11,16 @@ from zsim.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """A tensor's part on a rank: `shape` (flat parts are vectors), and `whole`, the shape of the whole
-    tensor. `is_matrix`: a weight of a hidden layer, for optimizers that treat those apart (Muon): two
-    dimensions, and neither an embedding nor the head."""
+    """A tensor's part on a rank."""
 
     shape: tuple[int, ...]
+    """The shape of the part. Flat parts are vectors."""
     whole: tuple[int, ...] = ()
+    """The shape of the full tensor."""
     is_matrix: bool = False
+    """A weight of a hidden layer, for optimizers that treat those differently (Muon): two dimensions, and
+    neither an embedding nor the head.
+    """
 
     @property
     def numel(self) -> int:

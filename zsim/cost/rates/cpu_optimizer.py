@@ -1,7 +1,7 @@
 """Bytes that an optimizer step on the CPU moves through host memory, and the rates it reaches.
 
 DeepSpeed's CPU-Adam and torch's fused AdamW for CPUs are vectorised over all threads and read and write every
-state once, so they are bound by memory, not by arithmetic; torch's other implementations make a pass over
+state once, so they are bound by memory, not by arithmetic. torch's other implementations make a pass over
 memory per operation (`zsim.cost.kernels.update.update_bytes`).
 """
 
@@ -43,10 +43,10 @@ def thread_share(
 
         s = min(1, n t f b / R)
 
-    n: ranks; t: threads of each, together at most one a core; b: `thread_bandwidth`; R: the node's rate. f:
-    `element_fraction`, bytes of an element over those of an fp32 one: a thread is bound by its arithmetic as
-    much as by memory, and takes as long for an element of any type. Without b a thread has a core's even
-    share of R; without t all cores work.
+    n: ranks. t: threads of each, in total at most one a core. b: `thread_bandwidth`. R: the node's rate. f:
+    `element_fraction`, bytes of an element over those of an fp32 one, because a thread is bound by its
+    arithmetic as much as by memory, and takes as long for an element of any type. Without b a thread has a
+    core's even share of R. Without t all cores work.
     """
     if rates.threads_per_rank is None:
         return 1.0

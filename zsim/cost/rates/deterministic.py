@@ -3,12 +3,12 @@ and a dq for each of its columns, and cuDNN's on Hopper.
 
 Otherwise one block of threads takes each block of keys, and blocks add into one fp32 dq in any order. In
 deterministic mode n = ceil(S / (b a)) blocks share the keys of each of b a heads, S: SMs, and each adds into
-a dq of its own; n zeroed buffers are summed up at the end (Dao-AILab/flash-attention 2.4.1 to 0251105a,
+a dq of its own. n zeroed buffers are summed up at the end (Dao-AILab/flash-attention 2.4.1 to 0251105a,
 csrc/flash_attn/src/flash_bwd_launch_template.h `run_flash_bwd_seqk_parallel`, csrc/flash_attn/flash_api.cpp
 `mha_bwd`). One such block fills an SM (8 warps and 104 to 144 kB of shared memory), so that n b a blocks a
 little above S take two rounds, of which the second is nearly empty: 128 on the 108 SMs of an A100 for 32
-heads. The buffers' memory is gone after each layer (`zsim.cost.memory.activations`); that of packed documents
-is taken for that of whole sequences, and under context parallelism it is not counted.
+heads. The buffers' memory is gone after each layer (`zsim.cost.memory.activations`). That of packed documents
+is taken for that of full sequences, and under context parallelism it is not counted.
 
 cuDNN's on Hopper leaves dq to a second kernel: the gradient of all b a S_q S_k scores is a workspace of 2
 bytes each, masked ones included (NVIDIA/cudnn-frontend pull request 398, July 2026; with cuDNN 9.25 it is
@@ -37,7 +37,7 @@ def buffers(heads: int, sm_count: int) -> int:
 def stretch(kernel: Kernel, gpu: Gpu) -> float:
     """How many times as long the products take as with all SMs busy throughout.
 
-    A block of threads takes c = ceil(k / n) of the k blocks of keys; t = ceil(k / c) b a of them work, in
+    A block of threads takes c = ceil(k / n) of the k blocks of keys. t = ceil(k / c) b a of them work, in
     ceil(t / S) rounds: ceil(t / S) c S / (k b a).
     """
     heads, _, keys, head_dim = kernel.shape

@@ -1,6 +1,6 @@
 """The fraction of a GPU's peak that a kernel reaches, from its shape alone.
 
-The parameters of the curves are data of the GPU file; this module has their equations.
+The parameters of the curves are data of the GPU file. This module has their equations.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ def gemm_fraction(
         f = F * max over (h, s) of  c^h * (k/s) / (k/s + K) * w(h, s)
         w = s b m n / (S t_m t_n ceil(s b ceil(m/t_m) ceil(n/t_n) / S))
 
-    F: `max_fraction` of the type, of "fp8-block" that of "fp8" where it has none of its own; K: `k_half`, the
-    inner dimension where the pipeline's fill and drain cost as much as its work; S: SMs; b: `batch`. A
-    library picks the tile and may split the inner dimension: h halvings (up to 3, of the longer side) of the
-    tile t_m x t_n, each keeping c = `half_tile_fraction` of the rate, and s = 1, 2, 4 ... splits of k as long
-    as all tiles fit in two waves and k/s is not below K. w is the fraction of all SM-tiles of all waves that
-    is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it. Where the
-    rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
+    F: `max_fraction` of the type, of "fp8-block" that of "fp8" where it has none of its own. K: `k_half`, the
+    inner dimension where the pipeline's fill and drain cost as much as its work. S: SMs. b: `batch`.
+
+    A library picks the tile and may split the inner dimension: h halvings (up to 3, of the longer side) of
+    the tile t_m x t_n, each keeping c = `half_tile_fraction` of the rate, and s = 1, 2, 4 ... splits of k as
+    long as all tiles fit in two waves and k/s is not below K. w is the fraction of all SM-tiles of all waves
+    that is useful work: idle SMs of the last wave and the overhang of tiles beyond m and n lower it.
+
+    Where the rows of a matrix in memory (`contiguous`) are not a multiple of 16 bytes, f is multiplied by
     `four_byte_fraction` (heads of 108), or where they are none of 4 by `unaligned_fraction` (an odd
-    vocabulary, 50257). Of products in one call (`together`) F is multiplied by its `ratio`, and K is its
-    `k_half`; of those that Transformer Engine calls F is multiplied by `transformer_engine_ratio`.
+    vocabulary, 50257). For products in one call (`single_call`) F is multiplied by its `ratio`, and K is its
+    `k_half`. For those that Transformer Engine calls F is multiplied by `transformer_engine_ratio`.
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -101,13 +103,13 @@ def attention_fraction(keys: float, head_dim: int, attention: AttentionCurve, *,
 
         f = F * s / (s + H) * d / (d + D)
 
-    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: twice
-    the keys that a query sees in the mean; H: `sequence_half`, in backward `backward_sequence_half`; d: width
-    of a head; D: `head_dim_half`, the width at which the softmax (whose work per score does not depend on d)
+    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel. s: twice
+    the keys that a query sees in the mean. H: `sequence_half`, in backward `backward_sequence_half`. d: width
+    of a head. D: `head_dim_half`, the width at which the softmax (whose work per score does not depend on d)
     takes as long as the matrix products (whose work does).
 
-    H is backward's own because its row sums and the cast of its fp32 dq go over each token once, however
-    long the sequence.
+    H is backward's own because its row sums and the cast of its fp32 dq go over each token once, however long
+    the sequence.
 
     s is the tokens of a causal sequence, 2 k - q of q queries that end with the last of k keys, 2 k without a
     mask, nearly 2 w with a window w: a block of queries begins and ends once, and passes over the keys that
@@ -123,10 +125,10 @@ def occupied_fraction(heads: int, length: int, mean: float, sm_count: int, block
 
         x / max(1, x + T)     x = w b a ceil(l / r) / S
 
-    b a: `heads` of all sequences; l: `length`, queries or in backward keys; r: `rows` of a block; w: `mean`
-    work of a block by that of the longest, 1/2 under a causal mask, 1 - v / 2 s of s tokens with a window v;
-    S: SMs; T: `tail`. x is the time of all work on all SMs, in that of the longest block, which nothing goes
-    below; at the end SMs wait for the last block, at most for one of the longest (Graham 1969, "Bounds on
+    b a: `heads` of all sequences. l: `length`, queries or in backward keys. r: `rows` of a block. w: `mean`
+    work of a block by that of the longest, 1/2 under a causal mask, 1 - v / 2 s of s tokens with a window v.
+    S: SMs. T: `tail`. x is the time of all work on all SMs, in that of the longest block, which nothing goes
+    below. At the end SMs wait for the last block, at most for one of the longest (Graham 1969, "Bounds on
     multiprocessing timing anomalies").
     """
     work = mean * heads * ceil(length / blocks.rows) / sm_count
@@ -138,7 +140,7 @@ def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> fl
 
         f = F * b / (b + B)
 
-    F: the kind's `..._fraction` on large tensors; b: bytes read plus written; B: `bytes_half`, the bytes that
+    F: the kind's `..._fraction` on large tensors. b: bytes read plus written. B: `bytes_half`, the bytes that
     take as long as ramping up and draining the memory pipeline. Caches are neglected: they are overwritten
     before a step reads a tensor again.
     """

@@ -14,17 +14,17 @@ _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds of a `Kernel`, all its launches together.
+    """Seconds of a `Kernel`, all its launches included.
 
         t = max(W / (P f), Q / (B g), E x + S y) + L c + D l
 
-    W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
-    kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
-    (`hbm_fraction` of the bytes of one turn); L: launches one after the other, `turns`; c: ramp-up, tail and
-    gap of one kernel; D: dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one
-    element, on the whole GPU; S and y: the same of strided elements. The roofline is Williams, Waterman and
-    Patterson 2009.
-    Deterministic attention: `zsim.cost.rates.deterministic`.
+    W: FLOPs. P: peak FLOP/s of the type. f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
+    kernels without matrix products compute at fp32 peak). Q: HBM bytes. B: HBM bandwidth. g: fraction of it
+    (`hbm_fraction` of the bytes of one of the sequential launches). L: launches one after the other,
+    `sequential_launches`. c: ramp-up, tail and gap of one kernel. D: dependent loads. l: seconds of one load.
+    E: indexed elements. x: seconds of one element, on all of the GPU. S and y: the same of strided elements.
+    The roofline is Williams, Waterman and Patterson 2009. For deterministic attention see
+    `zsim.cost.rates.deterministic`.
     """
     waiting = kernel.turns * gpu.launch.seconds_per_kernel
     waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
@@ -42,7 +42,7 @@ def is_deterministic(kernel: Kernel, gpu: Gpu) -> bool:
 
 
 def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds that the arithmetic units need; 0 for a kernel without FLOPs."""
+    """Seconds that the arithmetic units need. 0 for a kernel without FLOPs."""
     if kernel.flops <= 0:
         return 0.0
     if kernel.kind == "gemm":
@@ -77,8 +77,9 @@ def _attention_fraction(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def _pairs(kernel: Kernel) -> float:
-    """Query-key pairs of one head that the mask of fused attention leaves; the first and the last queries of
-    a window to both sides see one side of it less."""
+    """Query-key pairs of one head that the mask of fused attention leaves. The first and the last queries of
+    a window to both sides see one side of it less.
+    """
     _, queries, keys, _ = kernel.shape
     if kernel.is_causal:
         return ScoreBlock(queries, keys, is_causal=True, window=kernel.window or None).pairs
@@ -87,7 +88,7 @@ def _pairs(kernel: Kernel) -> float:
 
 
 def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds of HBM traffic or of indexing, whichever is longer; 0 for a kernel that moves no bytes."""
+    """Seconds of HBM traffic or of indexing, whichever is longer. 0 for a kernel that moves no bytes."""
     if kernel.hbm_bytes <= 0:
         return 0.0
     limits = gpu.memory_bound
@@ -100,8 +101,9 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:
-    """The GPU's dense peak in `dtype`, of "fp8-block" that of "fp8"; raises InputError where it has no such
-    arithmetic."""
+    """The GPU's dense peak in `dtype`, of "fp8-block" that of "fp8". Raises InputError where it has no such
+    arithmetic.
+    """
     base = dtype.partition("-")[0]
     require_dtype(gpu, base)
     peak: float = getattr(gpu.peak, base)

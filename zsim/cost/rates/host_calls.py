@@ -22,13 +22,15 @@ MEASURED_RANKS = 8  # most ranks of the steps behind [allocator_retry_wait] ther
 
 
 class HostCost(Table):
-    """Seconds of one framework event on the reference CPU. `seconds_on_gpu`: where kernels are launched on a
-    GPU, whose streams, events and allocations take the host more (left out: no more). `seconds_per_launch`:
-    of every such kernel, beyond the launch."""
+    """Seconds of one framework event on the reference CPU."""
 
     seconds: Seconds
     seconds_on_gpu: Seconds | None = None
+    """Seconds where kernels are launched on a GPU, whose streams, events and allocations take the host more.
+    Left out: no more.
+    """
     seconds_per_launch: Seconds = 0.0
+    """Seconds of every kernel that is launched on a GPU, beyond the launch."""
 
 
 class _FrameworkFile(BaseModel):
@@ -42,19 +44,22 @@ class _FrameworkFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds by event name on a CPU's ranks and on a GPU's, and there of every launch, with their sources
-    and evidence."""
+    """Seconds by event name, with their sources and evidence."""
 
     seconds: Mapping[str, float]
+    """Seconds of an event on a CPU's ranks."""
     on_gpu: Mapping[str, float]
+    """Seconds of an event on a GPU's ranks."""
     per_launch: Mapping[str, float]
+    """Seconds of every launch of an event on a GPU's ranks."""
     sources: Mapping[str, str]
     evidence: Mapping[str, Evidence]
 
 
 def load_host_costs(path: Path | None = None) -> HostCosts:
-    """Host costs of the shipped `presets/frameworks.toml`, or of a file like it; raises InputError where the
-    file is wrong."""
+    """Host costs of the shipped `presets/frameworks.toml`, or of a file like it. Raises InputError where the
+    file is wrong.
+    """
     path = _PRESET if path is None else path
     data = read_toml(path)
     events = {key: value for key, value in data.items() if key != "schema"}
@@ -84,9 +89,9 @@ def host_seconds(
 
         t = f (e o + L d) + L c
 
-    o: seconds of the framework event `overhead` on the reference CPU (0 for None); e: number of events;
-    f: `overhead_factor` of this host; L: kernels launched; d: what the event takes for each of them, 0 on a
-    CPU's ranks (c = 0), whose kernels' seconds hold it; c: `seconds_per_launch` of this host.
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None). e: number of events. f:
+    `overhead_factor` of this host. L: kernels launched. d: what the event takes for each of them, 0 on a
+    CPU's ranks (c = 0), whose kernels' seconds hold it. c: `seconds_per_launch` of this host.
     """
     if overhead is None:
         return launches * host.seconds_per_launch
@@ -97,13 +102,13 @@ def host_seconds(
 
 
 def retry_seconds(num_waiting: int, costs: HostCosts) -> float:
-    """Seconds for which a retry of the allocator stalls the `num_waiting` ranks of the next collective, apart
-    from the driver's calls for its segments.
+    """Seconds for which a retry of the allocator stalls the `num_waiting` ranks of the next collective,
+    without the driver's calls for its segments.
 
         t = c                               one rank
         t = w (1 + 1/2 + ... + 1/min(n, m)) n ranks
 
-    c: `allocator_retry` of a rank alone; w: `allocator_retry_wait`, the mean of one of several ranks; m:
+    c: `allocator_retry` of a single rank. w: `allocator_retry_wait`, the mean of one of several ranks. m:
     `MEASURED_RANKS`. Ranks run short at about the same op, but their retries take different times, and the
     next collective waits for the straggler. The longest of n exponentially distributed times with mean w is
     on average w times the n-th harmonic number (Renyi, On the theory of order statistics, 1953). On more

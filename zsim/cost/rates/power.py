@@ -11,14 +11,16 @@ from zsim.specs.cluster.gpu import Gpu, Power
 
 
 class GpuActivity(NamedTuple):
-    """Seconds of a GPU by limiting resource. `compute`: kernels bound by arithmetic; `memory`: kernels bound
-    by HBM; `communication`: only collectives run; `idle`: between kernels, and waiting for the host or for
-    offloaded work."""
+    """Seconds of a GPU by limiting resource."""
 
     compute: float = 0.0
+    """Kernels bound by arithmetic."""
     memory: float = 0.0
+    """Kernels bound by HBM."""
     communication: float = 0.0
+    """Only collectives run."""
     idle: float = 0.0
+    """Between kernels, and waiting for the host or for offloaded work."""
 
     @property
     def seconds(self) -> float:
@@ -29,8 +31,9 @@ class GpuActivity(NamedTuple):
 
 
 def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
-    """Seconds of kernels alone on the GPU, each counted under the roof that bounds it (see
-    `zsim.cost.rates.gpu.kernel_seconds`); launch gaps are idle, once for launches that run at once."""
+    """Seconds of kernels in isolation on the GPU, each counted under the roof that bounds it (see
+    `zsim.cost.rates.gpu.kernel_seconds`). Launch gaps are idle, once for launches that run at once.
+    """
     compute = memory = idle = 0.0
     for kernel in kernels:
         arithmetic, traffic = arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)
@@ -43,7 +46,7 @@ def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
 
 
 def energy_joules(activity: GpuActivity, power: Power) -> float | None:
-    """Joules, E = sum of P_i t_i over the activities; None where the power under HBM-bound kernels is not
+    """Joules, E = sum of P_i t_i over the activities. None where the power under HBM-bound kernels is not
     known.
 
     Large matrix products run at the board's limit. Collectives draw `communication`, or where it is not known

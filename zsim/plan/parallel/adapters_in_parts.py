@@ -1,12 +1,12 @@
 """Adapters of products that tensor parallelism has cut.
 
 # [Note: adapters in parts]
-Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`: on a column the first weight is cut along the
-rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered; the
-second is cut along its outputs. On a row the first is cut along its inputs, and its output reduced; the
+Megatron-Bridge 0.6.0 peft/utils.py, `ParallelLinearAdapter`. On a column the first weight is cut along the
+rank, reads what the column has gathered (Transformer Engine returns it), and its output is gathered. The
+second is cut along its outputs. On a row the first is cut along its inputs, and its output reduced. The
 second's output is gathered, and with sequence parallelism each rank goes on with its tokens, whose gradient
-is gathered. The gradient of the second's input is reduced beneath the product for its weight; that of the
-first's, too, without sequence parallelism, with which it is a part of what the column scatters.
+is gathered. The gradient of the second's input is reduced beneath the product for its weight. That of the
+first's is reduced so too without sequence parallelism, with which it is a part of what the column scatters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from zsim.specs.model.spec import (
 
 
 def adapter_in_parts(module: Module, ranks: int, stream: int, *, is_row: bool) -> list[Module]:
-    """A part of an adapter on the product before, a column or a row, of which each of `ranks` ranks has a
-    part; `stream`: the parts into which the residual stream's tokens are cut."""
+    """Shard one module of an adapter on the product before it, a column or a row, among `ranks` ranks.
+    `stream` is the number of parts into which the residual stream's tokens are cut.
+    """
     work, is_split = module.work, stream > 1
     if isinstance(work, AdapterInput):
         return [replace(module, work=replace(work, width=work.width // ranks)) if is_row else module]

@@ -1,14 +1,15 @@
 """Context parallelism: the model that one of c ranks computes, each on a part of every sequence.
 
-All modules see 1/c of the tokens. Only attention needs the others': how K and V reach it is its `context`.
-Parameters are whole on every rank, and data parallelism sums up their gradients over the ranks too.
+All modules see 1/c of the tokens. Only attention needs those of other ranks, and its `context` says how their
+K and V reach it. Every rank has all parameters, and data parallelism sums up their gradients over the ranks
+too.
 
 # [Note: whose attention]
 megatron: Transformer Engine's. torch: `torch.distributed.tensor.experimental.context_parallel`, whose rotate
-method "alltoall" is "p2p" here; where a layer has a window all are FlexAttention's, as torchtitan gives every
+method "alltoall" is "p2p" here. Where a layer has a window all are FlexAttention's, as torchtitan gives every
 layer the one kind (v0.2.2 distributed/context_parallel.py `apply_cp_to_attention_module`). deepspeed and
-autotp: `UlyssesSPAttentionHF`; its data loader gives every rank of a group its own sequences, which the group
-computes one after the other, so each is a micro-batch of the group, and `gradient_accumulation_steps` counts
+autotp: `UlyssesSPAttentionHF`. Its data loader gives every rank of a group its own sequences, which the group
+computes one after the other. So each is a micro-batch of the group, and `gradient_accumulation_steps` counts
 them (DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py `UlyssesSPDataLoaderAdapter`).
 """
 
@@ -30,7 +31,7 @@ _LIBRARIES: Mapping[Style, Literal["te", "torch", "deepspeed"]] = {
 
 
 def context_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
-    """The model of one of `parallelism.context` ranks; the model itself with one rank."""
+    """The model of one of `parallelism.context` ranks. With one rank it is the model itself."""
     ranks = parallelism.context
     if ranks == 1:
         return model

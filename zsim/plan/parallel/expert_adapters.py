@@ -36,7 +36,7 @@ def with_adapters_on(products: Sequence[Module], experts: Module, split: ExpertS
 def _merged(
     module: Module, work: GroupedLinear, experts: Module, rank: int, *, is_last: bool
 ) -> list[Module]:
-    """The sum of weights and adapters before the product; its two parameters are the model's."""
+    """The sum of weights and adapters before the product. Its two parameters are the model's."""
     assert isinstance(experts.work, Experts)
     assert experts.work.adapters is not None
     adapters = [one for one in experts.parameters if "lora_" in one.name]

@@ -31,8 +31,9 @@ def router_of(module: Module, split: ExpertSplit) -> Module:
 
 
 def map_of_rows(experts: Module, split: ExpertSplit, rows: float) -> list[Module]:
-    """The module that makes the map of a rank's rows, `rows` per token of the layer, to its experts behind
-    DeepEP's dispatch; none behind others. The host waits for the lengths of masks forward and backward."""
+    """The module that maps a rank's rows, `rows` per token of the layer, to its experts after DeepEP's
+    dispatch. Other dispatchers have none. The host waits for the lengths of masks forward and backward.
+    """
     if split.dispatcher != "deepep":
         return []
     assert isinstance(experts.work, Experts)
@@ -51,16 +52,18 @@ def map_of_rows(experts: Module, split: ExpertSplit, rows: float) -> list[Module
 
 
 def part_of(stacked: Sequence[Parameter], name: str, shape: tuple[int, ...], belongs_to: str) -> Parameter:
-    """A parameter that is a part of the model's `stacked` ones: trained where all of them are, and kept in
-    the type that frozen ones are kept in."""
+    """A parameter that is a part of the model's `stacked` ones. It is trained where all of them are, and kept
+    in the type that frozen ones are kept in.
+    """
     trainable = all(one.trainable for one in stacked)
     stored = next((one.stored for one in stacked if one.stored), "")
     return Parameter(name, shape, trainable=trainable, belongs_to=belongs_to, stored=stored)
 
 
 def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bool) -> list[Module]:
-    """`count` of the model's `experts`, each on `rows` rows per token; `is_apart`: both of its first products
-    read a copy of their own."""
+    """`count` of the model's `experts`, each on `rows` rows per token. With `has_separate_inputs` both of its
+    first products read a copy of their own.
+    """
     work, found = experts.work, []
     assert isinstance(work, Experts)
     hidden, features = work.in_features, work.expert_features
@@ -86,8 +89,9 @@ def experts_one_by_one(experts: Module, count: int, rows: float, *, is_apart: bo
 
 
 def padded_when_quantised(products: Sequence[Module], split: ExpertSplit) -> list[Module]:
-    """Megatron's products, of which quantised ones pad every expert's rows, once before the first and, taking
-    the padding off again, behind the last."""
+    """Megatron's products, of which quantised ones pad every expert's rows. They do so once, before the first
+    product, and the padding is taken off again after the last.
+    """
     found = list(products)
     grouped = [n for n, one in enumerate(found) if isinstance(one.work, GroupedLinear)]
     places: tuple[tuple[int, Literal["first", "last"]], ...] = ((grouped[0], "first"), (grouped[-1], "last"))

@@ -1,24 +1,23 @@
-"""Mixture-of-experts layers as one rank runs them: what stands for `Experts`, and its exchanges.
+"""Mixture-of-experts layers as one rank runs them: the modules that stand for `Experts`, and their exchanges.
 
 # [Note: whose dispatch]
-Of N tokens a rank has, each goes to k experts; e ranks have E/e experts each, whose products t ranks share.
+Of N tokens a rank has, each goes to k experts. e ranks have E/e experts each, whose products t ranks share.
 megatron, all-gather: the map of tokens to experts, the scores and the tokens of all e t ranks are gathered,
 each rank takes the rows of its experts, and their sums are reduce-scattered in the scores' type. all-to-all:
-the counts are gathered and read by the host; N k rows and their scores go to their experts' ranks, are
+the counts are gathered and read by the host. N k rows and their scores go to their experts' ranks, are
 gathered among the t, sorted by expert, and go back the same way (Megatron-Core 0.16.1
 core/transformer/moe/token_dispatcher.py). Where an expert has a capacity, that many rows of each sender go.
 deepep, hybridep: a token goes once to every rank that has an expert of its (t ranks for each), across nodes
-once to every node, whose GPUs pass it on meanwhile; rows are made, and summed up, there
+once to every node, whose GPUs pass it on meanwhile. Rows are made, and summed up, there
 (`MoEFlexTokenDispatcher`; deepseek-ai/DeepEP 1.2.1 csrc/kernels/layout.cu, internode.cu). The host waits.
 torchtitan (0.2.2 distributed/expert_parallel.py `ExpertParallel`): an all-to-all of counts, which the host
-reads, then one of rows, which are padded and sorted in one gather; scores stay at home. Tensor-parallel ranks
+reads, then one of rows, which are padded and sorted in one gather. Scores are not sent. Tensor-parallel ranks
 that all have the layer's tokens each send a part of them, or, where they share the experts' products, all.
 DeepSpeed's AutoEP (0.19.8 module_inject/auto_ep_layer.py) does the same, and sorts rows also where no other
 rank has experts. DeepSpeed's own layer (moe/sharded_moe.py `MOELayer`): every expert has a row for each slot
-of its capacity, filled or not, in an all-to-all of equal parts and one back; its experts are modules that
-run one after the other on slices of what arrived, which are copied where they are not contiguous. Without a
-limit the ranks first agree on the capacity, which the host reads.
-transformers, kempnerforge: no exchange.
+of its capacity, filled or not, in an all-to-all of equal parts and one back. Its experts are modules that run
+one after the other on slices of what arrived, which are copied where they are not contiguous. Without a limit
+the ranks first agree on the capacity, which the host reads. transformers, kempnerforge: no exchange.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from zsim.specs.strategy.mesh import EXPERT, EXPERT_DATA, EXPERT_TENSOR
 
 
 def with_experts(model: ModelSpec, split: ExpertSplit) -> ModelSpec:
-    """The model of one rank with its routed experts as what runs; the model itself if it has none."""
+    """The model of one rank with its routed experts expanded. The model itself if it has none."""
     if not has_experts(model):
         return model
     return model.with_each_block(lambda block: _expanded(block, split))
@@ -84,13 +83,13 @@ def _expanded(block: Block, split: ExpertSplit) -> Block:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer of experts: the module of all `experts`, their `router`, and the `run` that has both, with
-    shared experts."""
+    """One layer of experts."""
 
     experts: Module
     router: Module
     split: ExpertSplit
     run: tuple[Module, ...]
+    """The modules that hold experts and router, with shared experts."""
 
     @property
     def work(self) -> Experts:
@@ -113,8 +112,9 @@ class _Layer:
         return shared_output(self.run)
 
     def modules(self) -> list[Module]:
-        """The run with all that stands for the experts; Megatron runs shared experts first, the others where
-        the model has them. Only the first reader of the layer's input keeps it."""
+        """The run with all modules that stand for the experts. Megatron runs shared experts first, the others
+        where the model has them. Only the first reader of the layer's input keeps it.
+        """
         found: list[Module] = []
         for one in self.run:
             if isinstance(one.work, Router):
@@ -192,7 +192,7 @@ class _Layer:
         return [*found, self._move("unpermute", sent, shared=self.shared)]
 
     def _slots(self, rows: float) -> list[Module]:
-        """[Note: whose dispatch], DeepSpeed's own layer: `rows` slots of all experts for each token."""
+        """[Note: whose dispatch], DeepSpeed's own layer, with `rows` slots of all experts for each token."""
         split, width, found = self.split, self.work.in_features, []
         if split.agrees_on_capacity:
             if split.ranks > 1:
@@ -242,7 +242,7 @@ class _Layer:
         ]
 
     def _to_ranks(self, name: str, reached: float) -> list[Module]:
-        """A token to every rank that it reaches: across nodes once per node, and on among a node's ranks."""
+        """Send a token to every rank that it reaches, across nodes once per node, and on among its ranks."""
         split, group = self.split, self._whole_group()
         if split.nodes == 1:
             whole = self._by_library(split.members, group)
@@ -264,11 +264,11 @@ class _Layer:
         return replace(work, library=ExchangeLibrary(self.split.dispatcher, forwards))
 
     def _added(self) -> list[Module]:
-        """The sum with shared experts behind the last exchange."""
+        """The sum with shared experts after the last exchange."""
         return [] if self.shared == "none" else [self._move("add", 0.0, shared=self.shared)]
 
     def _counts(self) -> list[Module]:
-        """The exchange of the rows of each expert; none if all are padded to a capacity."""
+        """The exchange of the rows of each expert. None if all are padded to a capacity."""
         split, experts = self.split, self.work.num_experts
         if not split.host_waits:
             return []
@@ -379,7 +379,7 @@ class _Layer:
         return with_adapters_on(padded_when_quantised(seen, split), self.experts, split)
 
     def _grouped(self, name: str, given: int, made: int, stacked: Sequence[Parameter]) -> Module:
-        """A product of all experts of a rank; `stacked`: the model's parameters of which it is a part."""
+        """A product of all experts of a rank. `stacked` are the model's parameters of which it is a part."""
         split, local = self.split, self.work.num_experts // self.split.ranks
         belongs_to = EXPERT_DATA if split.has_own_ranks else ""
         kinds: list[tuple[str, tuple[int, ...]]] = [("weight", (local, made, given))]

@@ -3,11 +3,11 @@
 # [Note: shared experts on a stream of their own]
 Megatron-Core 0.16.1 core/transformer/moe/shared_experts.py, token_dispatcher.py (all-to-all alone). Forward:
 the stream waits for the layer's input, then has the gate and the gather among tensor-parallel ranks, launched
-before the rows are permuted; the first product and the activation, behind the launch of the exchange; the
-second product and the scatter, behind that of the exchange back. The compute stream waits for it before the
-sum, which is in place. The products have no collectives of their own then: their input is gathered, and kept,
-whole. Backward: autograd runs every function on the stream of its forward, and of those that can run the one
-that was made last, but gather, scatter and both exchanges of rows first (`set_tensor_grad_fn_sequence_sr`).
+before the rows are permuted. The first product and the activation follow the launch of the exchange, and the
+second product and the scatter that of the exchange back. The compute stream waits for it before the sum,
+which is in place. The products have no collectives of their own then: their full input is gathered, and kept.
+Backward: autograd runs every function on the stream of its forward, and of those that can run the one that
+was made last, but gather, scatter and both exchanges of rows first (`set_tensor_grad_fn_sequence_sr`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def beside_exchanges(
     shared: Sequence[Module], router: Module, routed: Sequence[Module], name: str
 ) -> list[Module]:
     """The modules of a layer in the order in which forward launches them: its `shared` experts, its router,
-    and what stands for the routed ones, whose names begin with `name`."""
+    and the modules that stand for the routed experts, whose names begin with `name`.
+    """
     core = next(n for n, one in enumerate(shared) if isinstance(one.work, Activation))
     gates = [
         replace(one, shares_input=True)  # which the router keeps
@@ -69,7 +70,9 @@ def beside_exchanges(
 
 
 def with_fork(block: Block, place: int) -> Block:
-    """The block whose module `place` makes what shared experts read, on a stream of their own."""
+    """The block whose module `index` makes the input of shared experts, which run on a stream of
+    their own.
+    """
     modules = list(block.modules)
     modules[place] = replace(modules[place], side="forks")
     return replace(block, modules=tuple(modules))
@@ -106,13 +109,13 @@ def _is_gate(module: Module) -> bool:
 
 
 def _alone(module: Module, *, shares: bool) -> Module:
-    """A product without collectives of its own; `shares`: what it reads is kept already."""
+    """A product without collectives of its own. With `shares` its input is kept already."""
     assert isinstance(module.work, Linear)
     return replace(module, work=replace(module.work, beneath=None), shares_input=shares)
 
 
 def _first_after_dispatch(routed: Sequence[Module]) -> int:
-    """The place behind the exchange of rows and scores, or before the first product where there is none."""
+    """The index after the exchange of rows and scores, or before the first product where there is none."""
     sent = [n for n, one in enumerate(routed) if one.name.endswith(("all_to_all rows", "all_to_all scores"))]
     if sent:
         return sent[-1] + 1

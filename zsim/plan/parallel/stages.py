@@ -33,7 +33,7 @@ def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[M
 
 
 def _receiving(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Blocks behind a message: what is received needs a gradient, whatever is trained before it."""
+    """Blocks after a message. What is received needs a gradient, whatever is trained before it."""
     made = {
         id(block): replace(block, modules=tuple(replace(one, input_gradient=True) for one in block.modules))
         for block in blocks
@@ -53,7 +53,8 @@ def with_head_first(stage: ModelSpec) -> ModelSpec:
 
 def tied_numel(model: ModelSpec) -> int:
     """Elements of the weight that the embedding shares with a tied head, or with that of multi-token
-    prediction, on this rank; 0 if it does not."""
+    prediction, on this rank. 0 if it shares none.
+    """
     is_shared = model.is_tied or model.predicts > 0
     return next(
         (module.numel for module in model.before if is_shared and isinstance(module.work, Embedding)), 0
@@ -61,7 +62,7 @@ def tied_numel(model: ModelSpec) -> int:
 
 
 def _with_own_head(model: ModelSpec) -> tuple[Module, ...]:
-    """The last stage's modules behind the blocks: one copy of what several share has the weight."""
+    """The last stage's modules after the blocks. Of several that share a weight, one has a copy of it."""
     found = [_owning(module) if model.is_tied else module for module in model.after]
     embeddings = [number for number, one in enumerate(found) if isinstance(one.work, Embedding)]
     for number in embeddings[: 0 if model.is_tied else 1]:

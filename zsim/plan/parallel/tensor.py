@@ -1,26 +1,26 @@
 """Tensor parallelism: the model that one of t ranks computes, with the collectives between its modules.
 
 In a block the products that read the residual stream are cut along their outputs ("column"), the product that
-writes to it along its inputs ("row"); heads and features between them belong to one rank each (Shoeybi et al.
+writes to it along its inputs ("row"). Heads and features between them belong to one rank each (Shoeybi et al.
 2019, "Megatron-LM", arXiv 1909.08053, section 3). With sequence parallelism norms and residuals see 1/t of
 the tokens (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and an all-gather stands before the
-columns, a reduce-scatter behind the row, in place of all-reduces.
+columns, a reduce-scatter after the row, in place of all-reduces.
 
 # [Note: whose collectives]
-megatron: column products gather their input again and reduce its gradient beneath their two products; the
+megatron: column products gather their input again and reduce its gradient beneath their two products. The
 loss is computed on a part of the vocabulary (Megatron-Core 0.16.1 core/tensor_parallel/layers.py,
 cross_entropy.py). Before Megatron-LM 3.0 (commit 16c90445 of September 2021), and in BigScience's
-Megatron-DeepSpeed, the gradient was reduced in line, behind both products (mpu/layers.py, mappings.py).
-torch: torchtitan's DTensors gather once for all columns (`gather_per_product`: for each) and keep what they
-gathered; nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 tensor/parallel/loss.py)
+Megatron-DeepSpeed, the gradient was reduced in line, after both products (mpu/layers.py, mappings.py). torch:
+torchtitan's DTensors gather once for all columns (`gather_per_product`: for each) and keep what they
+gathered. Nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 tensor/parallel/loss.py)
 unless `async_tensor`, with which compiled blocks gather in pieces beneath the first column, scatter pieces
-beneath the row, and gather the row's output's gradient beneath the product for the input's; the sum of the
-columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py).
-Of several sequences what is gathered or scattered is copied (distributed/_functional_collectives.py).
-nanotron: like Megatron's products, in line unless `async_tensor`, with which they run on the rank's own rows
-beneath the gather too (2411b022 parallel/tensor_parallel/functional.py). autotp: every column product reduces
-its own input's gradient; in line, or with `async_tensor` (its `tp_overlap_comm`) beneath the weight's;
-embedding and norms are whole, the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
+beneath the row, and gather the row's output's gradient beneath the product for the input's. The sum of the
+columns' gradients is no product, so its scatter is not fused (_inductor/fx_passes/micro_pipeline_tp.py). Of
+several sequences what is gathered or scattered is copied (distributed/_functional_collectives.py). nanotron:
+like Megatron's products, in line unless `async_tensor`, with which they run on the rank's own rows beneath
+the gather too (2411b022 parallel/tensor_parallel/functional.py). autotp: every column product reduces its own
+input's gradient, in line or, with `async_tensor` (its `tp_overlap_comm`), beneath the weight's. Embedding and
+norms are not cut, and the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ _SCATTERED_PIECES = 4
 
 
 def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
-    """The model of one of `parallelism.tensor` ranks; the model itself with one rank. Routed experts are left
-    as they are: see `zsim.plan.parallel.experts`."""
+    """The model of one tensor-parallel rank. For routed experts see `zsim.plan.parallel.experts`."""
     if parallelism.tensor == 1:
         return model
     cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size, kv_heads(model))
@@ -75,7 +74,7 @@ def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
 
 @dataclass(frozen=True)
 class _Cutter:
-    """Cuts the modules of one model; `stream`: the parts into which the residual stream's tokens are cut."""
+    """Cuts the modules of one model. The residual stream's tokens are cut into `token_shards` parts."""
 
     parallelism: Parallelism
     vocab_size: int
@@ -119,12 +118,11 @@ class _Cutter:
 
     @property
     def cuts_loss(self) -> bool:
-        """Whether the loss sees a part of the vocabulary; else logits are gathered."""
+        """Whether the loss sees a part of the vocabulary. Otherwise logits are gathered."""
         return self.cuts_vocabulary and self.parallelism.loss_parallel
 
     def part(self, total: int, name: str) -> int:
-        """The features, of `total` of a module, of the rank whose model this is: an equal part, under AutoTP
-        the first rank's."""
+        """This rank's features of a module with `total`: an equal part, under AutoTP the first rank's."""
         if self.parallelism.style == "autotp":
             return first_shard(total, self.ranks, name, self.num_kv_heads, self.parallelism.tensor_grain)
         return total // self.ranks
@@ -171,10 +169,11 @@ class _Cutter:
         return Block(block.kind, tuple(modules), block.registration)
 
     def _in_routed(self, block: Block, number: int, run: range) -> list[Module]:
-        """A module of a layer with routed experts under torchtitan: the layer's input is gathered before, and
-        its gradient taken for whole; its output's sum is scattered behind. Router and rows are whole on every
-        rank, shared experts cut, each column with a sum of its input's gradient (0.2.2
-        models/llama4/infra/parallelize.py `apply_moe_ep_tp`)."""
+        """A module of a layer with routed experts under torchtitan. The layer's input is gathered before, and
+        its gradient is taken as complete. Its output's sum is scattered afterwards. Every rank has the full
+        router and all rows. Shared experts are cut, each column with a sum of its input's gradient (0.2.2
+        models/llama4/infra/parallelize.py `apply_moe_ep_tp`).
+        """
         module, width = block.modules[number], self.hidden_size
         work, found = module.work, [module]
         if isinstance(work, Linear) and work.out_features > 1:
@@ -196,7 +195,7 @@ class _Cutter:
         return found
 
     def _column(self, module: Module, work: Linear, *, is_first: bool, is_head: bool = False) -> list[Module]:
-        """A product cut along its outputs, behind what brings its input together, once for a pair."""
+        """A product cut along its outputs, after what brings its input together, once for a pair."""
         shares, width = self.ranks, work.in_features
         local = replace(work, out_features=self.part(work.out_features, module.name))
         cut = replace(
@@ -272,15 +271,16 @@ class _Cutter:
         return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
 
     def _prediction_entry(self, module: Module, work: Linear) -> list[Module]:
-        """The first product of a layer of multi-token prediction, a column whose outputs are gathered; with
+        """The first product of a layer of multi-token prediction, a column whose outputs are gathered. With
         sequence parallelism each rank goes on with its tokens, whose gradient is gathered (Megatron-LM
-        d98e8a64 core/transformer/multi_token_prediction.py `_concat_embeddings`)."""
+        d98e8a64 core/transformer/multi_token_prediction.py `_concat_embeddings`).
+        """
         back: ExchangeKind | None = "all_gather" if self.is_split else None
         column = self._column(module, work, is_first=True)
         return [*column, self._exchange(f"{module.name} out", "all_gather", back, work.out_features)]
 
     def _heads(self, work: Attention) -> Attention:
-        """The heads of one rank; at least one key/value head."""
+        """The heads of one rank, with at least one key/value head."""
         if self.parallelism.style == "autotp":
             groups = -(-work.num_kv_heads // self.ranks)
             return replace(work, num_heads=work.num_heads // work.num_kv_heads * groups, num_kv_heads=groups)
@@ -288,8 +288,7 @@ class _Cutter:
         return replace(work, num_heads=work.num_heads // self.ranks, num_kv_heads=groups)
 
     def _head_norm(self, module: Module, work: Norm) -> Module:
-        """A norm of queries or keys, head by head: each rank sums up the gradient of its own heads. A norm of
-        all heads together is cut."""
+        """A norm of queries or keys: each rank sums its heads' gradient. A norm over all heads is cut."""
         is_whole = all(parameter.numel == work.width for parameter in module.parameters)
         parameters = tuple(
             self.cut(module, one, 0) if is_whole else replace(one, summed_over=TENSOR)
@@ -299,14 +298,14 @@ class _Cutter:
         return replace(module, work=replace(work, width=width), parameters=parameters)
 
     def _on_stream(self, module: Module) -> Module:
-        """A module on the residual stream: whole, on this rank's tokens."""
+        """A module on the residual stream, with all its parameters, on this rank's own tokens."""
         if not self.is_split:
             return module
         parameters = tuple(self._whole(one) for one in module.parameters)
         return replace(module, parameters=parameters, token_shards=self.stream)
 
     def _whole(self, parameter: Parameter) -> Parameter:
-        """A parameter that all ranks have whole."""
+        """A parameter that is not cut. Sequence-parallel ranks sum its gradient."""
         return replace(parameter, summed_over=TENSOR) if self.is_split else parameter
 
     # -- around the blocks --------------------------------------------------------------------------------
@@ -314,7 +313,8 @@ class _Cutter:
     def before(self, modules: Sequence[Module]) -> list[Module]:
         """Embeddings: the vocabulary is cut, positions are not. With sequence parallelism the sum is
         scattered where there are no positions, else reduced, and each rank goes on with its part
-        (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py)."""
+        (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py).
+        """
         found: list[Module] = []
         tables = [module for module in modules if isinstance(module.work, Embedding)]
         has_positions, is_done = len(tables) > 1, not self.is_split
@@ -341,11 +341,12 @@ class _Cutter:
         return found
 
     def after(self, modules: Sequence[Module]) -> list[Module]:
-        """Final norm, head and loss: the head is a column, the loss sees a part of the vocabulary after three
+        """Final norm, head and loss. The head is a column. The loss sees a part of the vocabulary after three
         sums of a number per token: the maximum, the label's logit, the sum of exponentials. Where logits are
         gathered, every rank has all of them and their loss (torchtitan's `disable_loss_parallel`: the head's
-        output is replicated; its gradient is cut without a call). Multi-token prediction looks its tokens up
-        in the part of the vocabulary that the rank has, as before the blocks."""
+        output is replicated, and its gradient is cut without a call). Multi-token prediction looks its tokens
+        up in the part of the vocabulary that the rank has, as before the blocks.
+        """
         found: list[Module] = []
         for module in modules:
             work = module.work

@@ -1,14 +1,15 @@
 """A forward and a backward side by side, layer by layer: Megatron's overlap of experts' exchanges.
 
 # [Note: one layer of each]
-Every layer is cut into four nodes: all up to the exchange (attention, router, permutation), the dispatch,
-the experts, the combination; a dense layer is the first alone. Both micro-batches' nodes are in order by
-events of their own, on the compute stream or, dispatch and combination, on a stream for exchanges. The host
-issues: backward's combination, forward's first node, backward's experts, forward's dispatch, the gradients of
-the experts' weights and backward's dispatch, forward's experts and combination, backward's first node and the
-gradients of its weights. Layers that only one of the two has run alone. Embedding, loss and what belongs to
-neither stands around the layers. (`TransformerLayerSchedulePlan.run`, `TransformerModelChunkSchedulePlan.run`
-of Megatron-LM d98e8a64 megatron/core/models/common/model_chunk_schedule_plan.py.)
+Every layer is cut into four nodes: all up to the exchange (attention, router, permutation), the dispatch, the
+experts, the combination. A dense layer is the first alone. Both micro-batches' nodes are in order by events
+of their own, on the compute stream or, dispatch and combination, on a stream for exchanges. The host issues:
+backward's combination, forward's first node, backward's experts, forward's dispatch, the gradients of the
+experts' weights and backward's dispatch, forward's experts and combination, backward's first node and the
+gradients of its weights. Layers that only one of the two has run by themselves. Embedding, loss and what
+belongs to neither stands around the layers. (`TransformerLayerSchedulePlan.run`,
+`TransformerModelChunkSchedulePlan.run` of Megatron-LM d98e8a64
+megatron/core/models/common/model_chunk_schedule_plan.py.)
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Place = tuple[str, Node]  # segment and node; the node of what stands around the
 
 
 def nodes_of(segment: Segment) -> dict[str, Node]:
-    """The node of every call of a layer, by name; see [Note: one layer of each]. The exchange of the rows'
-    counts belongs to the first."""
+    """The node of every call of a layer, by name: see [Note: one layer of each]. The exchange of the rows'
+    counts belongs to the first.
+    """
     products = [n for n, call in enumerate(segment.calls) if isinstance(call.module.work, GroupedLinear)]
     moving = [n for n, call in enumerate(segment.calls) if _moves_rows(call)]
     ahead = [n for n in moving if products and n < products[0]]
@@ -52,7 +54,7 @@ def _moves_rows(call: ModuleCall) -> bool:
 
 
 class PairedPass:
-    """One of the two passes: its calls one by one, the node it is at, and the event of what it has issued."""
+    """One of the two passes: its remaining calls, its current node, and the event of what it has issued."""
 
     def __init__(self, builder: PlanBuilder, walk: Walk, action: Action, *, is_delayed: bool) -> None:
         self.builder, self.walk, self.action = builder, walk, action
@@ -97,7 +99,7 @@ class PairedPass:
             self.run((name, node), EXCHANGES if node in ("dispatch", "combination") else COMPUTE)
 
     def backward_of(self, call: ModuleCall) -> None:
-        """A module's backward; the gradients of a layer's weights are left for `weights`."""
+        """Issue a module's backward. The gradients of a layer's weights are left for `issue_weights`."""
         if not self._is_delayed or not self.nodes[call.segment]:
             self.walk.backward_module(call)
             return
@@ -139,9 +141,12 @@ def run_pair(
     is_told: bool,
     is_delayed: bool,
 ) -> None:
-    """Issue a forward and a backward side by side: [Note: one layer of each]. `walks`: the forward's and the
-    backward's; `is_delayed`: weights' gradients have their own places (`--delay-wgrad-compute`); `is_last`
-    and `is_told` as in `Hooks.begin_backward`."""
+    """Issue a forward and a backward side by side: [Note: one layer of each].
+
+    `walks` are the forward's and the backward's. With `is_delayed` the gradients of weights are issued
+    separately (`--delay-wgrad-compute`). `is_last` and `schedule_manages_sharding` are those of
+    `Hooks.begin_backward`.
+    """
     forward = PairedPass(builder, walks[0], pair.forward, is_delayed=False)
     backward = PairedPass(builder, walks[1], pair.backward, is_delayed=is_delayed)
     forward.begin(walks[0].forward_calls())

@@ -25,12 +25,16 @@ _OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 @dataclass(frozen=True, slots=True)
 class CsvSchedule:
-    """A schedule from a file: `orders` per pipeline rank, `rank_of` every stage; `is_lowered`: it has its
-    messages and FSDP's actions already (torch's format "compute_comms"), else torch adds them."""
+    """A schedule from a file."""
 
     orders: list[Order]
+    """The order of each pipeline rank."""
     rank_of: list[int]
+    """The pipeline rank of every stage."""
     is_lowered: bool
+    """It has its messages and FSDP's actions already (torch's format "compute_comms"). Otherwise torch adds
+    them.
+    """
 
 
 def read_csv(text: str, ranks: int, virtual: int, micro_batches: int) -> CsvSchedule:

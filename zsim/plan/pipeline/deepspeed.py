@@ -10,11 +10,14 @@ from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 
 
 def train_schedule_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
-    """2 (micro-batches + ranks - 1) slots: stage s has forwards in those of its own parity, of micro-batch
-    (slot - s) / 2, and backwards in the others, of (slot + s + 1) / 2 - ranks. A slot begins with the
-    messages to and from one neighbour, each alone and waited by the compute stream: with the previous stage
-    the gradient of the slot before goes out, then the input comes in; with the next stage the gradient comes
-    in, then the output of the slot before goes out. Gradients are reduced behind the last slot."""
+    """The steps of 2 (micro-batches + ranks - 1) slots, per pipeline rank.
+
+    Stage s has forwards in the slots of its own parity, of micro-batch (slot - s) / 2, and backwards in the
+    others, of (slot + s + 1) / 2 - ranks. A slot begins with the messages to and from one neighbour, each by
+    itself and waited for by the compute stream. With the previous stage the gradient of the slot before goes
+    out, then the input comes in. With the next stage the gradient comes in, then the output of the slot
+    before goes out. Gradients are reduced after the last slot.
+    """
     return [[*_slots(ranks, rank, micro_batches), Action("REDUCE_GRAD", rank)] for rank in range(ranks)]
 
 

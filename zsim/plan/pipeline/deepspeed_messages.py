@@ -1,20 +1,21 @@
-"""DeepSpeed's pipeline buffers: what a rank copies, cuts and gathers around its blocking sends and receives.
+"""DeepSpeed's pipeline buffers: the copies, cuts and gathers of a rank around its blocking sends and
+receives.
 
 Source: `PipelineEngine` of DeepSpeed 0.19.8 `deepspeed/runtime/pipe/engine.py`, `PartitionedTensor` of
 `deepspeed/runtime/utils.py`.
 
 # [Note: pipeline buffers]
-One tensor receives all activations of a stage, another all gradients; an activation is copied out of it
+One tensor receives all activations of a stage, another all gradients. An activation is copied out of it
 (`recvd`), and once more before the forward. The first copy stays until the gradient of the input has been
-sent, an output until its backward has ended: up to max(2, min(stages behind and this, micro-batches)) of each
-(`TrainSchedule.num_pipe_buffers`). Nobody empties the last stage's outputs: the logits of the latest
-micro-batches are held until others take their places.
+sent, an output until its backward has ended: up to max(2, min(stages after this one and itself,
+micro-batches)) of each (`TrainSchedule.num_pipe_buffers`). Nobody empties the last stage's outputs: the
+logits of the latest micro-batches are held until others take their places.
 
 # [Note: a part from each]
 If tensor-parallel ranks share a stage, each sends 1/t of an activation (`pipe_partitioned`) and of a gradient
-(`grad_partitioned`), behind the tensor's shape and parts in int64, which is copied to the GPU while the host
+(`grad_partitioned`), after the tensor's shape and parts in int64, which are copied to the GPU while the host
 waits. The receiver gathers the input before its forward, and before the backward its own output, which it had
-replaced by its part, and the gradient. Without `grad_partitioned` gradients travel whole.
+replaced by its part, and the gradient. Without `grad_partitioned` gradients are sent in full.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _LOSSES_BYTES = 2 * 4  # the replica's loss and the mean over the replicas, fp32
 
 
 class DeepSpeedMessenger(Messenger):
-    """Messages of the stage that a pipeline rank holds; see the module's notes. `settings`: the JSON's
-    `pipeline`."""
+    """Messages of the stage that a pipeline rank holds: see the module's notes. `settings` is the JSON's
+    `pipeline`.
+    """
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class DeepSpeedMessenger(Messenger):
         return self.whole // (self.parts if is_activation else self.gradient_parts)
 
     def _issue(self, messages: list[Message], group: str, call: MessageCall) -> int:
-        """The shape first, where a part is sent."""
+        """Issue the message, and the shape first where a part is sent."""
         if messages[0].bytes < self.whole:
             self.builder.wait_stream(group, COMPUTE)
             shapes = [one._replace(bytes=self._shape_bytes) for one in messages]

@@ -88,8 +88,9 @@ def orders_of(
     csv: str = "",
     group_size: int | None = None,
 ) -> list[Order]:
-    """The computations of every pipeline rank, in order, without messages; the arguments of `steps_of`, with
-    `group_size` that of MegatronPipeline. Counts are taken as right."""
+    """The computations of every pipeline rank, in order, without messages. The arguments are those of
+    `steps_of`, with `group_size` that of MegatronPipeline. Counts are not checked.
+    """
     if csv:
         return read_csv(csv, ranks, virtual, micro_batches).orders
     if schedule == "interleaved-1f1b":

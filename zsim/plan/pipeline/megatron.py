@@ -1,4 +1,4 @@
-"""Steps of Megatron-Core's 1F1B without interleaving; `lowering_megatron_interleaved.py` has the other.
+"""Steps of Megatron-Core's 1F1B without interleaving. `megatron_interleaved.py` has the interleaved one.
 
 Source: `forward_backward_pipelining_without_interleaving` of Megatron-Core 0.16.1
 `core/pipeline_parallel/schedules.py`, `P2PCommunicator` of `core/pipeline_parallel/p2p_communication.py`.
@@ -12,34 +12,40 @@ from zsim.plan.pipeline.schedules import Action, MessageCall, Step
 
 @dataclass(frozen=True, slots=True)
 class MegatronPipeline:
-    """Settings of Megatron-Core that change its steps; the defaults are the command line's.
-
-    `group_size`: `microbatch_group_size_per_vp_stage`, None for the number of pipeline ranks.
-    `overlaps_p2p`: interleaved only, `--no-overlap-p2p-communication` turns it off. `flushes_ahead`:
-    `--overlap-p2p-communication-warmup-flush`. `waits_sends`: from core 0.18 on the send of a forward is
-    waited at once where it was not waited until the next (commit 260cba71). `reduces_together`:
-    `overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step's
-    place instead of in its own last backward. `gathers_together`: `overlap_param_gather` with
-    `align_param_gather`, interleaved only: likewise the gathering of a chunk's parameters. `pairs`:
-    `--overlap-moe-expert-parallel-comm`: a forward and a backward run side by side, and one forward more is
-    ahead (`get_pp_rank_microbatches` of Megatron-LM d98e8a64).
-    """
+    """Settings of Megatron-Core that change its steps. The defaults are the command line's."""
 
     group_size: int | None = None
+    """`microbatch_group_size_per_vp_stage`, None for the number of pipeline ranks."""
     overlaps_p2p: bool = True
+    """Interleaved only: `--no-overlap-p2p-communication` turns it off."""
     flushes_ahead: bool = False
+    """`--overlap-p2p-communication-warmup-flush`."""
     waits_sends: bool = True
+    """From core 0.18 on the send of a forward is waited for at once. Before, it was not waited for until the
+    next (commit 260cba71).
+    """
     reduces_together: bool = False
+    """`overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step
+    of the schedule instead of in the chunk's own last backward.
+    """
     gathers_together: bool = False
+    """`overlap_param_gather` with `align_param_gather`, interleaved only: the parameters of a chunk start to
+    be gathered at a step of the schedule.
+    """
     pairs: bool = False
+    """`--overlap-moe-expert-parallel-comm`: a forward and a backward run side by side, and one forward more
+    is ahead (`get_pp_rank_microbatches` of Megatron-LM d98e8a64).
+    """
 
 
 def one_forward_one_backward_steps(
     ranks: int, micro_batches: int, settings: MegatronPipeline
 ) -> list[list[Step]]:
-    """Each call is one batch, after which the host waits (`batch_p2p_sync`); a send goes with the receive
-    from the same neighbour between the first and the last forward that a backward follows at once. With
-    `reduces_together` all ranks but the first reduce after their last backward's send."""
+    """The steps of each rank. Each call is one batch, after which the host waits (`batch_p2p_sync`). A send
+    goes with the receive from the same neighbour between the first and the last forward that a backward
+    follows at once. With `aligns_grad_reduce` all ranks but the first reduce after their last backward's
+    send.
+    """
     return [_steps(ranks, rank, micro_batches, settings) for rank in range(ranks)]
 
 

@@ -2,7 +2,8 @@
 
 Source: `forward_backward_pipelining_with_interleaving` of Megatron-Core 0.16.1
 `core/pipeline_parallel/schedules.py`, `_p2p_ops` and `_batched_p2p_ops` of
-`core/pipeline_parallel/p2p_communication.py`; the send waited at once from core 0.18 on (commit 260cba71).
+`core/pipeline_parallel/p2p_communication.py`. The send is waited for at once from core 0.18 on (commit
+260cba71).
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ _BATCH_ORDER = ("SEND_B", "RECV_F", "SEND_F", "RECV_B")  # the previous rank's f
 def interleaved_steps(
     ranks: int, virtual: int, micro_batches: int, settings: MegatronPipeline
 ) -> list[list[Step]]:
-    """Overlapped, every message goes alone: behind each computation its result is sent and the next
-    input posted; ahead of the steady turns and after them the compute stream waits for both at once, in the
-    turns for a receive in front of its use. Without, one batch behind each turn, and the host waits."""
+    """The steps of each rank.
+
+    With overlap, every message is a call of its own: after each computation its result is sent and the next
+    input posted. In the warm-up and the cool-down the compute stream waits for both at once, and in the
+    steady turns for a receive in front of its use. Without overlap there is one batch after each turn, and
+    the host waits.
+    """
     programs = []
     for rank in range(ranks):
         one = _Interleaved(
@@ -35,8 +40,9 @@ def interleaved_steps(
 
 
 class _Turns:
-    """The virtual micro-batches of a rank and the messages that belong to each; `ahead` forwards come before
-    the first backward, one more where forwards and backwards are `pairs`."""
+    """The virtual micro-batches of a rank and the messages that belong to each. `num_warmup` forwards come
+    before the first backward, one more where forwards and backwards are `pairs`.
+    """
 
     def __init__(
         self, ranks: int, rank: int, virtual: int, micro_batches: int, group_size: int, *, pairs: bool
@@ -55,18 +61,19 @@ class _Turns:
         return chunk * self.ranks + self.rank
 
     def sent_forward(self, turn: int) -> list[Action]:
-        """The send of a forward's output; none from the last stage."""
+        """The send of a forward's output. The last stage has none."""
         done = self.forwards[turn]
         return [] if done.stage == self.ranks * self.virtual - 1 else [done._replace(kind="SEND_F")]
 
     def sent_backward(self, turn: int) -> list[Action]:
-        """The send of a backward's gradient; none from the first stage."""
+        """The send of a backward's gradient. The first stage has none."""
         done = self.backwards[turn]
         return [] if done.stage == 0 else [done._replace(kind="SEND_B")]
 
     def received_forward(self, turn: int) -> list[Action]:
-        """The input that is received behind forward `turn`: of the next forward, but the first rank receives
-        what the last rank, ranks - 1 turns behind, has computed in its turn."""
+        """The input that is received after forward `turn`. It is that of the next forward, but the first rank
+        receives the result that the last rank, ranks - 1 turns later, has computed in its turn.
+        """
         if not self.is_first:
             return [] if turn + 1 == self.total else [self.forwards[turn + 1]._replace(kind="RECV_F")]
         source = turn - (self.ranks - 1)
@@ -76,7 +83,7 @@ class _Turns:
         return [Action("RECV_F", self.stage(chunk + 1), number)]
 
     def received_backward(self, turn: int) -> list[Action]:
-        """The gradient that is received behind backward `turn`, the last rank's from the first rank."""
+        """The gradient that is received after backward `turn`. The last rank's comes from the first rank."""
         if not self.is_last:
             return [] if turn + 1 == self.total else [self.backwards[turn + 1]._replace(kind="RECV_B")]
         source = turn - (self.ranks - 1)
@@ -86,8 +93,9 @@ class _Turns:
         return [Action("RECV_B", self.stage(self.virtual - 1 - chunk - 1), number)]
 
     def gathered(self, turn: int) -> list[Action]:
-        """The chunk whose parameters start to be gathered in front of forward `turn`: the one behind the
-        chunk whose first micro-batch the last rank begins in the pipeline's same slot."""
+        """The chunk whose parameters start to be gathered in front of forward `turn`: the one after the chunk
+        whose first micro-batch the last rank begins in the pipeline's same slot.
+        """
         turn += self.rank
         if turn >= self.total or self.table[turn][0] != 0:
             return []
@@ -95,8 +103,9 @@ class _Turns:
         return [Action("UNSHARD", self.stage(chunk))] if 1 < chunk < self.virtual else []
 
     def reduced(self, turn: int) -> list[Action]:
-        """The chunk whose gradients start to be reduced behind backward `turn`: the one whose last
-        micro-batch was `rank` turns before, so that all ranks reduce the same chunk at about one time."""
+        """The chunk whose gradients start to be reduced after backward `turn`: the one whose last micro-batch
+        was `rank` turns before, so that all ranks reduce the same chunk at about one time.
+        """
         turn -= self.rank
         if turn < 0 or self.table[turn][0] != self.last_micro_batch:
             return []
@@ -104,9 +113,10 @@ class _Turns:
 
 
 class _Interleaved:
-    """The program of one rank being written. `_inputs`, `_gradients`: receives on the way, in the order in
-    which Megatron keeps and waits for them, which is not always that of their use: with a group above the
-    pipeline ranks a forward can wait for a later one's input."""
+    """The program of one rank being written. `_inputs` and `_gradients` are pending receives, in the order in
+    which Megatron keeps and waits for them. This is not always that of their use: with a group above the
+    pipeline ranks a forward can wait for a later one's input.
+    """
 
     def __init__(self, turns: _Turns, settings: MegatronPipeline) -> None:
         self.turns, self.settings = turns, settings
@@ -161,8 +171,9 @@ class _Interleaved:
         return [] if self.turns.is_last else [self.turns.backwards[0]._replace(kind="RECV_B")]
 
     def _begin_turns(self) -> None:
-        """The gradient of the first backward is posted behind the last forward ahead, with it in one batch
-        without overlap; if all forwards are ahead, it is received at once."""
+        """The gradient of the first backward is posted after the last warm-up forward, and without overlap in
+        one batch with it. If all forwards are ahead, it is received at once.
+        """
         if self.turns.ahead == self.turns.total:
             if not self.turns.is_last:
                 self._complete(self._first_gradient())
@@ -242,7 +253,9 @@ class _Interleaved:
     # ---- messages ----------------------------------------------------------------------------------------
 
     def _complete(self, messages: list[Action]) -> None:
-        """Messages that are waited for at once: a batch and its host wait, even of nothing, or lone ones."""
+        """Post messages that are waited for at once: a batch and its host wait, even of nothing, or lone
+        messages.
+        """
         if self.settings.overlaps_p2p:
             self._post(messages, "stream")
         else:
@@ -250,8 +263,9 @@ class _Interleaved:
             self.steps.append(MessageCall(tuple(ordered), is_batched=True, waits="host"))
 
     def _post(self, messages: list[Action], waits: Literal["stream", "use"]) -> None:
-        """Lone messages: even ranks post sends first, odd ranks receives; between two ranks only, those of
-        even ranks and those of odd ones have communicators of their own."""
+        """Post lone messages. Even ranks post sends first, odd ranks receives. Between two ranks only, those
+        of even ranks and those of odd ones have communicators of their own.
+        """
         if not messages:
             return
         is_even = self.turns.rank % 2 == 0
@@ -265,7 +279,7 @@ class _Interleaved:
         self._gradients += received
 
     def _keep_send(self, kind: str, sent: list[Action], *, is_waited: bool) -> None:
-        """Waits for the send before, and for this one if `is_waited`; else keeps it for the next."""
+        """Wait for the send before, and for this one if `is_waited`. Otherwise keep it for the next."""
         self._settle(kind)
         if sent:
             self._pending[kind] = sent[0]
@@ -277,9 +291,10 @@ class _Interleaved:
             self.steps.append(MessageWait((self._pending.pop(kind),)))
 
     def _use(self, posted: deque[Action], action: Action, *, is_posting: bool = False) -> None:
-        """Waits for the oldest receive on the way, which is what Megatron does in front of each computation
-        that has an input from elsewhere. If it is the computation's own, that waits by itself, unless another
-        receive `is_posting` in between, which then begins behind the wait."""
+        """Wait for the oldest pending receive, which is what Megatron does in front of each computation that
+        has an input from elsewhere. If it is the computation's own, that waits by itself, unless another
+        receive `is_posting` in between, which then begins after the wait.
+        """
         is_edge = action.stage == (0 if action.kind == "F" else self.turns.ranks * self.turns.virtual - 1)
         if not posted or is_edge:
             return

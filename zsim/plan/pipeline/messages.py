@@ -1,7 +1,7 @@
-"""The messages of one pipeline rank: its sends and receives as ops, their memory, and who waits for them.
+"""The messages of one pipeline rank: its sends and receives as ops, their memory, and their waits.
 
 # [Note: whose memory a message is]
-A received activation is the stage's input, which the stage's first module keeps from its forward on; a
+A received activation is the stage's input, which the stage's first module keeps from its forward on. A
 received gradient is the gradient of the residual stream. An output is kept until it is sent where the
 framework empties it then (`deallocate_pipeline_outputs`, which Megatron-Core's command line always sets),
 else until its backward (`fwd_cache` of torch 2.13 distributed/pipelining/stage.py). Stages of one rank that
@@ -26,7 +26,7 @@ _SHAPE_BYTES = 8 * 256  # int64 [256] of shapes, which DeepSpeed and nanotron se
 
 
 class Messenger:
-    """Posts the messages of a pipeline rank that holds `stages`; `ranks`: the rank of every stage."""
+    """Posts the messages of a pipeline rank that holds `stages`. `ranks` has the rank of every stage."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Messenger:
             self._allocate(-1, input_of(stage), stage, micro_batch)
 
     def after_forward(self, stage: int, micro_batch: int) -> None:
-        """The output is there."""
+        """Allocate the output."""
         if not self.stages[stage].is_last and not self._is_local(stage, 1):
             self._allocate(1, output_of(stage), stage, micro_batch)
 
@@ -69,7 +69,7 @@ class Messenger:
                 self._allocate(-1, output_of(stage), stage, micro_batch)
 
     def end_step(self) -> None:
-        """Behind the optimizer: what the stages tell each other."""
+        """After the optimizer, exchange what the stages need from each other."""
 
     def begin_gradients(self, stage: int, micro_batch: int) -> None:
         """The backward that computes the input's gradient begins."""
@@ -107,7 +107,7 @@ class Messenger:
                 self._alone(message, call)
 
     def wait(self, messages: tuple[Action, ...]) -> None:
-        """Have the compute stream wait for messages; what was sent is no longer needed."""
+        """Have the compute stream wait for messages. Sent tensors are no longer needed afterwards."""
         for message in messages:
             self._wait(message)
 
@@ -203,10 +203,11 @@ def output_of(stage: int) -> str:
 
 
 class CuttingMessenger(Messenger):
-    """Messages of Megatron-LM 2.1 to 3.0 without sequence parallelism: each tensor-parallel rank sends its
-    part of an activation or gradient, and the receivers gather the whole
+    """Messages of Megatron-LM 2.1 to 3.0 without sequence parallelism. Each tensor-parallel rank sends its
+    part of an activation or gradient, and the receivers gather all of it
     (`scatter_gather_tensors_in_pipeline`, Narayanan et al. 2021, arXiv 2104.04473, section 4.1;
-    megatron/p2p_communication.py)."""
+    megatron/p2p_communication.py).
+    """
 
     def before_forward(self, stage: int, micro_batch: int) -> None:
         super().before_forward(stage, micro_batch)

@@ -12,8 +12,9 @@ _SHAPES = 2  # `_send_meta`: seven numbers, then sizes and strides; the receiver
 
 
 def all_forward_all_backward_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
-    """`AllForwardAllBackwardPipelineEngine`: every computation has its receive in front and its send
-    behind."""
+    """`AllForwardAllBackwardPipelineEngine`: every computation comes after its receive and before its
+    send.
+    """
     programs = []
     for rank in range(ranks):
         steps: list[Step] = []
@@ -28,8 +29,9 @@ def all_forward_all_backward_steps(ranks: int, micro_batches: int) -> list[list[
 
 
 def one_forward_one_backward_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
-    """`OneForwardOneBackwardPipelineEngine`: in the turns a forward's output leaves only in front of the
-    backward that follows, and a backward's gradient only behind the receive of the next forward's input."""
+    """`OneForwardOneBackwardPipelineEngine`: in the steady turns a forward's output leaves only in front of
+    the backward that follows, and a backward's gradient only after the receive of the next forward's input.
+    """
     programs = []
     for rank in range(ranks):
         ahead = ranks - 1 - rank
@@ -53,7 +55,7 @@ def one_forward_one_backward_steps(ranks: int, micro_batches: int) -> list[list[
 
 
 def _message(kind: Kind, ranks: int, rank: int, number: int) -> list[Step]:
-    """One message alone, waited by the compute stream; none beyond the ends of the pipeline."""
+    """One lone message, which the compute stream waits for. None beyond the ends of the pipeline."""
     is_back = kind in ("RECV_F", "SEND_B")
     if rank == (0 if is_back else ranks - 1):
         return []

@@ -1,8 +1,8 @@
 """The order in which pipeline ranks compute: GPipe, 1F1B, interleaved 1F1B and looped breadth-first.
 
-Every function returns one list of actions per pipeline rank, without messages; `ranks` pipeline ranks,
-`virtual` stages on each, `micro_batches` per pipeline. Functions assume the counts that their framework
-demands (`checks.py`).
+Every function returns one list of actions per pipeline rank, without messages. There are `ranks` pipeline
+ranks with `virtual` stages each, and `micro_batches` per pipeline. Functions assume the counts that their
+framework demands (`pipeline_checks.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _LOOP = "1f1b"
 
 def gpipe(ranks: int, micro_batches: int) -> list[Order]:
     """All forwards, then all backwards in the same order (`ScheduleGPipe` of torch 2.13
-    `torch/distributed/pipelining/schedules.py`; arXiv 1811.06965, figure 2c, has them reversed)."""
+    `torch/distributed/pipelining/schedules.py`). Figure 2c of arXiv 1811.06965 has the backwards reversed.
+    """
     kinds: tuple[Kind, Kind] = ("F", "B")
     return [
         [Action(kind, rank, number) for kind in kinds for number in range(micro_batches)]
@@ -24,9 +25,11 @@ def gpipe(ranks: int, micro_batches: int) -> list[Order]:
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int) -> list[Order]:
-    """Forwards ahead: min(micro_batches, ranks - 1 - rank); then a forward and a backward in turns, then the
-    backwards that remain (Megatron-Core 0.16.1 `forward_backward_pipelining_without_interleaving`; torch's
-    `Schedule1F1B` counts one forward more ahead and starts the turns with a backward: the same order)."""
+    """min(micro_batches, ranks - 1 - rank) forwards ahead, then a forward and a backward in turns, then the
+    backwards that remain (Megatron-Core 0.16.1 `forward_backward_pipelining_without_interleaving`). torch's
+    `Schedule1F1B` counts one forward more ahead and starts the turns with a backward, which is the same
+    order.
+    """
     orders: list[Order] = []
     for rank in range(ranks):
         forwards = [Action("F", rank, number) for number in range(micro_batches)]
@@ -36,7 +39,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> list[Order]:
 
 
 def _turns(forwards: list[Action], backwards: list[Action], ahead: int) -> Order:
-    """`ahead` forwards, then forward and backward in turns, then backwards."""
+    """`num_warmup` forwards, then forward and backward in turns, then backwards."""
     order: Order = list(forwards[:ahead])
     for forward, backward in zip(forwards[ahead:], backwards, strict=False):
         order += [forward, backward]
@@ -45,7 +48,7 @@ def _turns(forwards: list[Action], backwards: list[Action], ahead: int) -> Order
 
 def interleaved_table(micro_batches: int, virtual: int, group_size: int) -> list[tuple[int, int]]:
     """(micro-batch, chunk) of every virtual micro-batch: `group_size` micro-batches of chunk 0, the same of
-    chunk 1, and so on, then the next group; the last group may be shorter. Backwards go through the same
+    chunk 1, and so on, then the next group. The last group may be shorter. Backwards go through the same
     table with chunk virtual - 1 - chunk.
 
     Source: `get_schedule_table` of Megatron-Core 0.16.1 `core/pipeline_parallel/schedules.py`.
@@ -99,8 +102,9 @@ def interleaved(ranks: int, virtual: int, micro_batches: int, group_size: int) -
 
 
 def looped_bfs(ranks: int, virtual: int, micro_batches: int) -> list[Order]:
-    """Chunk after chunk, all micro-batches of each; backwards from the last chunk and the last micro-batch on
-    (`ScheduleLoopedBFS` of torch 2.13; arXiv 2211.05953)."""
+    """Chunk after chunk, all micro-batches of each. Backwards go from the last chunk and the last micro-batch
+    on (`ScheduleLoopedBFS` of torch 2.13; arXiv 2211.05953).
+    """
     orders: list[Order] = []
     for rank in range(ranks):
         stages = [stage_of(_LOOP, ranks, rank, chunk) for chunk in range(virtual)]

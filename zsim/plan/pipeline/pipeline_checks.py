@@ -69,7 +69,7 @@ def _check_virtual(style: str, schedule: str, virtual: int) -> None:
 
 
 def _rule(style: str, schedule: str, ranks: int) -> tuple[str, Callable[[int], bool]] | None:
-    """A schedule's demand on the micro-batches of a pass, in words and as a test; None if it has none."""
+    """A schedule's demand on the micro-batches of a pass, in words and as a test. None if it has none."""
     if style == "torch" and schedule == "1f1b":
         return f"at least one per pipeline rank, {ranks}", lambda found: found >= ranks
     if style == "torch" and schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):

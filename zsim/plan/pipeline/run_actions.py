@@ -5,7 +5,7 @@ Megatron's timers wait for the device when they start and when they stop (`torch
 Megatron-LM d98e8a64 megatron/core/timers.py). Level 2 times every forward, every backward and every exchange
 of messages (core/pipeline_parallel/schedules.py, p2p_communication.py), so that messages which would be
 waited for at their use are waited for where they are posted. What level 1 times, around all micro-batches and
-in the optimizer, ends where the host waits anyway; its barriers are left out.
+in the optimizer, ends where the host waits anyway. Its barriers are left out.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ def run_actions(
     delays_weights: bool = False,
     synchronizes: bool = False,
 ) -> None:
-    """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation; `messenger`: the
-    rank's messages, None without a pipeline; `delays_weights`: of pairs (`run_pair`); `synchronizes`: see
-    [Note: timers that wait].
+    """Issue all steps of `steps`, and then the optimizer's, to `builder`.
 
-    If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
-    torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py).
+    `hooks_of_stage` are the hooks around the computation of each stage. `messenger` issues the rank's
+    messages and is None without a pipeline. `delays_weights` is the `is_delayed` of pairs (`run_pair`). For
+    `synchronizes` see [Note: timers that wait].
+
+    If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with
+    `schedule_manages_sharding`, as torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13
+    distributed/pipelining/stage.py).
     """
     chunks = tuple(owners.values())
     builder.phase = "forward"

@@ -14,10 +14,11 @@ Kind = Literal[
 
 
 class Action(NamedTuple):
-    """One action of a rank on one of its stages: F and B are forward and backward of a micro-batch, I and W
-    the backward of inputs and of weights where they are split; UNSHARD, RESHARD and REDUCE_GRAD have no
-    micro-batch. SEND_F sends the stage's output, SEND_B the gradient of its input; RECV_F receives its input,
-    RECV_B the gradient of its output."""
+    """One action of a rank on one of its stages. F and B are forward and backward of a micro-batch, I and W
+    the backward of inputs and of weights where they are split. UNSHARD, RESHARD and REDUCE_GRAD have no
+    micro-batch. SEND_F sends the stage's output, SEND_B the gradient of its input. RECV_F receives its input,
+    RECV_B the gradient of its output.
+    """
 
     kind: Kind
     stage: int
@@ -29,10 +30,12 @@ class Action(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A forward and a backward of two stages of a rank that a schedule pairs to overlap their communication;
+    """A forward and a backward of two stages of a rank that a schedule pairs to overlap their communication.
+
     torch's own runtime runs the forward, then the backward, and sends the results of both afterwards
-    (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13). As a step, Megatron's: both
-    run layer by layer (`combined.py`)."""
+    (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13). As a step it is Megatron's:
+    both run layer by layer (`combined.py`).
+    """
 
     forward: Action
     backward: Action
@@ -51,23 +54,29 @@ Order = list[Action | Overlap]  # what one pipeline rank computes, without messa
 
 
 class MessageCall(NamedTuple):
-    """Messages that a rank posts together, in order: SEND_F, RECV_F, SEND_B, RECV_B of stages of this rank.
-
-    `is_batched`: one `batch_isend_irecv` on the communicator of the pipeline's group, in which all messages
-    progress together; else each message alone on the communicator of its pair of ranks, where messages of
-    both directions wait for one another in the order of posting (ProcessGroupNCCL's `pointToPoint`).
-    `waits`, after all are posted: "host" blocks the host until the messages and the compute stream are done
-    (Megatron's `batch_p2p_sync`; also without messages), "stream" has the compute stream wait for all, "use"
-    has only the action that needs a receive wait for it; a send is waited at a MessageWait or the step's end.
-    `has_own_way`: the two directions of the pair have a communicator each, named by the sender.
-    `shapes`: small messages before each message, alone on the same communicator, the host waits for each.
+    """Messages that a rank posts in one call, in order: SEND_F, RECV_F, SEND_B, RECV_B of stages of this
+    rank.
     """
 
     messages: tuple[Action, ...]
     is_batched: bool
+    """One `batch_isend_irecv` on the communicator of the pipeline's group, in which all messages progress at
+    the same time. Otherwise each message has its own call on the communicator of its pair of ranks, where
+    messages of both directions wait for one another in the order of posting (ProcessGroupNCCL's
+    `pointToPoint`).
+    """
     waits: Literal["host", "stream", "use"]
+    """The wait after all are posted. "host" blocks the host until the messages and the compute stream are
+    done (Megatron's `batch_p2p_sync`; also without messages). "stream" has the compute stream wait for all.
+    "use" has only the action that needs a receive wait for it, and a send is waited for at a MessageWait or
+    the step's end.
+    """
     has_own_way: bool = False
+    """The two directions of the pair have a communicator each, named by the sender."""
     shapes: int = 0
+    """The number of small messages before each message, each in its own call on the same communicator. The
+    host waits for each.
+    """
 
 
 class MessageWait(NamedTuple):
@@ -86,9 +95,10 @@ def no_pipeline(micro_batches: int) -> list[list[Action]]:
 
 
 def paired_without_pipeline(micro_batches: int) -> list[list[Step]]:
-    """The first forward, then every backward beside the next forward, then the last backward
+    """The first forward, then every backward at the same time as the next forward, then the last backward
     (`combined_1f1b_schedule_for_no_pipelining`, Megatron-LM d98e8a64
-    megatron/core/pipeline_parallel/combined_1f1b.py)."""
+    megatron/core/pipeline_parallel/combined_1f1b.py).
+    """
     pairs = [
         Overlap(Action("F", 0, number + 1), Action("B", 0, number)) for number in range(micro_batches - 1)
     ]

@@ -3,11 +3,11 @@
 # [Note: buffers for all micro-batches]
 A stage allocates buffers for the inputs and for the gradients of its outputs of all micro-batches once, and
 keeps them (`_setup_forward_recv_info`, `_create_grad_recv_info` of torch 2.13
-distributed/pipelining/stage.py); a stage on the same rank as its neighbour has the neighbour's tensors in
-their place. A forward works on its buffer, so that what its first module keeps of the input is the buffer;
-between forward and backward it is counted as the module's. A backward adds to the gradient it received out
-of place, for the buffer is still referred to. What a stage sends back is freed once it is sent; its output
-stays for its backward (`fwd_cache`).
+distributed/pipelining/stage.py). A stage on the same rank as its neighbour has the neighbour's tensors
+instead. A forward works on its buffer, so that what its first module keeps of the input is the buffer.
+Between forward and backward it is counted as the module's. A backward adds to the gradient it received out of
+place, for the buffer is still referred to. What a stage sends back is freed once it is sent. Its output stays
+for its backward (`fwd_cache`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIVEN, RETURNED = "buffers for inputs of stage", "buffers for gradients of stage
 
 
 class TorchMessenger(Messenger):
-    """Posts the messages of a rank of torch's pipelines; see [Note: buffers for all micro-batches]."""
+    """Posts the messages of a rank of torch's pipelines: see [Note: buffers for all micro-batches]."""
 
     def __init__(
         self, builder: PlanBuilder, stages: Mapping[int, Stage], ranks: Sequence[int], rank: int
@@ -55,7 +55,7 @@ class TorchMessenger(Messenger):
     # -- around the computation ---------------------------------------------------------------------------
 
     def before_forward(self, stage: int, micro_batch: int) -> None:
-        """Wait for the input; the stage's first module takes its buffer over."""
+        """Wait for the input, whose buffer the stage's first module takes over."""
         self._wait(Action("RECV_F", stage, micro_batch))
         self._take_buffer(-1, stage, micro_batch)
 
@@ -64,8 +64,9 @@ class TorchMessenger(Messenger):
         self._wait(Action("RECV_B", stage, micro_batch))
 
     def begin_gradients(self, stage: int, micro_batch: int) -> None:
-        """The first sum of the output's gradient with another is a new tensor; the last stage's walk makes
-        its own."""
+        """The first sum of the output's gradient with another is a new tensor. The last stage's walk makes
+        its own.
+        """
         if not self.stages[stage].is_last:
             self._allocate(1, RESIDUAL, stage, micro_batch)
 
@@ -86,7 +87,7 @@ class TorchMessenger(Messenger):
     # -- messages -----------------------------------------------------------------------------------------
 
     def _receive(self, message: Action) -> None:
-        """The buffer is there."""
+        """Allocate nothing: the buffer is there."""
 
     def _post(self, call: MessageCall) -> None:
         super()._post(call)
@@ -99,7 +100,7 @@ class TorchMessenger(Messenger):
                 )
 
     def _sent(self, message: Action) -> None:
-        """Nothing: it was freed, or is kept."""
+        """Free nothing: the tensor was freed, or is kept."""
 
 
 def _keeps_input(stage: Stage) -> bool:

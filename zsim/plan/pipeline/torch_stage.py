@@ -1,4 +1,4 @@
-"""Steps of torch's pipelines with one stage per rank; `torch_stages.py` has those with several.
+"""Steps of torch's pipelines with one stage per rank. `torch_stages.py` has those with several.
 
 Source: torch 2.13 `torch/distributed/pipelining/schedules.py`.
 """
@@ -11,8 +11,9 @@ _KINDS: tuple[Kind, Kind] = ("F", "B")
 
 
 def gpipe_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[Step]]:
-    """`ScheduleGPipe._step_microbatches`: every message alone, a receive waited before its computation, sends
-    of a phase at the phase's end."""
+    """`ScheduleGPipe._step_microbatches`: every message has its own call, a receive is waited for before its
+    computation, sends of a phase at the phase's end.
+    """
     programs = []
     for rank in range(ranks):
         steps: list[Step] = []
@@ -32,8 +33,9 @@ def gpipe_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[S
 
 def one_forward_one_backward_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[Step]]:
     """`Schedule1F1B._step_microbatches`: between the first and the last backward that follow a forward, a
-    send goes in one batch with the receive from the same neighbour; before and after, messages go alone, and
-    a send is waited behind the next computation."""
+    send goes in one batch with the receive from the same neighbour. Before and after, each message has its
+    own call, and a send is waited for after the next computation.
+    """
     return [
         _reduced(_one_forward_one_backward(ranks, rank, micro_batches), rank, is_fsdp=is_fsdp)
         for rank in range(ranks)
@@ -76,7 +78,7 @@ def _wait(steps: list[Step], messages: list[Action]) -> list[Action]:
 
 
 def _post(steps: list[Step], messages: list[Action], waits: str) -> None:
-    """`_batch_p2p`: sends and receives together are one batch, either alone are lone messages."""
+    """`_batch_p2p`: sends and receives are one batch if there are both. Otherwise they are lone messages."""
     if messages:
         is_batched = len({one.kind.startswith("SEND") for one in messages}) == 2
         steps.append(MessageCall(tuple(messages), is_batched, "stream" if waits == "stream" else "use"))

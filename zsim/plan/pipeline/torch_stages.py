@@ -17,8 +17,8 @@ _FSDP: tuple[Kind, ...] = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
 def lowered(orders: Sequence[Order], rank_of: Sequence[int], micro_batches: int) -> list[Order]:
-    """The orders with parameters gathered and freed, gradients reduced, and messages; `rank_of`: the pipeline
-    rank of every stage. Torch lowers so whether its stages are FSDP's or not.
+    """The orders with parameters gathered and freed, gradients reduced, and messages. `rank_of` has the
+    pipeline rank of every stage. Torch lowers so whether its stages are FSDP's or not.
 
     Raises InputError if a computation never gets its input.
     """
@@ -47,10 +47,11 @@ def _actions(order: Iterable[Action | Overlap]) -> Iterator[Action]:
 
 
 def _with_gathers(order: Order) -> Order:
-    """Before each item the stages that come next and are not gathered are gathered, those that are not next
-    any more are freed first; the next are the first MAX_ACTIVE_STAGES stages from the item on, with an
-    overlap's second stage even beyond (`_add_unshard_reshard`). Stages are freed in the order in which they
-    were gathered; torch's order is that of a set."""
+    """Before each item, stages that are not next any more are freed, and then the next stages that are not
+    gathered are gathered. The next stages are the first MAX_ACTIVE_STAGES from the item on, with an overlap's
+    second stage even beyond (`_add_unshard_reshard`). Stages are freed in the order in which they were
+    gathered. torch's order is that of a set.
+    """
     active: dict[int, None] = {}
     result: Order = []
     for item, coming in zip(order, _coming(order), strict=True):
@@ -65,7 +66,7 @@ def _with_gathers(order: Order) -> Order:
 
 
 def _coming(order: Order) -> list[list[int]]:
-    """The stages that come next from every item on, found from the last item to the first."""
+    """The stages that come next from every item on, computed from the last item to the first."""
     firsts: dict[int, int] = {}  # the item at which each stage comes next, in the order of coming
     found = []
     for position in reversed(range(len(order))):
@@ -77,7 +78,7 @@ def _coming(order: Order) -> list[list[int]]:
 
 
 def _with_reductions(order: Order, micro_batches: int) -> Order:
-    """Behind a stage's last backward its gradients are reduced (`_add_reduce_grad`)."""
+    """After a stage's last backward its gradients are reduced (`_add_reduce_grad`)."""
     done: Counter[int] = Counter()
     result: Order = []
     for item in order:
@@ -91,9 +92,10 @@ def _with_reductions(order: Order, micro_batches: int) -> Order:
 
 
 def _with_messages(orders: Sequence[Order], rank_of: Sequence[int]) -> list[Order]:
-    """`_add_send_recv`: the ranks take turns, and each places its next item if that has its input. Behind a
+    """`_add_send_recv`: the ranks take turns, and each places its next item if that has its input. After a
     computation comes the send of its result, and the receive goes to the end of what the neighbour has placed
-    by then, so that the messages of a pair have one order on both sides."""
+    by then, so that the messages of a pair have one order on both sides.
+    """
     placed: list[Order] = [[] for _ in orders]
     known: list[set[Action]] = [set() for _ in orders]
     left = [iter(order) for order in orders]
@@ -132,8 +134,9 @@ def _is_ready(action: Action, known: set[Action], rank_of: Sequence[int]) -> boo
 
 
 def _messages(action: Action, rank_of: Sequence[int]) -> list[tuple[Action, int]]:
-    """The send of an action's result and its receive, each with its rank; none to a stage of the same
-    rank."""
+    """The send of an action's result and its receive, each with its rank. A stage of the same rank
+    gets none.
+    """
     _, stage, number = action
     if action.kind not in ("F", *_BACKWARDS):
         return []

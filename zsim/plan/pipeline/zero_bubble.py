@@ -2,7 +2,7 @@
 with W: interleaved zero bubble, ZBV, DualPipeV. Every function returns one order per pipeline rank.
 
 Source: `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV` of torch 2.13
-`torch/distributed/pipelining/schedules.py`; arXiv 2401.10241 (ZB1P, and ZB-V in section 6).
+`torch/distributed/pipelining/schedules.py`. The papers are arXiv 2401.10241 (ZB1P, and ZB-V in section 6).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap
 
 
 def interleaved_zero_bubble(ranks: int, virtual: int, micro_batches: int) -> list[Order]:
-    """Interleaved 1F1B with one forward ahead per hop instead of two; rank r runs the W of a micro-batch r
-    backwards after its I, and the last ones at the end."""
+    """Interleaved 1F1B with one forward ahead per hop instead of two. Rank r runs the W of a micro-batch r
+    backwards after its I, and the last ones at the end.
+    """
     size = torch_group_size(ranks, micro_batches)
     orders: list[Order] = []
     for rank in range(ranks):
@@ -36,7 +37,7 @@ def interleaved_zero_bubble(ranks: int, virtual: int, micro_batches: int) -> lis
 
 
 class _Writer:
-    """An order being written; micro-batches are numbered by kind and stage as they come."""
+    """An order being written. Micro-batches are numbered by kind and stage as they come."""
 
     def __init__(self, stages: Sequence[int]) -> None:
         self.stages = stages
@@ -49,7 +50,7 @@ class _Writer:
         return self._count[kind, chunk]
 
     def next(self, kind: Kind, chunk: int) -> Action:
-        """The next micro-batch's action of `kind`; B counts as an I."""
+        """The next micro-batch's action of `kind`. B counts as an I."""
         counted: Kind = "I" if kind == "B" else kind
         number = self._count[counted, chunk]
         self._count[counted, chunk] += 1
@@ -64,18 +65,19 @@ class _Writer:
                 self.owed.append(action._replace(kind="W"))
 
     def overlap(self, forward: int, backward: int) -> None:
-        """Writes a forward of one chunk beside a whole backward of the other."""
+        """Write a forward of one chunk paired with a full backward of the other."""
         self.order.append(Overlap(self.next("F", forward), self.next("B", backward)))
 
     def pay(self) -> None:
-        """Writes the oldest W that is owed, if any."""
+        """Write the oldest pending W, if any."""
         if self.owed:
             self.order.append(self.owed.popleft())
 
 
 def zbv(ranks: int, micro_batches: int) -> list[Order]:
-    """ZB-V: two stages per rank, rank r the first and the last but r; planned for at least 2 x ranks - 1
-    micro-batches, of which those beyond `micro_batches` are left out."""
+    """ZB-V: two stages per rank, of which rank r has the first and the last but r. It is planned for at least
+    2 x ranks - 1 micro-batches, of which those beyond `micro_batches` are left out.
+    """
     planned = max(2 * ranks - 1, micro_batches)
     return [
         [one for one in _zbv(ranks, rank, planned) if (one.micro_batch or 0) < micro_batches]
@@ -100,8 +102,9 @@ def _zbv(ranks: int, rank: int, micro_batches: int) -> list[Action]:
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> list[Order]:
-    """DualPipeV (arXiv 2412.19437; DeepSeek's DualPipe repository): two stages per rank in a V, forwards of
-    one beside backwards of the other; the steps are those of torch's class, which names them 1 to 8."""
+    """DualPipeV (arXiv 2412.19437; DeepSeek's DualPipe repository): two stages per rank in a V, with forwards
+    of one paired with backwards of the other. The steps are those of torch's class, which names them 1 to 8.
+    """
     return [_dualpipe_v(ranks, rank, micro_batches) for rank in range(ranks)]
 
 
@@ -128,8 +131,9 @@ def _dualpipe_v(ranks: int, rank: int, micro_batches: int) -> Order:
 
 
 def _drain(line: _Writer, rank: int, after: int) -> None:
-    """The last backwards: from the middle of rank + 1 pairs on without their weights, which fill the gaps;
-    on odd ranks from the pair's first, on even ranks from its second."""
+    """The last backwards. From the middle of rank + 1 pairs on they come without their weights, which fill
+    the gaps: on odd ranks from the pair's first, on even ranks from its second.
+    """
     half = 2 * ((rank + 1) // 2) + (0 if rank % 2 else 1)
     for number in range(2 * (rank + 1)):
         line.add(("I" if number >= half else "B", 1 - number % 2))

@@ -10,10 +10,13 @@ ON_SIDE = ("begins", "continues", "ends")
 
 
 def backward_order(modules: Sequence[Module]) -> list[int]:
-    """Numbers of modules in the order of their backward: the reverse, unless shared experts run beside the
-    exchanges. Then of both streams' next ones that comes first which is marked so, else that which ran last
-    forward; of two exchanges in a row both can run. See [Note: shared experts on a stream of their own] of
-    `zsim.plan.parallel.shared_beside`."""
+    """Numbers of modules in the order of their backward: the reverse of forward, unless shared experts run
+    beside the exchanges.
+
+    Then, of the next modules of both streams, one that is marked to go first comes first, and otherwise the
+    one that ran last forward. Of two exchanges in a row both can run. See [Note: shared experts on a stream
+    of their own] of `zsim.plan.parallel.shared_beside`.
+    """
     joins = next((n for n, one in enumerate(modules) if one.side == "joins"), None)
     if joins is None:
         return list(range(len(modules) - 1, -1, -1))

@@ -67,7 +67,7 @@ def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions
 
 
 def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
-    """The work of a module's backward; see [Note: beneath the products]."""
+    """The work of a module's backward. See [Note: beneath the products]."""
     if isinstance(module.work, Exchange):
         return _exchanged(module.work, module.work.backward, shape, options, is_forward=False)
     if isinstance(module.work, Attention) and module.work.context is not None:
@@ -113,7 +113,7 @@ def _exchanged(
 
 
 def _with_copy(whole: Collective, exchange: Exchange, shape: work.BatchShape) -> tuple[WorkPart, ...]:
-    """The collective, in line, behind or before the copy that `exchange` makes of its full tensor."""
+    """The collective, in line, after or before the copy that `exchange` makes of its full tensor."""
     if not exchange.copies or shape.sequences == 1 or whole.kind not in ("all_gather", "reduce_scatter"):
         return (WorkPart(whole),)
     copy = WorkPart(Kernels(copy_kernels(whole.bytes)))

@@ -1,4 +1,4 @@
-"""A module's kernels and activations: by itself, and at its place in a block."""
+"""A module's kernels and activations: by itself, and in its context in a block."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from zsim.specs.strategy.training import Checkpointing
 class ModuleWork:
     """One module's kernels and the tensors of its activations.
 
-    `saved_bytes` stay from forward (under full checkpointing: from recomputation) to backward; the extra
-    bytes live only during one op. `kept_outputs`: bytes of the outputs, or of a quantised input, that the
-    segment's checkpoint keeps.
-    `input_gradient` and `weight_gradient`: the two halves of backward, for schedules that split it.
+    `saved_bytes` stay from forward (under full checkpointing: from recomputation) to backward. The extra
+    bytes live only during one op.
     """
 
     forward: Issued
@@ -37,8 +35,11 @@ class ModuleWork:
     recomputed_bytes: int = 0
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
     kept_outputs: tuple[int, ...] = ()
+    """Bytes of the outputs, or of a quantised input, that the segment's checkpoint keeps."""
     input_gradient: Issued = ()
+    """The half of backward that makes the gradient of the input, for schedules that split it."""
     weight_gradient: Issued = ()
+    """The half of backward that makes the gradients of weights, for schedules that split it."""
 
     @cached_property
     def saved_bytes(self) -> int:
@@ -61,8 +62,9 @@ Works = tuple[ModuleWork, ...]
 def module_work(
     module: Module, shape: work.BatchShape, options: work.WorkOptions, *, is_selective: bool = False
 ) -> ModuleWork:
-    """The work of a module by itself; `is_selective`: attention recomputed in backward (policy
-    "selective")."""
+    """The work of a module by itself. With `is_selective` attention is recomputed in backward (policy
+    "selective").
+    """
     shape, options = shape.seen_by(module), options.seen_by(module)
     forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
     is_product = isinstance(module.work, Linear | GroupedLinear)
@@ -87,8 +89,9 @@ def module_work(
 def on_residual_stream(
     modules: Sequence[Module], works: Works, shape: work.BatchShape, options: work.WorkOptions
 ) -> Works:
-    """A block's works. A Linear whose output is added to the residual stream without dropout reuses the
-    stream's gradient as its output gradient, so none is allocated."""
+    """The work of a block's modules with gradients reused: a Linear whose output is added to the residual
+    stream without dropout reuses the stream's gradient as its output gradient, so none is allocated.
+    """
     if options.autocast or options.stream_bytes != options.activation_bytes:
         return works  # autograd casts the gradient
     result = list(works)
@@ -104,22 +107,24 @@ def on_residual_stream(
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The modules from number `start` to before `end`, in a checkpoint of their own. `has_norm`: the first is
-    a norm whose input stays, and whose output is made again."""
+    """The modules from number `start` to before `end`, in a checkpoint of their own."""
 
     start: int
     end: int
     has_norm: bool = False
+    """The first module is a norm whose input stays, and whose output is made again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWorks:
-    """The works of a block's modules in forward and backward (`works`), and in recomputation (`recomputed`:
-    of the first modules; () without checkpointing); `reruns`: parts that run once more on their own."""
+    """The work of a block's modules."""
 
     works: Works
+    """Forward and backward of each module."""
     recomputed: Works
+    """Recomputation of the first modules. () without checkpointing."""
     reruns: tuple[Rerun, ...] = ()
+    """Parts that run once more on their own."""
 
 
 def checkpointed_works(
@@ -131,9 +136,10 @@ def checkpointed_works(
     *,
     stops_early: bool,
 ) -> BlockWorks:
-    """The works of a checkpointed block, without the saved bytes that the checkpoint holds already: the
+    """The work of a checkpointed block, without the saved bytes that the checkpoint holds already: the
     block's input, if that is all that the first module saves, and with "selective-op" the outputs that are
-    kept."""
+    kept.
+    """
     keeps_outputs = policy == "selective-op"
     is_shared = keeps_outputs and options.attention == "flash"
     shared = footprint.kept_for_readers(block, shape, options) if is_shared else {}
@@ -191,7 +197,7 @@ def _without_kernels(
 
 
 def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
-    """Whether the module is an activation that torch.compile generates; Liger's gated kernel is not."""
+    """Whether the module is an activation that torch.compile generates. Liger's gated kernel is not."""
     if not isinstance(module.work, Activation):
         return False
     return options.compile and not (options.liger and module.work.gated)

@@ -1,11 +1,11 @@
 """Products of which a rank computes its own rows while the other ranks' arrive: nanotron's.
 
 With asynchronous communication a column gathers its input beneath the product of the rank's own rows, waits,
-and multiplies the rows of the ranks before and of those behind, a product each. A row does so in backward
-with its output's gradient, whose product with the weight gives the input's gradient; the weight's gradient is
+and multiplies the rows of the ranks before and of those after it, a product each. A row does so in backward
+with its output's gradient, whose product with the weight gives the input's gradient. The weight's gradient is
 one product of all rows (`_ColumnLinearAsyncCommunication.forward`, `_RowLinearAsyncCommunication.backward`,
 nanotron 2411b022 parallel/tensor_parallel/functional.py). The first and the last rank have one product less.
-All have the same rows; the plan is that of rank t // 2, as of the ranks that share a context.
+All have the same rows. The plan is that of rank t // 2, as of the ranks that share a context.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ A gathered product of t ranks runs in t pieces: each multiplies the tokens that 
 rank's tokens arrive, in t - 1 steps of a ring ("ring_exchange"), which the copy engines make (`use_ce`, on by
 default; torch's symmetric memory is copied by them too). A scattered product runs in pieces, and the
 reduce-scatter of one runs beneath the next ("pipeline"), so that the last one's is exposed. Gathers again and
-reductions beneath the two products of backward are those of `Beneath` ("bulk"). Source: Transformer Engine
-2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
+reductions beneath the two products of backward are those of the product's `overlapped_collectives` ("bulk").
+Source: Transformer Engine 2.17 pytorch/module/base.py (`initialize_ub`, which GEMM uses which method).
 
 # [Note: pieces share waves]
 The pieces' products are launched in turn on three streams (`_stream_compute` of Transformer Engine's
 common/comm_gemm_overlap/comm_gemm_overlap.cpp), so that the next one fills the SMs that the last wave of
-tiles of the one before leaves idle. So a piece has its part of the arithmetic at the rate of the whole
-product's shape, and not that of its own; it still reads the weight once.
+tiles of the one before leaves idle. So a piece has its part of the arithmetic at the rate of the full
+product's shape, and not that of its own. It still reads the weight once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def agreement(group: str, options: work.WorkOptions) -> Parts:
 
 
 def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOptions) -> WorkPart:
-    """The input of a product that gathers it, gathered whole and in line."""
+    """The full input of a product that gathers it, in line."""
     pieces = product.in_pieces
     assert pieces is not None
     return WorkPart(gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options))
@@ -58,8 +58,9 @@ def gathered_input(product: Linear, shape: work.BatchShape, options: work.WorkOp
 def product_forward(
     module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
-    """The forward of a product that gathers its input, or scatters its output; see [Note: rings and
-    pipelines]."""
+    """The forward of a product that gathers its input, or scatters its output. See [Note: rings and
+    pipelines].
+    """
     if pieces.gathers == "forward":
         casts, kernels = _pieces(work.forward_kernels, module, shape, pieces.ranks, options)
         whole = gather(shape.tokens * product.in_features, pieces.ranks, pieces.group, options)
@@ -77,8 +78,9 @@ def product_forward(
 def product_backward(
     module: Module, product: Linear, pieces: InPieces, shape: work.BatchShape, options: work.WorkOptions
 ) -> Parts:
-    """The backward of a product whose output was scattered: the output's gradient goes around beneath the
-    product for the input's; the weight's reads the whole."""
+    """The backward of a product whose output was scattered. The output's gradient goes around the ring
+    beneath the product for the input's gradient. The product for the weight's gradient reads all of it.
+    """
     casts, of_input = _pieces(_of_input, module, shape, pieces.ranks, options)
     _, of_weight = work.split_backward(module, shape, options)
     numel = shape.tokens * product.out_features
@@ -94,8 +96,9 @@ def _pieces(
     count: int,
     options: work.WorkOptions,
 ) -> tuple[Parts, tuple[Kernel, ...]]:
-    """The casts of the operands, once, and the products of one of `count` pieces of the tokens; see [Note:
-    pieces share waves]."""
+    """The casts of the operands, once, and the products of one of `count` pieces of the tokens. See [Note:
+    pieces share waves].
+    """
     whole = kernels_of(module, shape, options)
     casts = tuple(kernel for kernel in whole if kernel.kind != "gemm")
     shapes = [kernel.shape for kernel in whole if kernel.kind == "gemm"]
@@ -110,8 +113,9 @@ def _of_input(module: Module, shape: work.BatchShape, options: work.WorkOptions)
 
 
 def _in_ring(kernels: tuple[Kernel, ...], pieces: InPieces, whole: Collective) -> Parts:
-    """`kernels` for each rank's tokens in turn, the tensor that `whole` would gather arriving beneath
-    them."""
+    """`kernels` for each rank's tokens in turn, while the tensor that `collective` would gather arrives
+    beneath them.
+    """
     part = whole.bytes // pieces.ranks
     messages = (Message("send", part, 1), Message("recv", part, -1))
     step = PointToPoint(messages, whole.dtype, pieces.group, by_copy_engine=True)

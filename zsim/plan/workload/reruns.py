@@ -5,13 +5,15 @@ moe/experts.py, core/tensor_parallel/random.py). "moe_act" and "layernorm" drop 
 (`CheckpointWithoutOutput`), which Megatron makes again when backward reaches the end of what was computed
 from it, zsim at the first module that reads it: the activation before the experts' second product, the norms
 before the router and before latent attention. Before other attention and dense MLPs the norm is a part of the
-product (`TELayerNormColumnParallelLinear`) and stays. "input_layernorm": the one before latent attention
-alone. "mla_up_proj" drops the queries, keys and values of multi-head
-latent attention, which their norms, up-projections and rotary positions make again
-(`qkv_up_proj_and_rope_apply` of core/transformer/multi_latent_attention.py); what is between norms and
-projections goes too. "moe", "shared_experts" and "mlp" are checkpoints around the layer of experts, around
-its shared experts and around a dense MLP: they keep their input alone, the layer of experts not even this
-where its norm runs once more, and run with their exchanges before the backward of their last module.
+product (`TELayerNormColumnParallelLinear`) and stays. "input_layernorm" is the norm before latent attention
+alone.
+
+"mla_up_proj" drops the queries, keys and values of multi-head latent attention, which their norms,
+up-projections and rotary positions make again (`qkv_up_proj_and_rope_apply` of
+core/transformer/multi_latent_attention.py). The tensors between norms and projections go too. "moe",
+"shared_experts" and "mlp" are checkpoints around the layer of experts, around its shared experts and around a
+dense MLP. They keep their input alone, the layer of experts not even this where its norm runs once more, and
+run with their exchanges before the backward of their last module.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _UP_PROJECTIONS = ("q_a_layernorm", "q_b_proj", "kv_a_layernorm", "kv_b_proj")
 def with_reruns(
     modules: Sequence[Module], works: Works, names: Collection[str]
 ) -> tuple[Works, tuple[Rerun, ...]]:
-    """The works of a block of which `names` run once more, and the runs of modules that do so together."""
+    """The work of a block of which `names` run once more, and the runs of modules that do so as one."""
     found, runs = list(works), []
     if "layernorm" in names or "input_layernorm" in names:
         _normalise_again(modules, found)
@@ -65,7 +67,7 @@ def with_reruns(
 
 
 def _check_found(modules: Sequence[Module], mlp: range, names: Collection[str]) -> None:
-    """Raises NotSimulatedError where `names` run an MLP again that has its norm behind it."""
+    """Raises NotSimulatedError where `names` run an MLP again that has its norm after it."""
     is_routed = any(isinstance(module.work, Router) for module in modules)
     asked = sorted({*names} & ({"moe", "shared_experts", "moe_act"} if is_routed else {"mlp"}))
     if asked and not mlp and any(isinstance(module.work, _READERS) for module in modules):
@@ -82,7 +84,8 @@ def _reader(modules: Sequence[Module], run: range) -> int:
 
 def _kept(work: ModuleWork) -> tuple[int, ...]:
     """The tensors that a module keeps, the first of which is dropped. Raises NotSimulatedError if it keeps
-    none, as a frozen product does."""
+    none, as a frozen product does.
+    """
     if not work.tensors.saved:
         raise NotSimulatedError(
             "training.recompute_modules: what runs again before a frozen module, which keeps no input, is "
@@ -104,7 +107,7 @@ def _making(reader: ModuleWork, maker: ModuleWork) -> ModuleWork:
 
 
 def _normalise_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
-    """Latent attention whose input is made again; nothing where it is not latent."""
+    """Make the input of latent attention again. Nothing changes where attention is not latent."""
     core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), 0)
     attention = modules[core].work
     if isinstance(attention, Attention) and attention.is_latent:
@@ -114,8 +117,9 @@ def _normalise_again(modules: Sequence[Module], works: list[ModuleWork]) -> None
 
 
 def _project_again(modules: Sequence[Module], works: list[ModuleWork]) -> None:
-    """Latent attention that keeps what its up-projections' norms keep, and makes the rest again before its
-    backward; nothing where it is not latent."""
+    """Latent attention keeps the tensors that its up-projections' norms keep, and makes the others again
+    before its backward. Nothing changes where attention is not latent.
+    """
     core = next((n for n, one in enumerate(modules) if isinstance(one.work, Attention)), None)
     if core is None:
         return

@@ -9,10 +9,10 @@ from zsim.plan.ops import Collective, Kernels, PointToPoint
 
 
 class WorkPart(NamedTuple):
-    """One op of a module, or (`work` None) a wait alone. `follows`: the stream whose work so far it waits
-    for."""
+    """One op of a module, or (`work` None) a wait by itself."""
 
     work: Kernels | Collective | PointToPoint | None
     name: str = ""
     stream: str = COMPUTE
     follows: str = ""
+    """The stream whose work so far the op waits for."""

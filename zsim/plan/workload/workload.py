@@ -1,7 +1,7 @@
 """The computation of one rank in a step: segments of module calls with their kernels and their memory.
 
 A `Segment` is the modules before the blocks, one block, or the modules after the blocks. Work is derived once
-per distinct module: a thousand layers of one shape share it.
+per unique module: a thousand layers of one shape share it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zsim.unchanging import Unchanging
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A call of a module at its place in the model."""
+    """A call of a module in the model."""
 
     name: str
     segment: str
@@ -80,32 +80,38 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Segment:
-    """Modules that run back to back: `kind` is "before", "block", "between" (of two blocks) or "after".
-
-    In a checkpointed block `recomputed` run again before backward. `input_bytes`: of the input that the
-    checkpoint holds; `output_bytes`: of the block's recomputed output, which a reentrant checkpoint holds
-    until its backward has ended. `reruns`: calls that run once more before the backward of the last of them;
-    their first forward keeps nothing, but for a first call that runs once more for its output. Recomputation
-    enters `stops_at` (its hooks run) but stops before its
-    kernels, because all tensors that backward needs exist by then. `num_before_recomputation`: calls at the
-    end whose backward runs before recomputation begins. `group`: the first of the blocks that share one
-    checkpoint, which has its input; the last one runs all of them again, and has their output, which the
-    first one's backward frees (`freed_bytes`); "" for a checkpoint of its own.
-    """
+    """Modules that run back to back."""
 
     name: str
     kind: str
+    """One of "before", "block", "between" (of two blocks) and "after"."""
     calls: tuple[ModuleCall, ...]
     is_checkpointed: bool
     input_bytes: int
+    """Bytes of the input that the checkpoint holds."""
     output_bytes: int = 0
+    """Bytes of the block's recomputed output, which a reentrant checkpoint holds until its backward has
+    ended.
+    """
     recomputed: tuple[ModuleCall, ...] = ()
+    """Calls of a checkpointed block that run again before backward."""
     stops_at: ModuleCall | None = None
+    """Recomputation enters this call (its hooks run) but stops before its kernels, because all tensors that
+    backward needs exist by then.
+    """
     registration: tuple[str, ...] | None = None
     num_before_recomputation: int = 0
+    """Calls at the end whose backward runs before recomputation begins."""
     reruns: tuple[tuple[ModuleCall, ...], ...] = ()
+    """Calls that run once more before the backward of the last of them. Their first forward keeps nothing,
+    except for a first call that runs once more for its output.
+    """
     group: str = ""
+    """The first of the blocks that share one checkpoint, which has its input. The last one runs all of them
+    again, and has their output, which the first one's backward frees. "" for a checkpoint of its own.
+    """
     freed_bytes: int = 0
+    """Bytes of the shared checkpoint's output that the first block's backward frees."""
 
     @cached_property
     def backward_calls(self) -> tuple[ModuleCall, ...]:
@@ -132,7 +138,7 @@ class Segment:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether autograd comes back to it; a segment without modules counts as one."""
+        """Whether autograd comes back to it. A segment without modules counts as one."""
         return not self.calls or any(call.module.has_backward for call in self.calls)
 
     @cached_property
@@ -143,16 +149,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Workload(Unchanging):
-    """All segments in forward order. `residual_bytes`: the gradient of the residual stream, alive from the
-    head's backward on; `fused_head`: the module whose weight the loss uses without calling the module ("" if
-    it is called); `logs`: the logits that the trainer holds, and its metrics."""
+    """All segments in forward order."""
 
     model: ModelSpec
     training: Training
     segments: tuple[Segment, ...]
     residual_bytes: int
+    """Bytes of the gradient of the residual stream, alive from the head's backward on."""
     fused_head: str = ""
+    """The module whose weight the loss uses without calling the module. "" if it is called."""
     logs: MetricLog | None = None
+    """The logits that the trainer holds, and its metrics."""
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -161,7 +168,7 @@ class Workload(Unchanging):
 
 
 def make_workload(model: ModelSpec, training: Training) -> Workload:
-    """The workload of a model under a training; the work of every distinct module is derived once."""
+    """The workload of a model under a training. The work of every unique module is derived once."""
     return make_workloads([model], training)[0]
 
 
@@ -200,7 +207,7 @@ def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Worklo
 
 
 def _with_one_checkpoint(group: Sequence[Segment], held: int) -> list[Segment]:
-    """Blocks of which the last one runs all again, to the whole group's output of `held` bytes."""
+    """Blocks of which the last one runs all again, to the group's output of `output_bytes`."""
     again = tuple(call for segment in group for call in segment.calls)
     first, *between, last = group
     last = replace(last, recomputed=again, output_bytes=held)
@@ -218,8 +225,9 @@ class _Deriver:
         self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWorks] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
-        """Give the head the fused work of head and loss, and the modules after it no work; returns the head's
-        name, "" if there is no head."""
+        """Give the head the fused work of head and loss, and the modules after it no work. Returns the head's
+        name, "" if there is no head.
+        """
         place = head_place(modules)
         if place is None:
             return ""
@@ -247,7 +255,7 @@ class _Deriver:
         return extent.of(part, self._options.activation_bytes)
 
     def block(self, name: str, block: Block, policy: Checkpointing, held: int) -> Segment:
-        """A block; `held`: bytes of its input, and of its output."""
+        """A block, whose input and output have `input_bytes` bytes each."""
         derived, modules = self._block(block, policy), block.modules
         calls = _calls(name, name, modules, derived.works)
         if policy not in ("full", "selective-op"):
@@ -279,8 +287,9 @@ class _Deriver:
         )
 
     def grouped(self, name: str, block: Block, held: int, first: str) -> Segment:
-        """A block that shares the checkpoint of block `first`, whose input of `held` bytes it is; the others
-        keep theirs while all are run again."""
+        """A block that shares the checkpoint of block `first`, whose input of `input_bytes` it is. The other
+        blocks keep theirs while all are run again.
+        """
         is_first = name == first
         works = self._block(block, "full" if is_first else "none").works
         calls = _calls(name, name, block.modules, works)
@@ -320,5 +329,7 @@ def _calls(name: str, prefix: str, modules: Sequence[Module], works: Works) -> t
 
 
 def _is_run_again(module: Module) -> bool:
-    """Whether "selective" runs it again in backward: the core of attention, where it has a backward."""
+    """Whether "selective" runs the module again in backward: the core of attention, where it has a
+    backward.
+    """
     return isinstance(module.work, Attention) and module.has_backward

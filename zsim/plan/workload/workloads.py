@@ -12,8 +12,9 @@ _MOST = 8  # models under a training
 
 
 class Workloads:
-    """Workloads that plans have in common: those of equal models under equal trainings, whatever shards them,
-    are made once, and with them what `Workload.once` caches. The most recently used are kept."""
+    """Workloads that plans have in common. Those of equal models under equal trainings, whatever shards them,
+    are made once, and with them what `Workload.memoize` caches. The most recently used are kept.
+    """
 
     def __init__(self) -> None:
         self._known: list[tuple[Training, Sequence[ModelSpec], list[Workload]]] = []  # last used at the end

@@ -1,12 +1,12 @@
 """Ulysses: ranks exchange heads for tokens before attention and tokens for heads after it (Jacobs et al.
 2023, "DeepSpeed Ulysses", arXiv 2309.14509).
 
-q, k and v are one all-to-all each, the output another; backward has the same four for the gradients.
-Transformer Engine's run beside the copies that order the tensors before and behind them
-(`flash_attn_a2a_communicate`, `AttnFuncWithCPAndQKVOA2A`, TransformerEngine 2.17.1); DeepSpeed's are in line,
-behind an all-gather of the positions, and repeat heads of K and V until each rank has one
+q, k and v are one all-to-all each, the output another. Backward has the same four for the gradients.
+Transformer Engine's run beside the copies that order the tensors before and after them
+(`flash_attn_a2a_communicate`, `AttnFuncWithCPAndQKVOA2A`, TransformerEngine 2.17.1). DeepSpeed's are in line,
+after an all-gather of the positions, and repeat heads of K and V until each rank has one
 (`UlyssesSPAttentionHF`, DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py). With "a2a+p2p" the ranks
-of a node exchange heads, and K and V go round rings of the ranks at the same place of every node.
+of a node exchange heads, and K and V go round rings of the ranks at the same index of every node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def backward(shared: SharedAttention) -> tuple[WorkPart, ...]:
 
 
 def _inputs(whole: SharedAttention, q: str, k: str, v: str) -> Tensors:
-    """Names and bytes of what is exchanged; with fewer heads of K and V than ranks, of their repetitions."""
+    """Names and bytes of the exchanged tensors. With fewer heads of K and V than ranks, they are those of the
+    repeated heads.
+    """
     return [(q, whole.query_bytes), (k, whole.key_bytes), (v, whole.value_bytes)]
 
 

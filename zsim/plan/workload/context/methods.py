@@ -21,13 +21,17 @@ _HEADS = heads.forward, heads.backward
 
 
 def shared_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[WorkPart, ...]:
-    """The parts of attention's forward on one of the ranks that share its sequences; `shape`: the rank's."""
+    """The parts of attention's forward on one of the ranks that share its sequences. `shape` is the
+    rank's.
+    """
     shared = SharedAttention.of(work, shape, options)
     return _parts(shared.share)[0](shared)
 
 
 def shared_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[WorkPart, ...]:
-    """The parts of its backward."""
+    """The parts of attention's backward on one of the ranks that share its sequences. `shape` is the
+    rank's.
+    """
     shared = SharedAttention.of(work, shape, options)
     return _parts(shared.share)[1](shared)
 

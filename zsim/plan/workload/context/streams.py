@@ -28,5 +28,5 @@ def in_line(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: 
 
 
 def beside(kind: CollectiveKind, num_bytes: int, dtype: str, name: str, group: str = CONTEXT) -> WorkPart:
-    """A collective on the group's stream, behind what is computed so far."""
+    """A collective on the group's stream, after what is computed so far."""
     return WorkPart(Collective(kind, num_bytes, dtype, group), name, CONTEXT, COMPUTE)

@@ -1,6 +1,6 @@
-"""Transformer Engine's all-gather: K and V of all ranks come together before attention.
+"""Transformer Engine's all-gather: K and V of all ranks are gathered before attention.
 
-Both directions gather K and V, one after the other in line, and put their chunks in order; attention is one
+Both directions gather K and V, one after the other in line, and put their chunks in order. Attention is one
 call for each of the rank's two chunks of queries, on the keys up to its end. Backward reduce-scatters the
 gradients of K and V (`AttnFuncWithCPAndKVAllGather`, TransformerEngine 2.17.1). The two calls, on two streams
 there, follow each other here.

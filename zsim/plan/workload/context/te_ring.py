@@ -1,13 +1,13 @@
 """Transformer Engine's ring: K and V go from rank to rank while attention works on those that have come.
 
-Forward: c - 1 hops to the next rank, each of K and V of s/c tokens. Backward: c hops to the previous rank,
-the first of K and V, the last of their gradients, those between of both. A hop runs beneath the attention of
-its step (`AttnFuncWithCPAndKVP2P`, TransformerEngine 2.17.1 pytorch/attention/dot_product_attention/
-context_parallel.py).
+Forward has c - 1 hops to the next rank, each of K and V of s/c tokens. Backward has c hops to the previous
+rank, the first of K and V, the last of their gradients, those between of both. A hop runs beneath the
+attention of its step (`AttnFuncWithCPAndKVP2P`, TransformerEngine 2.17.1
+pytorch/attention/dot_product_attention/ context_parallel.py).
 
 # [Note: one stream of steps]
 Transformer Engine issues every other step of forward to a second stream, so that the last blocks of one
-step's kernel run beside the first of the next. Here all are on the compute stream; a hop waits for the step
+step's kernel run beside the first of the next. Here all are on the compute stream. A hop waits for the step
 two before its own, as it does there.
 """
 

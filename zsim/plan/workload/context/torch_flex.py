@@ -1,11 +1,12 @@
 """torch's FlexAttention under context parallelism, the only one of its attentions that knows a mask.
 
-K and V are made contiguous, gathered one after the other in line, and their ranks' parts copied together
-along the sequence; one kernel takes all the rank's queries to the keys that its block mask names. Backward
-copies the gradients of all ranks' K and V apart and reduce-scatters each in line; what forward gathered is
-kept (torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py `_ContextParallel`,
-_cp_custom_ops.py `flex_cp_allgather`; distributed/_functional_collectives.py `all_gather_single`,
-`reduce_scatter_single`). The kernel is taken to be as fast as the fused one that the cluster's rates are of.
+K and V are made contiguous, gathered one after the other in line, and their ranks' parts copied into one
+tensor along the sequence. One kernel takes all the rank's queries to the keys that its block mask names.
+Backward copies the gradients of all ranks' K and V apart and reduce-scatters each in line. The gathered
+tensors of forward are kept (torch 2.13 distributed/tensor/experimental/_context_parallel/_attention.py
+`_ContextParallel`, _cp_custom_ops.py `flex_cp_allgather`; distributed/_functional_collectives.py
+`all_gather_single`, `reduce_scatter_single`). The kernel is taken to be as fast as the fused one that the
+cluster's rates are of.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torch's context parallelism: the steps of a ring, on K and V gathered at once or passed on hop by hop.
 
 Forward: K and V are copied into one tensor in every step but the last. "all-gather" gathers the first of them
-beneath step 0; "p2p" passes them on in every step, by an all-to-all in which each rank sends to the next one
-only. Backward does the same with K and V; their gradients are summed up in fp32 and passed on hop by hop with
+beneath step 0. "p2p" passes them on in every step, by an all-to-all in which each rank sends to the next one
+only. Backward does the same with K and V. Their gradients are summed up in fp32 and passed on hop by hop with
 either method, c times, each hop but the last beneath the next step. Outputs are merged in fp32 (torch 2.13
 distributed/tensor/experimental/_context_parallel/_attention.py `_templated_ring_attention`,
 `_templated_ring_attention_backward`, `_SDPAMerger`, `_AllToAllRotater`, `_AllGatherRotater`).
@@ -87,8 +87,9 @@ def _to_next(shared: SharedAttention, num_bytes: int, dtype: str) -> Collective:
 
 def _merged(shared: SharedAttention, step: int) -> list[Kernel]:
     """A step's output cast to fp32 and merged: out - sigmoid(lse' - lse) (out - out'), an operator at a time
-    unless compiled; a half is put back by a concatenation. The log-sum-exp's six operators are launches of
-    few bytes."""
+    unless compiled. A half is put back by a concatenation. The log-sum-exp's six operators are launches of
+    few bytes.
+    """
     e, half = shared.options.activation_bytes, not shared.sees_all_queries(step)
     whole = shared.output_bytes // e
     size = whole // 2 if half else whole
@@ -103,7 +104,7 @@ def _merged(shared: SharedAttention, step: int) -> list[Kernel]:
 
 
 def _added(shared: SharedAttention, elements: int, launches: int, *, halves: bool) -> list[Kernel]:
-    """A gradient added to its fp32 sum; half of one is put back by a concatenation."""
+    """A gradient added to its fp32 sum. Half of one is put back by a concatenation."""
     e = shared.options.activation_bytes
     if not halves:
         return [shared.moved(elements * (8 + e), launches)]
