@@ -1,1 +1,1 @@
-"""One module per command of `zsim`; `zsim.cli` assembles them."""
+"""One module per command of `zsim`. They are assembled by `zsim.cli`."""

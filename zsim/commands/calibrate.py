@@ -77,7 +77,7 @@ def _lines(found: Calibration) -> Iterator[str]:
 
 
 def _rows(fit: CurveFit) -> Iterator[tuple[str, ...]]:
-    """One row for each of the fit's numbers; the first also says how well the curve fits."""
+    """One row for each of the fit's numbers. The first row also says how well the curve fits."""
     for index, (name, value) in enumerate(fit.values.items()):
         label = name if "." in name else f"{fit.title}: {name}"
         row: tuple[str, ...] = (label, shown(value, fit.units.get(name, "")))

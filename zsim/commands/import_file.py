@@ -25,7 +25,7 @@ def import_file(
     ],
     output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
 ) -> None:
-    """A training file as an experiment; torchtitan's or Megatron's own options may follow it.
+    """A training file as an experiment. Options of torchtitan or Megatron may follow the file.
 
     What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
     """

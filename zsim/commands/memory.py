@@ -27,7 +27,7 @@ def memory(
     limit: Annotated[int, typer.Option(min=0, help="How many rows of each table (0: all).")] = 12,
     json_: Annotated[Path | None, json_option("every owner")] = None,
 ) -> None:
-    """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation where it fits."""
+    """Who holds a GPU's memory, and when: by phase, module and FSDP unit. No simulation where it fits."""
     from zsim.notebook.memories import MemoryVariants, variant_words, variants_heading
     from zsim.notebook.memories import memory as find_memory
 

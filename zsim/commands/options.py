@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def offered(what: str) -> Callable[[str], list[str]]:
-    """The function that lists what the shell offers behind a half-typed value, `what` of
-    `zsim.reference.completion`."""
+    """The function that completes a half-typed value in the shell: the function `what` of
+    `zsim.reference.completion`.
+    """
 
     def found(incomplete: str) -> list[str]:
         from zsim.reference import completion
@@ -87,9 +88,11 @@ class ExperimentOptions:
     allow_code: AllowCode = False
 
     def load(self) -> Experiment:
-        """The experiment file with the command line's changes. It may also be a DeepSpeed JSON, an Accelerate
-        YAML, a torchtitan TOML or a script that starts Megatron; a model and cluster that such a file does
-        not name must then be given."""
+        """The experiment file with the command line's changes.
+
+        It may also be a DeepSpeed JSON, an Accelerate YAML, a torchtitan TOML or a script that starts
+        Megatron. A model and cluster that such a file does not name must then be on the command line.
+        """
         from zsim.study.given import experiment_of
 
         overrides = settings(self.set_)
@@ -108,7 +111,7 @@ class ExperimentOptions:
 
 
 def named_model(text: str) -> str | ModelSpec:
-    """The model that `--model` names: a function is run, see [Note: who may run code]."""
+    """The model that `--model` names. A function is run. See [Note: who may run code]."""
     from zsim.specs.own_code import OwnCode
 
     return OwnCode().named(text)
@@ -125,8 +128,9 @@ Command = Callable[..., None]
 
 
 def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """A decorator: the command's parameter of type ExperimentOptions becomes the options of that class,
-    except for those in `without`."""
+    """A decorator that replaces the command's parameter of type ExperimentOptions by the options of that
+    class, except for those in `without`.
+    """
     hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = [
         inspect.Parameter(
@@ -169,12 +173,12 @@ def settings(texts: Iterable[str] | None) -> dict[str, Any]:
 
 
 def json_option(content: str) -> Any:
-    """The option `--json FILE`, which writes `content`; its value is for `answer`."""
+    """The option `--json FILE`, which writes `content`. Its value is passed to `answer`."""
     return file_option("--json", help=f"Write {content} as JSON ('-': standard output).")
 
 
 def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
-    """An option for a file to write; an unwritable path is refused before the work starts."""
+    """An option for a file to write. An unwritable path is refused before the work starts."""
 
     def checked(path: Path | None) -> Path | None:
         if path is not None and not is_output(path):
@@ -185,7 +189,7 @@ def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
 
 
 def folder_option(*names: str, help: str) -> Any:
-    """An option for a folder to write to; an unwritable path is refused before the work starts."""
+    """An option for a folder to write to. An unwritable path is refused before the work starts."""
 
     def checked(path: Path | None) -> Path | None:
         if path is not None:
@@ -201,7 +205,7 @@ def is_output(path: Path | None) -> bool:
 
 
 def answer(lines: Iterable[str], content: Callable[[], Any], json_: Path | None) -> None:
-    """Print the lines, and write the content to the file of `--json`; for `-`, print only the content."""
+    """Print the lines, and write the content to the file of `--json`. For `-`, print only the content."""
     if is_output(json_):
         print(as_json(content()), end="")
         return
@@ -217,7 +221,7 @@ def print_file(kind: str, path: Path | str) -> None:
 
 
 def print_note(note: str) -> None:
-    """Print a note as a paragraph of at most 80 columns; addresses and paths stay whole."""
+    """Print a note as a paragraph of at most 80 columns. Addresses and paths are not broken."""
     from zsim.report.views.text.plain import paragraph
 
     for line in paragraph(note, first="note: ", indent=2):
@@ -233,7 +237,7 @@ def write_json(content: Any, path: Path) -> Path:
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:
-    """Write {path below `folder`: text}, making folders as needed; returns the paths."""
+    """Write {path below `folder`: text}, making folders as needed. Returns the paths."""
     for parent in {(folder / name).parent for name in files}:
         make_folder(parent)
     return [write_whole(folder / name, text) for name, text in files.items()]

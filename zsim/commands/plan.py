@@ -26,7 +26,7 @@ def plan(
         int | None, typer.Option(help="Only this rank's program (pipeline ranks differ).")
     ] = None,
 ) -> None:
-    """Print the work of a rank: ops, bytes, streams; no simulation."""
+    """Print the work of a rank: ops, bytes, streams. Nothing is simulated."""
     from zsim.api import make_plan
     from zsim.report.views.text.plan import plan_to_dict, print_plan
 

@@ -39,13 +39,13 @@ def replay(
     """Run a recorded step again: kernels as long as recorded, collectives together.
 
     Without --cluster everything takes what it took, and the recorded step comes back, each part of it. With
-    --cluster collectives run on that fabric, and ranks wait for each other there; --gpus and --nodes say how
-    many ranks there are.
+    --cluster collectives run on that fabric, and ranks wait for each other there. The number of ranks is set
+    by --gpus and --nodes.
 
     What stays as it was: model, batch per GPU, strategy, the host's time between launches, and the schedule.
     Kernels on another GPU go by the ratio of peaks or of memory bandwidths. With more ranks the outermost
-    group grows and the full tensors stay; only the optimizer's kernels shrink with the shards. What a stream
-    waited for is read out of the recording's times and names; memory is not replayed.
+    group grows and the full tensors stay. Only the optimizer's kernels shrink with the shards. What a stream
+    waited for is read out of the recording's times and names. Memory is not replayed.
     """
     from zsim.study.replay.replay import replay as replay_trace
     from zsim.study.replay.text import replay_lines

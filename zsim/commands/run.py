@@ -1,4 +1,4 @@
-"""`zsim run`: simulate one training step; `zsim trust`: how far to believe it."""
+"""`zsim run` simulates one training step, and `zsim trust` says how far to believe it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _seconds(text: str) -> float:
 
 
 def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> int:
-    """Simulate, write and print; returns the exit code."""
+    """Simulate, write and print. Returns the exit code."""
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 

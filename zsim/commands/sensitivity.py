@@ -31,7 +31,7 @@ def sensitivity(
 ) -> None:
     """Turn every number of the hardware and the framework: what the step depends on.
 
-    With --target also the least of each resource that reaches it, by simulation; with [run] also what the
+    With --target also the least of each resource that reaches it, by simulation. With [run] also what the
     days of the whole run depend on: failures, detection, start-up, the store, saves, spares.
     """
     from zsim.notebook.sensitivities import sensitivity as find_sensitivity

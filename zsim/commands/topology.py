@@ -37,7 +37,9 @@ Json = Annotated[Path | None, file_option("--json", help="Write JSON ('-': stand
 
 
 def _listed_nodes(cluster: str, usual: int) -> int:
-    """The number of nodes that a cluster of several types lists; `usual` of a cluster of alike ones."""
+    """The number of nodes that a cluster of several types lists, or `usual` if all its nodes are
+    identical.
+    """
     from zsim.specs.cluster.files import load_cluster
 
     return sum(node.count for node in load_cluster(cluster).nodes) or usual
@@ -156,7 +158,7 @@ def new(
     card_bandwidth: Annotated[str | None, typer.Option(help='Of one card, as "400 Gb/s".')] = None,
     source: Annotated[str | None, typer.Option(help="Where these numbers come from.")] = None,
 ) -> None:
-    """Write a topology TOML; asks on a terminal for what no option says."""
+    """Write a topology TOML. On a terminal it asks for what no option says."""
     from zsim.specs.cluster.files import load_cluster
     from zsim.specs.formats.topology.new_file import NewTopology, fabric_of, shape_of
 
@@ -205,7 +207,7 @@ def _at_least_one(number: type[int] | type[float]) -> Callable[[str], None]:
 
 
 def _asked(question: str, default: str, check: Callable[[str], object]) -> str:
-    """The answer to a question, asked again until `check` raises no InputError."""
+    """The answer to a question, which is repeated until `check` raises no InputError."""
 
     def taken(text: str) -> str:
         try:

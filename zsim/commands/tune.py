@@ -56,10 +56,10 @@ def tune(
     json_: Annotated[Path | None, json_option("the result")] = None,
     out: Annotated[Path | None, folder_option(help="Write the best few's files and tune.html there.")] = None,
 ) -> None:
-    """Find the best configuration that fits; say what to change in the one given, each change simulated.
+    """Find the best configuration that fits. Say what to change in the one given, each change simulated.
 
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
-    torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
+    torchtitan TOML. Without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
     from zsim.notebook.tuning import tune as find_best
 

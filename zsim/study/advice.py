@@ -1,4 +1,4 @@
-"""Simulate a step; for a job that does not fit, say on how many GPUs or with which switch it would."""
+"""Simulate a step. For a job that does not fit, also say on how many GPUs or with which switch it would."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from zsim.specs.experiment.tables import Experiment
 def simulate(
     experiment: Experiment, *, unfold: bool = False, on_job: Callable[[Job], None] | None = None
 ) -> api.Result:
-    """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
-    `on_job` is told the job before it is simulated.
+    """Simulate one steady step. With `unfold` every rank is simulated instead of one representative per
+    class. `on_job` is called with the job before it is simulated.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
@@ -29,8 +29,9 @@ def simulate(
 
 
 def advised(report: Report, experiment: Experiment, simulator: Simulator | None = None) -> Report:
-    """The report; if the job does not fit, with the least number of GPUs and the remedy (fewest switches)
-    that make it fit. `simulator`: that of the report's step."""
+    """The report. If the job does not fit, the least number of GPUs and the remedy (fewest switches) that
+    make it fit are added. `simulator` is the one that simulated the report's step.
+    """
     finding = report.out_of_memory
     if finding is None:
         return report
@@ -40,8 +41,10 @@ def advised(report: Report, experiment: Experiment, simulator: Simulator | None 
 
 @garbage_collection.paused()
 def advice(experiment: Experiment, simulator: Simulator | None = None) -> tuple[int | None, Remedy | None]:
-    """The least number of GPUs on which an experiment fits that does not, and the fewest switches with which
-    it does. `simulator`: that of the step that does not fit, whose plan is made already."""
+    """The least number of GPUs on which an experiment fits that does not fit as it is, and the fewest
+    switches with which it fits. `simulator` is the one that planned the step that does not fit, so that its
+    plan is not made again.
+    """
     from zsim.study.search import least_gpus
     from zsim.study.tune.remedy import remedy_of
 

@@ -1,10 +1,10 @@
 """A step predicted from a measured one: the measured step times the ratio of the two predictions.
 
 # [Note: anchored on a measured step]
-What is wrong with a prediction is mostly the same for two steps of one job on one machine, so their ratio is
-off by less than either (zsim/validated/ratios.py). A measured step of the job, on fewer nodes or with a
-shorter sequence, carries all that is common; what is left is the error of the ratio, estimated from pairs
-of published runs that differ in the same settings.
+The error of a prediction is mostly the same for two steps of one job on one machine, so the ratio of two
+predictions is off by less than either (zsim/validated/ratios.py). A measured step of the job, on fewer nodes
+or with a shorter sequence, carries all that is common. What remains is the error of the ratio, which is
+estimated from pairs of published runs that differ in the same settings.
 """
 
 from __future__ import annotations
@@ -29,16 +29,21 @@ from zsim.validated.validation import range_words
 
 @dataclass(frozen=True)
 class Anchored:
-    """`step_seconds` and its 80 % interval `low` to `high`, from `measured_seconds` of a step that is
-    predicted to take `predicted_seconds` and differs in `kinds`, which `settings` name."""
+    """The time of a step, derived from a measured step of the same job under other settings."""
 
     step_seconds: float
     low: float
+    """The lower end of the 80 % interval of `step_seconds`."""
     high: float
+    """The upper end of the 80 % interval of `step_seconds`."""
     measured_seconds: float
+    """The measured time of the other step."""
     predicted_seconds: float
+    """The predicted time of the measured step."""
     kinds: tuple[str, ...]
+    """The kinds of settings in which the two steps differ."""
     settings: Mapping[str, Any]
+    """The dotted keys with which the other step was measured."""
 
     @property
     def error(self) -> float:
@@ -71,10 +76,12 @@ class Anchored:
 def anchored(
     result: Result, experiment: Experiment, settings: Mapping[str, Any], measured_seconds: float
 ) -> Anchored:
-    """The step of `result`, a simulation of `experiment`, from a measured step of it under other `settings`
-    (dotted keys). Without settings the job itself was measured, and repeated runs differ by 0.6 %.
+    """The step of `result`, a simulation of `experiment`, predicted from a measured step of the same job
+    under other `settings` (dotted keys). Without settings the job itself was measured, and repeated runs
+    differ by 0.6 %.
 
-    Raises InputError for a measured time that is not above 0, and for settings that do not simulate."""
+    Raises InputError for a measured time that is not above 0, and for settings that do not simulate.
+    """
     if not measured_seconds > 0:
         raise InputError(f"measured: found {measured_seconds:g} s, expected a step's seconds, above 0")
     predicted = result.report.step_seconds

@@ -27,13 +27,13 @@ _COLUMNS = {
 
 
 def range_of_row(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(low, high) of the row's step interval in seconds; None where the row has no interval."""
+    """(low, high) of the row's step interval in seconds, or None where the row has no interval."""
     low, high = row.get("step_seconds_low"), row.get("step_seconds_high")
     return None if low is None or high is None else (low, high)
 
 
 def verdict_of_row(row: Mapping[str, Any]) -> Verdict | None:
-    """The row's verdict; None for a row without one, as one kept by an earlier release."""
+    """The row's verdict, or None for a row without one, such as a row saved by an earlier release."""
     word, probability = row.get("verdict"), row.get("fits_probability")
     return None if word is None or probability is None else Verdict(word, probability)
 
@@ -62,8 +62,9 @@ _DEGREES = frozenset({"tensor", "pipeline", "virtual_stages", "context", "expert
 
 
 def _have_other_degrees(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two rows share replicas among ranks to other degrees, or under one framework in another way.
-    Rows of an older zsim do not say how they do."""
+    """Whether two rows divide a replica of the model among ranks by different degrees, or under one framework
+    in different ways. Rows of an older zsim do not say how they do.
+    """
     differ = {
         key.removeprefix("parallelism.")
         for key, value in one.items()
@@ -103,8 +104,9 @@ def is_told_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def row_words(row: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
-    """The row's step interval, e.g. "3.90 to 5.10 s (80 %)", and a note if the row cannot be told apart from
-    `best`. Empty without an interval."""
+    """The row's step interval, e.g. "3.90 to 5.10 s (80 %)", with a note if zsim cannot tell the row from
+    `best`. Empty without an interval.
+    """
     found = range_of_row(row)
     if found is None:
         return ""

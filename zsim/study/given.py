@@ -1,4 +1,6 @@
-"""An experiment in whichever form it is given: a file, tables, the object, or nothing for the README's."""
+"""Read an experiment from any form that callers pass: a file, tables, the object, or nothing for the README's
+example.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ def experiment_of(
     origin: str = "overrides",
     code: OwnCode | None = None,
 ) -> Experiment:
-    """The experiment that `given` means, changed by dotted `overrides` (`"training.micro_batch_size"`).
+    """The experiment that `spec` names, changed by dotted `overrides` (`"training.micro_batch_size"`).
 
     A path leads to an experiment or to another program's training file (DeepSpeed JSON, Accelerate YAML,
-    torchtitan TOML, Megatron's script or recipe); a mapping has the shape of an experiment file; None is the
-    README's example. `origin` names the overrides in errors, `code` is the permission to run the
-    functions that files name. Raises InputError for anything else.
+    torchtitan TOML, Megatron's script or recipe). A mapping has the shape of an experiment file. None is the
+    README's example. `origin` names the overrides in errors, `code` is the permission to run the functions
+    that files name. Raises InputError for anything else.
     """
     changes = {key: plain_table(value) for key, value in (overrides or {}).items()}
     if isinstance(given, Experiment):
@@ -59,14 +61,17 @@ def experiment_of(
 
 
 def plain_table(value: Any) -> Any:
-    """A typed table (`zsim.Fsdp2(replicate=8)`) as the dict of the keys that it sets; all else as it is."""
+    """A typed table (`zsim.Fsdp2(replicate=8)`) as the dict of the keys that it sets. Any other value is
+    returned unchanged.
+    """
     dump = getattr(value, "model_dump", None)
     return value if dump is None else dump(exclude_unset=True)
 
 
 def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The overrides with the training file added; raises InputError for a model or cluster that is not
-    given."""
+    """The overrides with the training file added. Raises InputError where neither the file nor the overrides
+    name a model or cluster.
+    """
     config = overrides.setdefault("strategy.config", str(path))
     if not is_training_file(config):
         require_deepspeed_file(config)

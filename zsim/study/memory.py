@@ -1,4 +1,4 @@
-"""The memory profile of an experiment, by owner, without simulating it; and of several variants."""
+"""The memory profile of an experiment, by owner, without simulating it. Several variants can be compared."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from zsim.validated.verdict import Verdict, verdict_of
 
 @dataclass(frozen=True)
 class Profiled:
-    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors;
-    `moments`: what it needs beside its step."""
+    """A job and the memory of its fullest GPU over a step."""
 
     job: Job
     profile: MemoryProfile
     capacity_bytes: int
+    """The bytes that are available to tensors."""
     moments: tuple[JobMoment, ...] = ()
+    """Moments of the job outside of its step that need memory too."""
 
     @property
     def load(self) -> float:
-        """GPU bytes over usable ones, of the step or of a moment that the job passes through, the larger."""
+        """GPU bytes as a fraction of the usable ones, the larger of the step's and those of any moment that
+        the job passes through.
+        """
         certain = (moment.gpu_bytes or 0 for moment in self.moments if moment.is_certain)
         return max(self.profile.peak.total, *certain, 0) / self.capacity_bytes
 
@@ -51,7 +54,7 @@ class Profiled:
 
 
 def profile_memory(experiment: Experiment) -> Profiled:
-    """The memory profile that the plan's allocations and frees add up to; its peak equals the simulated one.
+    """The memory profile that the plan's allocations and frees add up to. Its peak equals the simulated one.
 
     Raises InputError and NotSimulatedError as `simulate` does.
     """
@@ -67,17 +70,18 @@ def profile_memory(experiment: Experiment) -> Profiled:
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of the varied keys. `error` says why it cannot be planned; `report` is set if it was
-    also simulated."""
+    """One combination of the varied keys."""
 
     overrides: Mapping[str, Any]
     profiled: Profiled | None = None
     report: Report | None = None
+    """The simulated step, if the combination was simulated too."""
     error: str = ""
+    """The reason why the combination cannot be planned."""
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the simulated step, else by its tensors; of a combination that was planned."""
+        """The verdict on the simulated step, or by the tensors alone if the combination was only planned."""
         if self.report is not None:
             return self.report.verdict
         assert self.profiled is not None, "a combination with an error has no verdict"
@@ -87,8 +91,9 @@ class Variant:
 def compare_memory(
     experiment: Experiment, axes: Mapping[str, Sequence[Any]], *, simulates: bool = False
 ) -> Iterator[Variant]:
-    """The memory of every combination of the dotted keys' values, the last key varying fastest; with
-    `simulates` also the step. A combination that is no valid experiment is yielded with its error.
+    """The memory of every combination of the dotted keys' values, with the last key varying fastest. With
+    `simulates` the step is simulated too. A combination that is no valid experiment is yielded with its
+    error.
 
     Raises InputError, before the first row, for a value that is invalid in every combination.
     """

@@ -22,13 +22,12 @@ _WIDTH = 79
 
 @dataclass(frozen=True, slots=True)
 class ModelPreset:
-    """One model. `kind`: dense, MoE, encoder, or encoder with decoder. `validated_runs`: published runs of a
-    model of as many parameters, from `validated_sources` sources, of `validated_error` mean absolute error
-    (measured / predicted - 1); None without a run."""
+    """A model that ships with zsim, with the accuracy of published runs of models of its size."""
 
     name: str
     family: str
     kind: str
+    """Dense, MoE, encoder, or encoder with decoder."""
     parameters: int
     active_parameters: int
     mtp_parameters: int
@@ -39,8 +38,11 @@ class ModelPreset:
     is_tied: bool
     source: str
     validated_runs: int
+    """The number of published runs of a model of as many parameters."""
     validated_sources: tuple[str, ...]
+    """The sources of these runs."""
     validated_error: float | None
+    """The mean absolute error of these runs (measured / predicted - 1), or None without a run."""
 
     def to_dict(self) -> dict[str, Any]:
         """The preset as `--json` writes it."""
@@ -79,7 +81,7 @@ def model_presets() -> list[ModelPreset]:
 
 
 def model_preset(name: str) -> ModelPreset:
-    """One of them. Raises InputError for an unknown name."""
+    """The model preset of this name. Raises InputError for an unknown name."""
     config, _, _ = read_model_config(name)
     model = load_model(name)
     runs = _runs_of(model.numel, validated_runs())

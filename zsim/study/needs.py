@@ -1,6 +1,7 @@
-"""How much more of one resource would hide the cost of offloading: found by simulation, not by formula.
+"""How much more of one resource would hide the cost of offloading. The answer comes from simulation, not from
+a formula.
 
-The plan is made once; only the cluster varies. More of a resource stops helping once the step is within
+The plan is made once and only the cluster varies. More of a resource stops helping once the step is within
 `tolerance` of the step with a thousand times as much. Offloading counts as hidden there only if its stalls
 are no more than `tolerance` of the step.
 """
@@ -32,18 +33,21 @@ _WORTH_NAMING = 0.01  # of all stalls
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The result for one resource: `needed` brings the step to `best_step_seconds` (within the tolerance);
-    the cluster has `available`, which gives `step_seconds`. `stall_seconds`: remaining stalls of offloading
-    in a step with `needed`, by cause. `is_hidden`: these stalls are within the tolerance."""
+    """The amount of one resource that brings the step to its best time, as far as this resource alone can."""
 
     resource: str
     unit: str
     available: float
+    """The cluster's amount, in `unit`."""
     needed: float
+    """The amount that brings the step to `best_step_seconds`, within the tolerance."""
     step_seconds: float
+    """The step with the available amount."""
     best_step_seconds: float
     stall_seconds: Mapping[str, float]
+    """Remaining stalls of offloading in a step with the needed amount, by cause."""
     is_hidden: bool
+    """Whether these stalls are within the tolerance."""
 
     @property
     def is_enough(self) -> bool:
@@ -51,8 +55,9 @@ class Need:
         return self.needed <= self.available
 
     def sentence(self) -> str:
-        """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step",
-        or, where stalls are left, "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms"."""
+        """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step".
+        Where stalls remain, e.g. "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms".
+        """
         best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
         if self.is_hidden:
             if self.is_enough:
@@ -97,8 +102,9 @@ RESOURCES: dict[str, Knob] = {
 
 
 def _available(knob: Knob, cluster: Cluster, gpus_per_node: int) -> tuple[float, str]:
-    """(the cluster's amount, its unit); CPUs are measured by the optimizer traffic that they sustain with the
-    threads that the ranks of a node have."""
+    """(the cluster's amount, its unit). CPUs are measured by the optimizer traffic that they sustain with the
+    threads that the ranks of a node have.
+    """
     if knob is HARDWARE["CPU optimizer"]:
         host, rates = cluster.host, cluster.offload
         rate = optimizer_bytes_per_second(host, rates)
@@ -108,10 +114,10 @@ def _available(knob: Knob, cluster: Cluster, gpus_per_node: int) -> tuple[float,
 
 
 def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
-    """The least amount of `resource` beyond which more of it alone does not help, and the stalls that are
-    left there. Drives are counted in whole drives, rates to 1 %.
+    """The least amount of `resource` beyond which more of it alone does not help, and the stalls that remain
+    at that amount. Drives are counted in whole drives, rates to 1 %.
 
-    Raises InputError for an unknown resource, or drives where the cluster has none.
+    Raises InputError for an unknown resource, or for drives where the cluster has none.
     """
     if resource not in RESOURCES:
         raise InputError(
@@ -145,7 +151,7 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
 
 
 def _stalls(outcome: Outcome) -> dict[str, float]:
-    """Seconds that the step waits for offloading, by cause; causes that cost nothing are left out."""
+    """Seconds that the step waits for offloading, by cause. Causes that cost nothing are left out."""
     step = traced_step(outcome.trace)
     section = offload_section(step.trace, step.breakdown, step.rank, outcome.limits, ())
     if section is None:
@@ -154,8 +160,9 @@ def _stalls(outcome: Outcome) -> dict[str, float]:
 
 
 def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
-    """The need of each resource alone, all others unchanged; without `resources`, of every resource that the
-    plan uses. Raises InputError when nothing is offloaded."""
+    """The need of each resource alone, with all others unchanged. Without `resources` it is asked for every
+    resource that the plan uses. Raises InputError when nothing is offloaded.
+    """
     if resources is None:
         resources = _used(experiment)
     return [offload_need(experiment, name) for name in resources]

@@ -1,5 +1,8 @@
-"""Progress of long work: a bar or a line on a terminal (stderr) and in a notebook; an occasional line in a
-notebook that cannot draw, and nothing in a pipe."""
+"""Progress of long work.
+
+On a terminal (stderr) and in a notebook it is a bar or a line. A notebook that cannot draw prints an
+occasional line, and a pipe gets nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,16 @@ def is_watched() -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a kernel of Jupyter; IPython is not imported to find out."""
+    """Whether this is a kernel of Jupyter. IPython is not imported to find out."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class _Shown:
-    """rich's progress of one task and a text next to it; shown from `_start` until the context ends."""
+    """The progress of one task on rich's bar, with a text next to it. It is visible from `_start` until the
+    context ends.
+    """
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -65,7 +70,9 @@ class _Shown:
 
 
 class Progress(_Shown):
-    """Counts points and shows their rate and the time left. `done` of `total` points were known before."""
+    """The progress of a number of points, with their rate and the time left. `done` of the `total` points had
+    results from the start.
+    """
 
     def __init__(self, total: int, done: int, *, is_quiet: bool = False) -> None:
         super().__init__()
@@ -104,8 +111,9 @@ class Progress(_Shown):
 
 
 class Counts(_Shown):
-    """Progress of an unknown amount of work: the count of each kind and the seconds so far; shown on
-    terminals only."""
+    """Progress of an unknown amount of work: the count of each kind and the seconds so far. Only terminals
+    show it.
+    """
 
     def __init__(self, *kinds: str) -> None:
         super().__init__()

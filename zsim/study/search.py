@@ -27,9 +27,11 @@ def least_number(
     end: int,
     allowed: Callable[[int, int], int | None] = lambda start, end: start if start < end else None,
 ) -> int | None:
-    """The least number in [first, end) that is enough; None where none is found. `is_enough` must be
-    monotonic: true for all larger numbers too. `allowed` gives the first number in [start, end) that may be
-    tried."""
+    """The least number in [first, end) that is enough, or None if there is none.
+
+    `is_enough` must be monotonic: true for all larger numbers too. `allowed` gives the first number in
+    [start, end) that may be tried.
+    """
     low, high = first - 1, allowed(first, end)
     while high is not None and not is_enough(high):
         last = end - 1 if high < end - 1 else end
@@ -45,7 +47,9 @@ def least_number(
 
 
 def least_factor(is_enough: Callable[[float], bool], whole: float | None = None) -> float:
-    """The least factor above 1 that is enough, in steps of 1/whole, or to 1 %. Some factor must be enough."""
+    """The least factor above 1 that is enough, to 1 %, or in steps of 1 / `num_units` where that is given.
+    Some factor must be enough.
+    """
     low, high = 1.0, 2.0
     while not is_enough(high):
         low, high = high, 2 * high
@@ -62,8 +66,9 @@ def least_factor(is_enough: Callable[[float], bool], whole: float | None = None)
 
 
 def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MAX_NUMBER) -> int:
-    """The largest number from 1 to `most` with which the experiment fits, from plans alone; 0 if 1 does not
-    fit. A number with which the experiment is invalid counts as not fitting."""
+    """The largest number from 1 to `upper_bound` with which the experiment fits, from plans alone, or 0 if 1
+    does not fit. A number with which the experiment is invalid counts as not fitting.
+    """
 
     def is_too_much(number: int) -> bool:
         try:
@@ -76,9 +81,12 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
 
 
 def least_gpus(experiment: Experiment, simulator: Simulator | None = None) -> int | None:
-    """The fewest GPUs of the same cluster on which an experiment fits that does not fit its own, from plans
-    alone; None if it fits on none up to 65,536. Only counts that the experiment allows are tried (replicas
-    and batch sizes must divide them); of nodes of several types, only multiples of each."""
+    """The fewest GPUs of the same cluster on which an experiment fits that does not fit on its configured
+    number. The answer comes from plans alone, and is None if no number up to 65,536 is enough.
+
+    Only counts that the experiment allows are tried, since replicas and batch sizes must divide them. With
+    nodes of several types, only multiples of each type are tried.
+    """
     simulator = simulator or Simulator()
     job = simulator.job(experiment)
     world, per_node, is_mixed = job.world_size, job.cluster.gpus_per_node, bool(job.cluster.nodes)
@@ -106,12 +114,17 @@ def least_gpus(experiment: Experiment, simulator: Simulator | None = None) -> in
 def least_count(
     load_of: Callable[[int], float], counts: Sequence[int], is_allowed: Callable[[int], bool]
 ) -> int | None:
-    """The least of the ascending `counts`, the first apart, whose load is at most 1; None where none is
-    found. Loads fall about as a + b / count, and the next count that is asked for is where that comes to 1.
-    Counts that are not allowed are passed over, up to 100 in a row."""
+    """The least of the ascending `counts` whose load is at most 1, or None if there is none. The first count
+    is the one that does not fit: it only starts the search.
+
+    Loads fall about as a + b / count, and the next count to be tried is the one where this law reaches 1.
+    Counts that are not allowed are skipped, up to 100 in a row.
+    """
 
     def allowed_between(low: int, end: int, *guesses: int) -> int | None:
-        """The first allowed place from a guess on, above `low` and below `end`; of the guesses in turn."""
+        """The first allowed index at or after a guess, above `low` and below `end`. The guesses are tried in
+        turn.
+        """
         for guess in guesses:
             start = max(min(guess, end - 1), low + 1)
             places = range(start, min(start + _MAX_REFUSED, end))
@@ -121,7 +134,9 @@ def least_count(
         return None
 
     def where_it_is_one(one: tuple[int, float], other: tuple[int, float]) -> int:
-        """The first place at which the law through two (place, load) says at most 1; the last, if none."""
+        """The first index at which the law through two (index, load) says at most 1, or the last index if it
+        never does.
+        """
         (x, load), (x_other, load_other) = ((1 / counts[place], load) for place, load in (one, other))
         slope = (load - load_other) / (x - x_other)
         constant = load - slope * x
@@ -156,7 +171,7 @@ def least_count(
 
 
 def _load(experiment: Experiment, simulator: Simulator) -> float:
-    """`load` of the experiment's plan; infinite for a job without one."""
+    """The `load` of the experiment's plan. A job without a plan has an infinite load."""
     job = with_few(simulator.job(experiment))
     try:
         plan = simulator.plan(job)
@@ -166,12 +181,12 @@ def _load(experiment: Experiment, simulator: Simulator) -> float:
 
 
 def _fits(experiment: Experiment) -> bool:
-    """Whether the job fits every memory tier of its GPUs and nodes; a job without a plan does not fit."""
+    """Whether the job fits every memory tier of its GPUs and nodes. A job without a plan does not fit."""
     return _load(experiment, Simulator()) <= 1
 
 
 def _times_as_many(experiment: Experiment, times: int) -> Experiment:
-    """The experiment on `times` as many nodes of each type."""
+    """The experiment on `factor` times as many nodes of each type."""
     asked = experiment.cluster
     tables = cluster_tables(asked) if isinstance(asked, str) else asked
     nodes = [{**one, "count": one["count"] * times} for one in asked_nodes(tables["nodes"], "cluster")]

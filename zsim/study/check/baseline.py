@@ -6,9 +6,10 @@
                                    "tolerances": {"step": 0.05}}},
      "known": [{"case": "*/deepspeed1-*", "check": "calls", "reason": "..."}]}
 
-`tolerances` apply to all cases; a case's `tolerances` win. Both are edited by hand, and `--update-baseline`
-keeps them. `known` lists misses that are understood: they are shown with their reason and do not fail the
-check. Names of cases are paths relative to the baseline's folder."""
+`tolerances` apply to all cases, and a case's own `tolerances` take precedence. Both are edited by hand, and
+`--update-baseline` keeps them. `known` lists misses that are understood. They are shown with their reason and
+do not fail the check. Names of cases are paths relative to the baseline's folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _KEYS = ("format", "zsim_version", "tolerances", "cases", "known")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A known miss with its reason: `case` and `check` are shell patterns (`*`, `?`)."""
+    """A known miss with its reason. `case` and `check` are shell patterns (`*`, `?`)."""
 
     case: str
     check: str
@@ -44,7 +45,7 @@ class Known:
 
 @dataclass
 class Baseline:
-    """The content of a baseline file; `path` is its path."""
+    """The content of a baseline file at `path`."""
 
     path: Path
     tolerances: Tolerances = PREDICTIONS
@@ -57,11 +58,11 @@ class Baseline:
         return _tolerances(own, self.tolerances, f"{self.path.name}: cases: {case}: tolerances")
 
     def reason_of(self, case: str, check: str) -> str | None:
-        """The reason if a miss of this check is known; else None."""
+        """The reason if a miss of this check is known, else None."""
         return next((known.reason for known in self.known if known.fits(case, check)), None)
 
     def pin(self, case: str, content: Mapping[str, Any]) -> None:
-        """Replace what is pinned for a case; its tolerances stay."""
+        """Replace the pinned content of a case. Its tolerances stay."""
         kept = {key: value for key, value in self.cases.get(case, {}).items() if key == "tolerances"}
         self.cases[case] = {**content, **kept}
 

@@ -17,8 +17,9 @@ _MODULE = "validation.cases.cases"
 
 
 def kind_of(content: object) -> str | None:
-    """The kind of recorded case in a JSON file, by its keys: "oracle", "run", "shaped", "files" or "saves";
-    None for anything else."""
+    """The kind of recorded case in a JSON file, by its keys: "oracle", "run", "shaped", "files" or "saves".
+    None for anything else.
+    """
     if not isinstance(content, Mapping):
         return None
     keys = set(content)

@@ -38,7 +38,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """Fail if a check fails; inconclusive if nothing could be judged; else pass."""
+        """ "fail" if a check fails, "inconclusive" if nothing could be judged, else "pass"."""
         outcomes = {row.outcome for row in self.rows}
         if "fail" in outcomes:
             return "fail"
@@ -71,12 +71,13 @@ def run_check(
     code: OwnCode | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> CheckReport:
-    """Check everything that `paths` name; names of cases are relative to `base`. `on_done` is told the
+    """Check everything that `paths` name. Names of cases are relative to `base`. `on_done` is called with the
     progress: one of `COUNTED`, and how many.
 
     `is_fast` takes a sample of each published source. `update` pins the results into `baseline` (the caller
     writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
-    experiment next to them. `code`: the permission to run functions that experiments name as models."""
+    experiment next to them. `code` is the permission to run functions that experiments name as models.
+    """
     found = find_targets(paths, base)
     rows: list[CheckRow] = []
     tables = [target for target in found.targets if target.kind == "published"]
@@ -97,7 +98,9 @@ def run_check(
 
 
 def _with_reason(row: CheckRow, baseline: Baseline) -> CheckRow:
-    """The row; a miss that the baseline knows becomes "known", with its reason, and fails nothing."""
+    """The row, except that a miss that the baseline knows becomes "known", with its reason, and no longer
+    fails the check.
+    """
     reason = baseline.reason_of(row.case, row.name) if row.outcome == "fail" else None
     return row if reason is None else replace(row, outcome="known", sentence=f"{reason} ({row.sentence})")
 
@@ -185,7 +188,7 @@ def _published(
     update: bool,
     tell: Callable[[str, int], None],
 ) -> CheckResult:
-    """Predict the rows of all tables; the comparisons with the baseline are appended to `rows`."""
+    """Predict the rows of all tables. The comparisons with the baseline are appended to `rows`."""
     read = [(target, read_runs([target.path])) for target in tables]
     chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
     predicted: list[RowResult] = []

@@ -12,8 +12,9 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit_xml(rows: Sequence[CheckRow]) -> str:
-    """One test case per check: a miss is a failure; inconclusive, known and not simulated checks are skipped
-    with their reason."""
+    """One test case per check. A miss is a failure. Inconclusive, known and not simulated checks are skipped
+    with their reason.
+    """
     found = counts(rows)
     totals = {
         "tests": str(len(rows)),

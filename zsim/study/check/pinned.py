@@ -38,7 +38,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
 
 
 def seconds_by_class(trace: Trace) -> dict[str, float]:
-    """Seconds of the first rank's collectives and kernels, by class: a slower link shows here first."""
+    """Seconds of the first rank's collectives and kernels, by class. A slower link shows here first."""
     if not len(trace):
         return {}
     own = trace.of_rank(int(trace.ranks[0]))
@@ -88,7 +88,7 @@ def _numbers(given: object, where: str) -> dict[str, float]:
 
 
 def _as_pinned(calls: Any) -> Any:
-    """The calls after folding and unfolding, as pinned calls are: module names lose the block numbers."""
+    """The calls after folding and unfolding, as pinned calls are. Module names lose their block numbers."""
     return unfold(fold(calls), "calls")
 
 

@@ -18,16 +18,19 @@ _STEPS = ("step", "step_seconds")
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """`case` is a file or folder, `name` the check. `error` is relative and signed, predicted over measured
-    less one; for fractions it is the difference. `sentence` says what is wrong."""
+    """One check of one case, with its outcome."""
 
     case: str
+    """A file or folder."""
     name: str
+    """The check."""
     outcome: Outcome
     sentence: str = ""
+    """What is wrong."""
     predicted: float | None = None
     measured: float | None = None
     error: float | None = None
+    """Relative and signed, predicted over measured less one. For fractions it is the difference."""
     tolerance: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def counts(rows: Iterable[CheckRow]) -> dict[Outcome, int]:
 
 
 def step_times(rows: Iterable[CheckRow]) -> tuple[int, int]:
-    """(number of cases whose step time was judged, passed or not; number of cases that have one)."""
+    """(number of cases whose step time was judged, passed or not, number of cases that have a step time)."""
     judged: dict[str, bool] = {}
     for row in rows:
         if row.is_step_time:

@@ -35,17 +35,16 @@ _SMALL_BYTES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class CheckTarget:
-    """One thing to check. `name` is its path relative to the base of names; `content` is the JSON of a
-    recorded case.
-
-    A trace's `experiment` is the experiment file next to it, if there is one.
-    """
+    """One thing to check."""
 
     name: str
+    """The path relative to the base of names."""
     path: Path
     kind: TargetKind
     content: Any = None
+    """The JSON of a recorded case."""
     experiment: Path | None = None
+    """The experiment file next to a trace, if there is one."""
 
 
 @dataclass
@@ -57,7 +56,7 @@ class FoundTargets:
 
 
 def checkout() -> Path:
-    """The source checkout that this package runs from; raises InputError in an installed package."""
+    """The source checkout that this package runs from. Raises InputError in an installed package."""
     if not (CHECKOUT / "validation" / "published").is_dir():
         raise InputError(
             "check: nothing given, and the recorded cases come with the source checkout only (traces/, "
@@ -67,7 +66,7 @@ def checkout() -> Path:
 
 
 def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
-    """The targets that `paths` name; raises InputError for a path that is no target."""
+    """The targets that `paths` name. Raises InputError for a path that is no target."""
     found = FoundTargets()
     for path in paths:
         if os.path.isdir(path):
@@ -89,7 +88,8 @@ def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
 
 def _search(folder: Path, base: Path, found: FoundTargets) -> None:
     """Find every target below a folder. The traces of several ranks next to an `experiment.toml` are one
-    target; an experiment next to its trace is not a target by itself."""
+    target. An experiment next to its trace is not a target by itself.
+    """
     files = sorted(_files(folder))
     runs = {path.parent for path in files if path.name == "experiment.toml"}
     runs = {run for run in runs if any(path.parent == run and _is_trace_file(path) for path in files)}
@@ -178,7 +178,7 @@ def _is_experiment(path: Path) -> bool:
 
 
 def _small_json(path: Path) -> Any:
-    """The content of a JSON file of up to a few megabytes that is no trace; None for anything else."""
+    """The content of a JSON file of up to 20 MB that is no trace, or None for anything else."""
     if path.stat().st_size > _SMALL_BYTES or '"traceEvents"' in _head(path):
         return None
     try:
@@ -214,7 +214,7 @@ def _head(path: Path) -> str:
 
 
 def _whole(path: Path) -> str:
-    """The whole file, uncompressed; larger files are cut, which makes them invalid JSON."""
+    """The text of the file, uncompressed. Larger files are cut, which makes them invalid JSON."""
     return "".join(islice(Content(path).text(), _SMALL_BYTES // CHUNK_BYTES))
 
 
@@ -229,9 +229,11 @@ def experiment_beside(path: Path) -> Path | None:
 
 
 def load_side(path: Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None) -> Trace:
-    """The trace of a file: a `.toml` is simulated, with `overrides` of its keys, and carries the interval of
-    its step; anything else is read as a recording, of which the typical step is taken. `code`: the permission
-    to run functions that a `.toml` names as models.
+    """The trace of a file.
+
+    A `.toml` is simulated, with `overrides` of its keys, and its trace carries the interval of the step.
+    Anything else is read as a recording, of which the typical step is taken. `code` is the permission to run
+    functions that a `.toml` names as models.
 
     Raises InputError for anything else.
     """

@@ -1,4 +1,4 @@
-"""The regression check on a terminal of 80 columns; misses come first."""
+"""The regression check on a terminal of 80 columns, with misses first."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _TITLES: dict[Outcome, str] = {
 
 
 def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
-    """The lines of the report; `is_long` shows every published row, as when a table is named, else their
-    sources."""
+    """The lines of the report. `is_long` shows every published row, as when a table is named, instead of one
+    line per source.
+    """
     if report.published.rows:
         yield from check_lines(report.published) if is_long else summary_lines(report.published)
         yield ""
@@ -40,7 +41,7 @@ def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
 
 
 def _steps_judged(rows: Sequence[CheckRow]) -> str:
-    """How many step times were judged: a pass without any says nothing about speed."""
+    """How many step times were judged. A pass without any says nothing about speed."""
     judged, count = step_times(rows)
     if not count:
         return ""
@@ -75,8 +76,9 @@ def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
 
 
 def _group(case: str) -> str:
-    """The group of a case: `traces/gloo/ddp-even-2ranks` -> `traces/gloo`; the sources of a table belong to
-    the table."""
+    """The group of a case: `traces/gloo/ddp-even-2ranks` -> `traces/gloo`. The sources of a table belong to
+    the table.
+    """
     table, colon, _ = case.partition(": ")
     return table if colon else case.rpartition("/")[0] or case
 

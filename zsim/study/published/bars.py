@@ -87,7 +87,7 @@ def _bar(figures: Mapping[str, Any]) -> dict[str, Any]:
 def published_rows(
     table: str, rows: Sequence[RowResult], baseline: Baseline | None, kind: Literal["sources", "sample"]
 ) -> Iterator[CheckRow]:
-    """Each source of a table against its pinned figures; nothing without a baseline."""
+    """Each source of a table against its pinned figures. Empty without a baseline."""
     if baseline is None:
         return
     pinned = baseline.cases.get(table, {}).get(kind, {})
@@ -108,8 +108,9 @@ def published_rows(
 
 
 def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
-    """The predicted step of each row in seconds, to pin; empty for a large table, for which the sources
-    suffice."""
+    """The predicted step of each row in seconds, to pin. Empty for a large table, for which the sources
+    suffice.
+    """
     if len(rows) > _MAX_PINNED_ROWS:
         return {}
     return {row.row_id: _rounded(row.predicted_seconds) for row in rows}

@@ -34,7 +34,7 @@ _LABELS = frozenset(("extends", "name", "description", "gpus_per_node"))
 
 
 def cluster_preset(run: PublishedRun) -> str:
-    """The name of the preset whose GPU the row names; raises NotSimulatedError if there is none."""
+    """The name of the preset whose GPU the row names. Raises NotSimulatedError if there is none."""
     gpu = run.text("gpu")
     if gpu.startswith("H100-SXM5-80GB") and "AWS p5" in run.text("inter_desc"):
         return "aws-p5-busy" if re.search(_BUSY, run.text("inter_desc")) else "aws-p5"
@@ -63,8 +63,9 @@ def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, An
 
 
 def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
-    """The cluster table with a name and the sources of its numbers; just the preset's name if nothing
-    differs."""
+    """The cluster table with a name and the sources of its numbers, or just the preset's name if nothing
+    differs.
+    """
     preset = str(table["extends"])
     if set(table) == {"extends"}:
         return preset
@@ -84,7 +85,8 @@ def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[
 
 def network_of(run: PublishedRun) -> str:
     """The network between nodes (EFA, RoCE, InfiniBand or Ethernet), from the row or from the rules on its
-    source; "" if unknown."""
+    source. It is "" if unknown.
+    """
     said = network_word(run.text("inter_desc"))
     if said:
         return said
@@ -102,8 +104,9 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def attention_variant(run: PublishedRun) -> str:
-    """The attention implementation that the row names; "" stands for the GPU file's default,
-    FlashAttention-2."""
+    """The attention implementation that the row names. "" stands for the GPU file's default,
+    FlashAttention-2.
+    """
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
         return "flash1-triton"
@@ -111,7 +114,8 @@ def attention_variant(run: PublishedRun) -> str:
 
 
 def _link_bytes_per_second(text: str) -> float | None:
-    """Bytes per second in one direction from "NVLink4/NVSwitch 900GB/s bidir"; None unless there is exactly
-    one rate."""
+    """Bytes per second in one direction from "NVLink4/NVSwitch 900GB/s bidir". None unless there is exactly
+    one rate.
+    """
     rates = re.findall(r"(\d+)\s?GB/s", text)
     return float(rates[0]) / 2 * 1e9 if len(rates) == 1 else None

@@ -1,7 +1,7 @@
-"""The routed experts of a published run: its model, and what its row says of how they run.
+"""The routed experts of a published run: the model, and how the row runs its experts.
 
-Rows say it in `moe{...}` and `hybrid{...}` of their notes, in Megatron's flags behind these, and in the words
-around them. Sources differ in where they put `etp` and `dispatcher`.
+Rows state this in `moe{...}` and `hybrid{...}` of their notes, in Megatron's flags behind these, and in the
+words around them. Sources differ in where they put `etp` and `dispatcher`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_mixture(run: PublishedRun) -> bool:
 
 
 def expert_settings(run: PublishedRun) -> dict[str, str]:
-    """The `moe{...}` note: {"experts": "8", "topk": "2", ...}; raises NotSimulatedError without one."""
+    """The `moe{...}` note: {"experts": "8", "topk": "2", ...}. Raises NotSimulatedError without one."""
     found = re.search(r"moe\{([^}]*)\}", run.text("notes"))
     if found is None:
         raise NotSimulatedError("the shape is not published: number and width of the routed experts")
@@ -39,11 +39,12 @@ def expert_settings(run: PublishedRun) -> dict[str, str]:
 
 
 def expert_model(run: PublishedRun, dense: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's model in the form of a config.json; `dense`: the keys of a decoder of the row's shape.
+    """The row's model in the form of a config.json. `dense` holds the keys of a decoder of the row's shape.
 
-    GELU models are Megatron-Core's own GPT; the others by their name and by what they have: DeepSeek-V3's
-    with latent attention, gpt-oss's, Qwen 3's, else Mixtral's. Raises NotSimulatedError for what no family
-    has."""
+    GELU models are Megatron-Core's own GPT. The family of the others follows from their name and shape:
+    DeepSeek-V3's with latent attention, gpt-oss's, Qwen 2's with a shared expert, Qwen 3's, else Mixtral's.
+    Raises NotSimulatedError for shapes that no family has.
+    """
     said, shape = expert_settings(run), dict(dense)
     name = run.text("model").lower()
     count, top_k, width = (_number(said, key) for key in ("experts", "topk", "moe_ffn"))
@@ -132,7 +133,7 @@ def _megatron(
 def _latent(
     said: str, shape: Mapping[str, Any], experts: tuple[int, int, int, int], dense_layers: int
 ) -> dict[str, Any]:
-    """DeepSeek-V3's block; Kimi-K2's has one group of experts."""
+    """A model with DeepSeek-V3's block. Kimi-K2's has one group of experts."""
     found = re.fullmatch(_LATENT, said)
     if found is None:
         raise NotSimulatedError(f"latent attention '{said}' is not simulated from a table")
@@ -161,9 +162,11 @@ def _latent(
 
 
 def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str) -> dict[str, Any]:
-    """The keys of `[parallelism]` for routed experts; `settings`: the row's launch settings.
+    """The keys of `[parallelism]` for routed experts. `settings` are the row's launch settings.
 
-    Raises NotSimulatedError for what zsim lacks, and for what the row leaves open and no default settles."""
+    Raises NotSimulatedError for features that zsim lacks, and for settings that the row leaves open and no
+    default settles.
+    """
     if not is_mixture(run):
         if (run.count("ep") or 1) > 1:
             raise NotSimulatedError(f"expert parallelism (ep = {run.count('ep')}) without routed experts")
@@ -189,9 +192,11 @@ def expert_parallelism(run: PublishedRun, settings: Mapping[str, str], kind: str
 
 
 def expert_strategy(run: PublishedRun, settings: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of Megatron's strategy for routed experts; {} without any. `settings`: the row's launch
-    settings, whose `ep_overlap` of recipes comes with delayed gradients of weights (Megatron-Bridge's
-    `_set_moe_a2a_overlap_overrides`, the model zoo's sbatch_benchmarking.sh)."""
+    """The keys of Megatron's strategy for routed experts, or {} without any.
+
+    `settings` are the row's launch settings. Their `ep_overlap`, from recipes, comes with delayed gradients
+    of weights (Megatron-Bridge's `_set_moe_a2a_overlap_overrides`, the model zoo's sbatch_benchmarking.sh).
+    """
     if not is_mixture(run):
         return {}
     said = expert_settings(run)

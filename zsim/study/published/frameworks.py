@@ -12,8 +12,9 @@ _ALL = "**all**"
 
 
 def framework_lines(rows: Sequence[RowResult]) -> list[str]:
-    """Two tables: the errors of step times by framework, and by framework and kind of parallelism, for the
-    rows in which ranks share a replica; beside the mean over rows that over the sources' own means."""
+    """Two tables: the errors of step times by framework, and by framework and kind of parallelism for the
+    rows in which ranks share a replica. Next to the mean over rows stands the mean of the sources' own means.
+    """
     timed = [row for row in rows if row.relative_error is not None]
     shared = [row for row in timed if row.parallelism != "data parallel"]
     lines = ["## By framework", "", *_table(timed, "framework", lambda row: row.framework), ""]

@@ -57,20 +57,22 @@ _RECIPES = (
 
 @dataclass(frozen=True)
 class RowExperiment:
-    """The experiment of a row; `assumptions` list what the row leaves open."""
+    """The experiment of a row."""
 
     experiment: Experiment
     assumptions: tuple[str, ...]
+    """The settings that the row leaves open."""
 
 
 @dataclass(frozen=True)
 class RowJob:
-    """The job of a row, and what the row leaves open. `is_of_last_rank`: its memory is that of the last
-    pipeline rank, not of the fullest."""
+    """The job of a row."""
 
     job: Job
     assumptions: tuple[str, ...]
+    """The settings that the row leaves open."""
     is_of_last_rank: bool = False
+    """The row's memory is that of the last pipeline rank, not of the fullest."""
 
     @property
     def sequences(self) -> float:
@@ -95,7 +97,7 @@ def row_job(run: PublishedRun) -> RowJob:
 
 
 def row_experiment(run: PublishedRun) -> RowExperiment:
-    """The row as an experiment; raises NotSimulatedError as `row_job` does."""
+    """The row as an experiment. Raises NotSimulatedError as `row_job` does."""
     known = known_run(run)
     run, assumptions = known.run, list(known.assumptions)
     _refuse_unsupported(run)
@@ -228,8 +230,9 @@ def _checkpointing(run: PublishedRun) -> dict[str, Any]:
 
 
 def _recomputed_modules(text: str) -> list[str]:
-    """The modules of Megatron's `--recompute-modules` in "selective (layernorm+moe_act)"; [] for other
-    policies. The model zoo's "norm" and "act" are Megatron's layernorm and moe_act."""
+    """The modules of Megatron's `--recompute-modules` in "selective (layernorm+moe_act)", or [] for other
+    policies. The model zoo's "norm" and "act" are Megatron's layernorm and moe_act.
+    """
     found = re.fullmatch(r"selective \(\[?([a-z_+, ]+)\]?\)", text)
     names = re.split(r"[+, ]+", found[1]) if found else []
     modules = [_MODULE_NAMES.get(name, name) for name in names]
@@ -253,8 +256,9 @@ def _policy(text: str, every: int, is_megatron: bool) -> str:
 
 
 def _stored_dtype(run: PublishedRun) -> str:
-    """Dtype in which weights and optimizer states are stored; transformers and litgpt can train in bf16
-    throughout."""
+    """The dtype in which weights and optimizer states are stored. transformers and litgpt can train in bf16
+    throughout.
+    """
     text = f"{run.text('precision')}, {run.text('optimizer')}"
     return "bf16" if re.search(r"pure bf16|bf16-true|bf16 states", text) else "fp32"
 
@@ -265,8 +269,9 @@ def _optimizer(run: PublishedRun) -> str:
 
 
 def _optimizer_implementation(run: PublishedRun) -> OptimizerImplementation:
-    """torch's foreach, the default of transformers, for "(HF)"; a loop over tensors for composer's
-    DecoupledAdamW; else fused."""
+    """torch's foreach, the default of transformers, for "(HF)". A loop over tensors for composer's
+    DecoupledAdamW. Fused for all others.
+    """
     text = run.text("optimizer")
     return "foreach" if "(HF)" in text else "for_loop" if "Decoupled" in text else "fused"
 

@@ -24,8 +24,9 @@ def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]
 
 
 def validated_run_of(run: PublishedRun, result: RowResult) -> ValidatedRun | None:
-    """A run as a row of the table; None if its step was not published or could not be predicted, or if its
-    flags say that only a few steps were timed, the slow first ones among them."""
+    """The run as a row of the table, or None if its step was not published or could not be predicted. None
+    too if its flags say that only a few steps were timed, the slow first ones among them.
+    """
     measured = measured_seconds(run)
     if result.validation is None or not result.predicted_seconds or not measured:
         return None
@@ -55,7 +56,9 @@ def row_settings(run: PublishedRun, row: RowJob) -> Settings:
 
 
 def _degrees(job: Job) -> str:
-    """The degrees of the parallelisms beside data parallelism: "TP 8, PP 4 x 2, EP 8"; "" without any."""
+    """The degrees of the parallelisms other than data parallelism: "TP 8, PP 4 x 2, EP 8". It is "" without
+    any.
+    """
     virtual = job.parallelism.virtual_stages
     stages = {"PP": f" x {virtual}"} if virtual > 1 else {}
     return ", ".join(f"{name} {degree}{stages.get(name, '')}" for name, degree in degrees_of(job).items())

@@ -16,9 +16,11 @@ def model_config(run: PublishedRun) -> dict[str, Any]:
     """The row's model in the form of a `config.json`.
 
     GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
-    of the tables); with grouped queries StarCoder 2's. SwiGLU models are Llama's or, with biases on q, k and
-    v, Qwen 2's, those with squared ReLU Nemotron's; mixtures of experts are those of `expert_model`. Raises
-    NotSimulatedError for other architectures, and for rows whose shape is not published."""
+    of the tables). With grouped queries they are StarCoder 2's. SwiGLU models are Llama's or, with biases on
+    q, k and v, Qwen 2's. Those with squared ReLU are Nemotron's. Mixtures of experts are those of
+    `expert_model`. Raises NotSimulatedError for other architectures, and for rows whose shape is not
+    published.
+    """
     kind = run.text("arch_type")
     if is_mixture(run):
         return expert_model(run, _grouped(run, _shape(run), ""))
@@ -97,9 +99,11 @@ def _grouped(run: PublishedRun, shape: dict[str, int], family: str) -> dict[str,
 
 
 def cut_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
-    """The row's model with its vocabulary padded to the row's `vocab_multiple` times its tensor ranks. Where
-    `width_multiple` is "n_gpus", the width is the nearest multiple of the number of GPUs; the number of
-    layers is adapted to keep the parameters, the number of heads to keep their dimension."""
+    """The row's model with its vocabulary padded to the row's `vocab_multiple` times its tensor ranks.
+
+    Where `width_multiple` is "n_gpus", the width is the nearest multiple of the number of GPUs. The number of
+    layers is adapted to keep the parameters, the number of heads to keep their dimension.
+    """
     multiple = (run.count("vocab_multiple") or 0) * (run.count("tp") or 1)
     if multiple:
         config = {**config, "vocab_size": -(-int(config["vocab_size"]) // multiple) * multiple}

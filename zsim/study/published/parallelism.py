@@ -19,7 +19,7 @@ _ASYNC_TENSOR = r"Async ?TP|\bSP\b.*\basync\)"
 
 
 def launch_settings(run: PublishedRun) -> dict[str, str]:
-    """The launch settings that rules know of the row's source, or of its `hybrid{...}` note: {"sp": "1"}."""
+    """The launch settings from the rules on the row's source, or from its `hybrid{...}` note: {"sp": "1"}."""
     found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
     text = run.text("hybrid") or (found[1] if found else "")
     pairs = (item.partition("=") for item in text.split(",") if item)
@@ -37,7 +37,7 @@ def is_on(settings: Mapping[str, str], key: str) -> bool:
 
 
 def model_ranks_of(run: PublishedRun) -> int:
-    """Ranks that train on one micro-batch together."""
+    """The number of ranks that share one replica of the model."""
     return prod(run.count(column) or 1 for column in _DEGREES)
 
 
@@ -48,7 +48,9 @@ def kind_of_parallelism(run: PublishedRun) -> str:
 
 
 def replicas_of(run: PublishedRun, gpus: int) -> int:
-    """Replicas of the model on `gpus` GPUs; raises NotSimulatedError where the degrees do not divide them."""
+    """The number of replicas of the model on `gpus` GPUs. Raises NotSimulatedError where the degrees do not
+    divide them.
+    """
     ranks = model_ranks_of(run)
     if gpus % ranks:
         degrees = ", ".join(f"{column} {run.text(column)}" for column in _DEGREES if run.text(column))
@@ -59,10 +61,10 @@ def replicas_of(run: PublishedRun, gpus: int) -> int:
 def parallelism_table(
     run: PublishedRun, strategy: Mapping[str, Any], assumptions: list[str]
 ) -> dict[str, Any]:
-    """`[parallelism]`; empty without any. `strategy`: the row's table.
+    """The table `[parallelism]`, empty without any. `strategy` is the row's table.
 
     Where the layers do not divide by the stages but two more would, embedding and loss count as a layer each,
-    which is an assumption. nanotron's stages are those of its own rule; Megatron-DeepSpeed's models count
+    which is an assumption. nanotron's stages are those of its own rule. Megatron-DeepSpeed's models count
     blocks also where no tensor parallelism says that they are Megatron's.
     """
     degrees = {key: run.count(column) or 1 for column, key in _DEGREES.items()}
@@ -82,8 +84,9 @@ def parallelism_table(
 
 
 def _tensor(settings: Mapping[str, str], text: str, *, is_torch: bool) -> dict[str, bool]:
-    """Sequence parallelism, and collectives beneath the products. torchtitan has sequence parallelism unless
-    it is switched off, the others' command lines have not."""
+    """Sequence parallelism, and collectives that overlap with the products. torchtitan has sequence
+    parallelism unless it is switched off, but the others' command lines switch it on.
+    """
     is_sequence = is_on(settings, "sp") or bool(re.search(_SEQUENCE_PARALLEL, text))
     overlaps = is_on(settings, "tp_overlap") or bool(re.search(_ASYNC_TENSOR, text))
     found = {} if is_torch and "sp" not in settings else {"sequence_parallel": is_sequence}
@@ -121,9 +124,11 @@ def _pipeline(
 
 
 def written_layers(notes: str, stages: int) -> list[int]:
-    """Layers of every stage as Megatron's `--pipeline-model-parallel-layout` writes them, in model order:
+    """Layers of every stage as Megatron's `--pipeline-model-parallel-layout` writes them, in model order.
+
     "Et*4|(t*4|)*14tmL" has E for the embedding, t for a layer, m for multi-token prediction, L for the loss
-    and | between stages. [] without one, or for another number of stages."""
+    and | between stages. The list is empty without a layout, or if it is for another number of stages.
+    """
     found = re.search(r"(?:pp_layout|pipeline-model-parallel-layout)=([A-Za-z0-9*|()]+)", notes)
     if found is None:
         return []
@@ -134,8 +139,8 @@ def written_layers(notes: str, stages: int) -> list[int]:
 
 
 def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
-    """Layers of nanotron's stages: blocks are dealt out in order, and a stage ends with the block at which
-    the running cost exceeds its part of the whole, (rank + 1) / ranks.
+    """The layers of nanotron's stages. Blocks are dealt out in order, and a stage ends with the block at
+    which the running cost exceeds (rank + 1) / ranks of the total.
 
     A layer costs 4 h h + 3 h f, the LM head h V (h: hidden, f: MLP, V: vocabulary), all other blocks nothing.
     So a stage may have no layer. Source: nanotron of January 2025 (9055c664), `build_model` in
@@ -155,9 +160,10 @@ def nanotron_layers(run: PublishedRun, ranks: int) -> list[int]:
 
 
 def pipeline_micro_batches(run: PublishedRun, kind: str, micro_batch: int, assumptions: list[str]) -> int:
-    """Micro-batches that torchtitan's pipeline cuts a batch into: as many as pipeline ranks where the row
-    does not say it (`pipeline_parallel_microbatches` of its config_manager.py until 2025); 1 for all
-    others."""
+    """The number of micro-batches that torchtitan's pipeline cuts a batch into. It is the number of pipeline
+    ranks where the row does not state it (`pipeline_parallel_microbatches` of its config_manager.py until
+    2025), and 1 for all other frameworks.
+    """
     ranks = run.count("pp") or 1
     if kind != "fsdp2" or ranks == 1:
         return 1

@@ -39,15 +39,9 @@ Tweak = Callable[[Job], Job]
 
 @dataclass(frozen=True)
 class RowResult:
-    """One row: measured and predicted, or the reason why it was skipped. `memory_kind` is the figure of
-    memory that `measured_memory_bytes` and `predicted_memory_bytes` compare; `measured_memory` and
-    `predicted_memory` have the bytes of every kind (allocated, active, reserved, device). The range contains
-    the step with probability 80 %, according to runs of other sources (`validation`). Errors are predicted
-    over measured, less one. `predicted_retries`: how often the allocator is predicted to run short, per
-    micro-batch, and `predicted_failures` that it finds no room even then; None if the tensors alone exceed
-    the GPU's memory. `predicted_load`: the peak over the usable bytes; `verdict`: on it, by the errors of
-    other sources. `framework`: "Megatron", "nanotron" ...;
-    `parallelism`: "TP", "PP", "CP", "mixed" or "data parallel"."""
+    """A row of a table, measured and predicted, or the reason why it was skipped. Errors are predicted over
+    measured, less one.
+    """
 
     row_id: str
     source: str
@@ -60,25 +54,39 @@ class RowResult:
     predicted_memory_bytes: int | None = None
     memory_relative_error: float | None = None
     memory_kind: str | None = None
+    """The figure of memory that `measured_memory_bytes` and `predicted_memory_bytes` compare."""
     measured_fits: bool | None = None
     predicted_fits: bool | None = None
     predicted_retries: float | None = None
+    """How often the allocator is predicted to run short, per micro-batch. None if the tensors alone exceed
+    the GPU's memory.
+    """
     predicted_failures: float | None = None
+    """How often the allocator is predicted to find no room even then, per micro-batch. None if the tensors
+    alone exceed the GPU's memory.
+    """
     predicted_load: float | None = None
+    """The peak over the usable bytes."""
     verdict: Verdict | None = None
+    """The verdict on the load, by the errors of other sources."""
     role: str = ""
     tier: str = ""
     assumptions: tuple[str, ...] = ()
     measured_memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of every kind that is published (allocated, active, reserved, device)."""
     predicted_memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of every kind."""
     predicted_range_seconds: tuple[float, float] | None = None
+    """Contains the step with probability 80 %, according to runs of other sources (`validation`)."""
     validation: Validation | None = None
     framework: str = ""
+    """"Megatron", "nanotron" ..."""
     parallelism: str = ""
+    """"TP", "PP", "CP", "mixed" or "data parallel"."""
 
     @property
     def is_within_range(self) -> bool | None:
-        """Whether the measured step lies inside the predicted range; None if either is missing."""
+        """Whether the measured step lies inside the predicted range, or None if either is missing."""
         if self.measured_seconds is None or self.predicted_range_seconds is None:
             return None
         low, high = self.predicted_range_seconds
@@ -117,8 +125,7 @@ def _row_dict(row: RowResult) -> dict[str, Any]:
 
 
 def shipped_tables() -> list[Path]:
-    """The published tables of a source checkout; raises InputError in an installed package, which has
-    none."""
+    """The published tables of a source checkout. Raises InputError in an installed package."""
     folder = CHECKOUT / "validation" / "published"
     tables = sorted(folder.glob("*_runs.csv"))
     if not tables:
@@ -142,15 +149,16 @@ def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckR
 def predict_rows(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> list[RowResult]:
-    """`predict_row` of every run, on several processes if there are many; `tweak` changes each job first."""
+    """`predict_row` of every run, on several processes if there are many. `tweak` changes each job first."""
     return list(predicted_rows(runs, processes=processes, tweak=tweak))
 
 
 def predicted_rows(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> Iterator[RowResult]:
-    """As `predict_rows`, each row as soon as it and those before it are predicted; rows that are not asked
-    for any more are not begun."""
+    """The results of `predict_rows`, each as soon as it and those before it are predicted. Once the caller
+    stops iterating, no further row is begun.
+    """
     predict = partial(predict_row, tweak=tweak)
     count = min(processes or os.cpu_count() or 1, 1 + len(runs) // 16)
     if count == 1:
@@ -236,19 +244,20 @@ def _errors_without(source: str, framework: str, is_mixture: bool) -> MemoryErro
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A predicted step: its seconds, the bytes at its peak in total and for the framework, the behaviour of
-    torch's allocator over `micro_batches` that take `simulated_seconds`, and the step's breakdown.
-    `last_rank_bytes`: the peak of the allocated bytes of the last pipeline rank, if they are what is
-    published."""
+    """A predicted step of a row."""
 
     seconds: float
     peak_bytes: int
+    """The bytes at the peak, in total."""
     framework_bytes: int
+    """The framework's part of the peak."""
     allocation: Allocation
+    """The behaviour of torch's allocator over `micro_batches`, which take `simulated_seconds`."""
     micro_batches: int
     breakdown_seconds: Mapping[str, float]
     simulated_seconds: float
     last_rank_bytes: int | None = None
+    """The peak of the allocated bytes of the last pipeline rank, if they are what is published."""
 
     @property
     def retries(self) -> float:
@@ -279,7 +288,7 @@ class StepPrediction:
 
 
 def _predicted(row: RowJob) -> StepPrediction:
-    """The row's step; raises NotSimulatedError where the framework would refuse the job."""
+    """The row's step. Raises NotSimulatedError where the framework would refuse the job."""
     try:
         return predict_step(row)
     except InputError as error:
@@ -306,8 +315,9 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 
 def predict_step(row: RowJob) -> StepPrediction:
-    """The row's step with what it waits for its samples, the same as `zsim run` has for the row's
-    experiment."""
+    """The row's step with the time that it waits for its samples, the same as `zsim run` has for the row's
+    experiment.
+    """
     step = simulate_step(row.job, seconds_only=True)
     outcome = step.outcome
     allocation = outcome.allocation

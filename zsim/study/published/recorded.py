@@ -1,6 +1,8 @@
-"""The validated runs of tables that the checkout has not: recorded as their rows are predicted, which takes
-long, and joined with those of its own tables into the table that intervals are made from
-(`validation/published/accuracy.py`)."""
+"""The validated runs of tables that are not in the checkout.
+
+They are recorded when their rows are predicted, which takes long. Merged with the runs of the checkout's
+tables they make the table that intervals are derived from (`validation/published/accuracy.py`).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ COMPLETE = ("A", "B")  # tier C lacks settings, and is kept for its memory
 
 
 def recorded_runs(path: Path = TABLE) -> list[ValidatedRun]:
-    """The recorded runs; none without a file."""
+    """The recorded runs. Empty without a file."""
     return list(read_validated(path.read_text(encoding="utf-8"))) if path.exists() else []
 
 
 def record(pairs: Iterable[tuple[PublishedRun, RowResult]], path: Path = TABLE) -> None:
-    """Write the runs that were predicted beside those that are recorded, in place of their older selves; a
-    run that is skipped now goes."""
+    """Add the predicted runs to the recorded ones, replacing older versions of the same rows. A run that is
+    skipped now is removed.
+    """
     found = {run.row_id: run for run in recorded_runs(path)}
     for run, result in pairs:
         made = validated_run_of(run, result) if result.tier in COMPLETE else None
@@ -36,6 +39,6 @@ def record(pairs: Iterable[tuple[PublishedRun, RowResult]], path: Path = TABLE) 
 
 
 def joined(own: Sequence[ValidatedRun], recorded: Sequence[ValidatedRun]) -> list[ValidatedRun]:
-    """A table's own runs, then the recorded ones that it has not."""
+    """A table's own runs, then the recorded ones that it does not have."""
     known = {run.row_id for run in own}
     return [*own, *(run for run in recorded if run.row_id not in known)]

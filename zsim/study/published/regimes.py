@@ -39,7 +39,9 @@ def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
 
 
 def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
-    """Framework by framework; of all of them those with shared replicas, and mixtures; and all."""
+    """The coverage of each framework, of all jobs with shared replicas, of all mixtures of experts, and of
+    all jobs.
+    """
     parts = {
         "several ranks to a replica": coverage_of(judged, lambda job: job.is_shared),
         "mixtures of experts": coverage_of(judged, lambda job: job.is_mixture),

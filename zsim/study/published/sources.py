@@ -39,7 +39,7 @@ class SourceRule(BaseModel):
     assume: str | None = None
 
     def applies(self, run: PublishedRun, kind: str) -> bool:
-        """Whether the rule is about the row; `kind` is the kind of its strategy, "" before it is known."""
+        """Whether the rule is about the row. `kind` is the kind of its strategy, or "" before it is known."""
         return all(_matches(run, kind, *one) for one in self.when.items()) and not any(
             _matches(run, kind, *one) for one in self.unless.items()
         )
@@ -69,10 +69,11 @@ def source_rules() -> tuple[SourceRule, ...]:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A row with the cells that the rules fill in, and the assumptions made for this."""
+    """A row with the cells that the rules fill in."""
 
     run: PublishedRun
     assumptions: tuple[str, ...]
+    """The assumptions that these rules make."""
 
 
 def known_run(run: PublishedRun) -> KnownRun:
@@ -94,7 +95,7 @@ def _with_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
 
 
 def apply_rules(run: PublishedRun, data: dict[str, Any]) -> Iterable[str]:
-    """Set the rules' changes in the experiment's `data`; returns the rules' assumptions."""
+    """Set the rules' changes in the experiment's `data`. Returns the rules' assumptions."""
     kind = str(data["strategy"]["kind"])
     assumptions = []
     for rule in source_rules():

@@ -36,8 +36,9 @@ def summarise(rows: Sequence[Scored]) -> dict[str, Any]:
 
 
 def mean_of_sources(rows: Sequence[Scored]) -> dict[str, float | None]:
-    """The means over sources of each source's own mean, median and bias: sources count alike, however many
-    rows they have."""
+    """The means over sources of each source's own mean, median and bias. All sources have the same weight,
+    however many rows they have.
+    """
     errors: dict[str, list[float]] = {}
     for row in rows:
         if row.relative_error is not None:

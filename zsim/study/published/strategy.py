@@ -108,11 +108,13 @@ def _version(run: PublishedRun) -> dict[str, str]:
 
 
 def _zeropp(text: str, gpus_per_node: int) -> dict[str, Any]:
-    """The ZeRO++ configuration. hpZ's groups are one node, as in DeepSpeed's tutorial
-    (docs/_tutorials/zeropp.md). The rest of the configuration is not published, so DeepSpeed's defaults
-    apply. These overlap, as does the tutorial's example (`"overlap_comm": true`; it also has
-    `"reduce_scatter": false`, with which qgZ does not run, and a bucket of 1e7, which makes the blog's rows 3
-    % faster still)."""
+    """The ZeRO++ configuration.
+
+    hpZ's groups are one node, as in DeepSpeed's tutorial (docs/_tutorials/zeropp.md). The rest of the
+    configuration is not published, so DeepSpeed's defaults apply. They overlap, as does the tutorial's
+    example (`"overlap_comm": true`). That example also has `"reduce_scatter": false`, with which qgZ does not
+    run, and a bucket of 1e7, which makes the blog's rows 3 % faster still.
+    """
     block: dict[str, Any] = {"stage": 3}
     if "hpZ" in text:
         block["zero_hpz_partition_size"] = gpus_per_node
@@ -130,7 +132,7 @@ def is_offloaded(run: PublishedRun) -> bool:
 
 
 def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
-    """The offload blocks of `zero_optimization`; empty if nothing is offloaded."""
+    """The offload blocks of `zero_optimization`. Empty if nothing is offloaded."""
     if not is_offloaded(run):
         return {}
     text = run.text("offload")
@@ -152,8 +154,9 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
 
 
 def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
-    """Megatron's table. Launch settings are in the row's `hybrid{...}` note; settings absent there are off,
-    as on the command line."""
+    """Megatron's table. Launch settings are in the row's `hybrid{...}` note. Settings absent there are off,
+    as on the command line.
+    """
     note, text = launch_settings(run), run.text("strategy")
     is_sharded = run.count("zero_stage") == 1 or bool(re.search(r"dist(ributed|)[- _]?opt", text))
     overlaps = "overlapped grad RS + param AG" in text
@@ -191,8 +194,10 @@ def _graphs(note: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _megatron_fsdp(run: PublishedRun, flags: dict[str, str], assumptions: list[str]) -> dict[str, Any]:
-    """Megatron-FSDP's settings: its sharding by the command line or the ZeRO stage of the row. Sharded
-    gradients are reduced, and sharded parameters gathered, beside backward and forward in any case."""
+    """Megatron-FSDP's settings, with its sharding by the command line or the ZeRO stage of the row. Sharded
+    gradients are reduced during backward, and sharded parameters gathered during forward and backward, in any
+    case.
+    """
     by_stage = ("no_shard", "optim", "optim_grads", "optim_grads_params")
     sharding = flags.get("data-parallel-sharding-strategy") or by_stage[run.count("zero_stage") or 0]
     table: dict[str, Any] = {"fsdp_sharding": sharding, "distributed_optimizer": True}
@@ -208,8 +213,9 @@ def _megatron_fsdp(run: PublishedRun, flags: dict[str, str], assumptions: list[s
 
 
 def _grad_reduce_dtype(run: PublishedRun) -> str:
-    """The reduction dtype of the row; else Megatron's default: the weights' dtype under fp16, fp32 under
-    bf16."""
+    """The reduction dtype of the row, or else Megatron's default: the weights' dtype under fp16, fp32 under
+    bf16.
+    """
     text = run.text("reduce_dtype")
     named = next((dtype for dtype in ("fp32", "bf16", "fp16") if text.startswith(dtype)), None)
     return named or ("fp16" if run.text("precision").startswith("fp16") else "fp32")

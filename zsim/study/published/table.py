@@ -27,19 +27,21 @@ KNOWN = frozenset((*REQUIRED, *_COLUMNS.split()))
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One row: its cells by column, as text; `where` is its position for messages."""
+    """One row of a table."""
 
     row_id: str
     source: str
     role: str
     cells: Mapping[str, str]
+    """The cells by column, as text."""
     where: str
+    """The row's position, for messages."""
 
     def text(self, column: str) -> str:
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float | None:
-        """The cell as a number; None if empty. Raises InputError for anything else."""
+        """The cell as a number, or None if empty. Raises InputError for anything else."""
         text = self.text(column)
         if not text:
             return None
@@ -57,7 +59,7 @@ class PublishedRun:
         return value
 
     def count(self, column: str) -> int | None:
-        """The cell as a whole number; None if empty."""
+        """The cell as a whole number, or None if empty."""
         value = self.number(column)
         if value is None:
             return None
@@ -70,10 +72,11 @@ class PublishedRun:
 
 @dataclass
 class RunTable:
-    """All rows of the files; `notes` say what was ignored."""
+    """All rows of the files."""
 
     runs: list[PublishedRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    """What was ignored."""
 
 
 def read_runs(paths: Iterable[Path]) -> RunTable:

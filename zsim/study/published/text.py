@@ -46,7 +46,7 @@ def _row_lines(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _fits(row: RowResult) -> str:
-    """The verdict with its probability; with what happened where the other was likelier."""
+    """The verdict with its probability, and the measured outcome where it was the less likely one."""
     verdict = row.verdict
     if verdict is None:
         return ""

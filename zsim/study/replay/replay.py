@@ -29,27 +29,32 @@ _MAX_LANES = 256
 class Replay:
     """A recorded step and the same step replayed.
 
-    `rank` is the rank whose times are reported: the slowest in the replay. `step_seconds` is its replayed
-    step, `recorded_seconds` its recorded one, including waits for slower ranks. `recorded.step_seconds` is
-    the step of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays
-    above 50 us that nothing in the recording explains; they are replayed unchanged. `keeps_kernels`: on
-    another cluster kernels take what they took, since what they were recorded on is not known to be a GPU."""
+    `recorded.step_seconds` is the step of the rank that was slowest when recorded, as in `Trace.steps`.
+    """
 
     recorded: Trace
     replayed: Trace
     rank: int
+    """The rank whose times are reported: the slowest in the replay."""
     recorded_seconds: float
+    """The recorded step of `rank`, including its waits for slower ranks."""
     step_seconds: float
+    """The replayed step of `rank`."""
     unexplained_seconds: float
+    """Delays above 50 us that nothing in the recording explains. They are replayed unchanged."""
     cluster: str | None
     world_size: int
     notes: tuple[str, ...]
     keeps_kernels: bool = False
+    """On another cluster, kernels keep their recorded durations, since the device of the recording is not
+    known to be a GPU.
+    """
 
     @property
     def written(self) -> Trace:
-        """The replayed step as ranks of the new world: a representative whose number is beyond the new world
-        becomes its rank 0."""
+        """The replayed step as ranks of the new world. A representative whose number is beyond the new world
+        becomes its rank 0.
+        """
         if self.rank < self.world_size:
             return self.replayed
         blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
@@ -126,11 +131,11 @@ def replay(
     recorded_on: str | None = None,
     step: int | None = None,
 ) -> Replay:
-    """Run a recorded step again: its kernels with their durations, its collectives together.
+    """Run a recorded step again: its kernels with their durations, its collectives concurrently on all ranks.
 
-    Without `cluster` every span takes its recorded time, and the recorded step is reproduced, each part of
-    it. With `cluster`, collectives run on that fabric; `gpus` or `nodes` changes the number of GPUs.
-    `recorded_on` names the GPU of the recording if the trace does not; `step` is the number of a step
+    Without `cluster` every span takes its recorded time, and each part of the recorded step is reproduced.
+    With `cluster`, collectives run on that fabric, and `gpus` or `nodes` changes the number of GPUs.
+    `recorded_on` names the GPU of the recording if the trace does not. `step` is the number of a step
     (default: the typical one).
 
     Raises InputError for a trace that cannot be replayed in this way, with the reason.
@@ -179,7 +184,7 @@ def replay(
 def _replayed(
     one: Trace, ranks: Mapping[int, RecordedRank], place: Place, what_if: WhatIf, gpu: Gpu | None
 ) -> tuple[Mapping[int, RecordedRank], dict[int, float], Trace]:
-    """The ranks on other hardware; their seconds, and the step there. `gpu`: of the recording."""
+    """The ranks on other hardware, their seconds, and the replayed step. `gpu` is the recording's."""
     if place.is_folded:
         ranks = {number: replace(rank, **_alone(rank)) for number, rank in ranks.items()}
     slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
@@ -194,8 +199,9 @@ def _replayed(
 
 
 def _about_kernels(gpu: Gpu | None, new: Gpu, *, is_cpu: bool) -> list[str]:
-    """Notes on the assumptions for kernels recorded on `gpu` (None: unknown, or the CPU) and replayed on
-    `new`."""
+    """Notes on the assumptions for kernels recorded on `gpu` and replayed on `new`. `gpu` is None where it is
+    unknown, or the CPU.
+    """
     notes = []
     if gpu is None and is_cpu:
         notes.append(

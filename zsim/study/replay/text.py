@@ -16,7 +16,9 @@ _MAX_ROWS = 12
 
 
 def replay_lines(replay: Replay, name: str) -> Iterator[str]:
-    """The step first; then its parts and collectives, recorded and replayed; the notes last."""
+    """The lines of a replay. The step comes first, then its categories and collectives, recorded and
+    replayed, and the notes last.
+    """
     where = f"{replay.cluster}, {_gpus(replay.world_size)}" if replay.cluster else "as recorded"
     if replay.keeps_kernels:
         where = f"kernels as recorded, collectives on {where}"

@@ -1,10 +1,11 @@
-"""Recorded ranks that are replayed together: each stands for all ranks at its place of a pipeline.
+"""Recorded ranks that are replayed concurrently. Each represents all ranks at its position in a pipeline.
 
 # [Note: places of a pipeline]
 A simulated step has one rank of every class, and the recording of a pipeline one rank of every stage: the
-first, in even distances. The ranks up to the next one are at the same place, and all of them again where the
-stages begin anew. Groups of ranks without a file are those with files, moved by as much as their first ranks
-are apart. Whether ranks at a place are alike on the links too is then found as for a simulated job.
+first, in even distances. The ranks up to the next recorded one are at the same position, and all of them
+again where the stages begin anew. Groups of ranks without a file are copies of those with files, moved by the
+distance between their first ranks. Whether ranks at one position also load the links identically is then
+decided as for a simulated job.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 @dataclass(frozen=True)
 class Together:
-    """The recorded ranks as representatives: `groups` of the whole world, pairs included; `blocks`: see
-    `Fabric`; `by_links`: whether members of a block load the same links alike."""
+    """The recorded ranks as representatives of the whole world."""
 
     groups: dict[str, Group]
+    """The groups of the whole world, pairs included."""
     blocks: Mapping[str, Ints]
+    """See `Fabric`."""
     by_links: bool
+    """Whether members of a block load the same links identically."""
 
 
 def find_together(step: Trace, topology: Topology) -> Together | None:
-    """How the recorded ranks stand for the world of the step; None if the recording does not say it, or
-    sends no messages whose sides are known."""
+    """The representatives of the step's world, or None if the recording does not determine them. None too if
+    it has no messages whose two sides are known.
+    """
     ranks = np.unique(step.ranks).tolist()
     used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
     if not any(info.messages for info in step.infos) or not _have_sides(step.infos):
@@ -62,7 +66,7 @@ def find_together(step: Trace, topology: Topology) -> Together | None:
 
 
 def _have_sides(infos: Iterable[SpanInfo]) -> bool:
-    """Whether every send has a receive of its size, one place back or any other number of places."""
+    """Whether every send has a receive of its size, one position back or any other number of positions."""
     sides: dict[str, set[tuple[str, int, int]]] = {"send": set(), "recv": set()}
     for info in infos:
         for way, count, places in info.messages:
@@ -80,8 +84,9 @@ def _known_rows(step: Trace, name: str, info: SpanInfo, ranks: Sequence[int]) ->
 
 
 def _kinds(ranks: Sequence[int], world: int) -> Ints | None:
-    """A number per rank of the world, equal for ranks at one recorded rank's place; None if the recorded
-    ranks do not have a place each. See [Note: places of a pipeline]."""
+    """A number per rank of the world, equal for ranks at the position of one recorded rank, or None if the
+    recorded ranks do not have one position each. See [Note: places of a pipeline].
+    """
     if len(ranks) == world:
         return np.arange(world)
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else world
@@ -92,9 +97,11 @@ def _kinds(ranks: Sequence[int], world: int) -> Ints | None:
 
 
 def _is_complete(info: SpanInfo, rows: Sequence[tuple[int, ...]], kinds: Ints) -> bool:
-    """Whether the other sides of a call's messages are recorded: the ranks of its group are at a place each,
-    or at one place, and then every call must send on what it receives, as in a ring. (A file of one pipeline
-    rank has neither.)"""
+    """Whether the other sides of a call's messages are recorded.
+
+    The ranks of the call's group are at one position each, or all at the same one. In the latter case every
+    call must send on what it receives, as in a ring. (A file of one pipeline rank has neither.)
+    """
     if not info.messages:
         return True
     if all(len(set(kinds[list(row)].tolist())) == len(row) for row in rows):
@@ -107,7 +114,9 @@ def _is_complete(info: SpanInfo, rows: Sequence[tuple[int, ...]], kinds: Ints) -
 
 
 def _moved(known: Sequence[tuple[int, ...]], kinds: Ints) -> Ints | None:
-    """All communicators of a kind of group, from those that are known; None where they do not fit."""
+    """All communicators of a kind of group, from those that are recorded, or None where they do not fit the
+    world.
+    """
     world = len(kinds)
     by_kind = {int(kinds[row[0]]): row for row in reversed(known)}
     is_free, found = np.ones(world, dtype=bool), []
@@ -127,7 +136,7 @@ def _moved(known: Sequence[tuple[int, ...]], kinds: Ints) -> Ints | None:
 
 
 def _works(info: SpanInfo) -> list[Collective]:
-    """The work that a call puts on links: a collective, or its sends."""
+    """The payloads that a call puts on links: a collective, or its sends."""
     if info.messages:
         return [work for is_sent, work in messages_of(info) if is_sent]
     return [collective_of(info)] if info.kind in COLLECTIVES else []

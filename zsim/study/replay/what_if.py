@@ -1,13 +1,15 @@
 """Changes of a recorded step on other hardware: its groups, its kernels, and everything that stays.
 
-# [Note: another number of GPUs] The batch of each GPU stays, and with it the GPU's kernels and the full
-tensors of its collectives. Only groups grow: the outermost one (whose groups fill the world: all ranks, or
-HSDP's replicas) grows with the world, inner groups stay. If the group over which states are sharded grows,
-their update takes proportionally less time.
+# [Note: another number of GPUs]
+The batch of each GPU stays, and with it the GPU's kernels and the full tensors of its collectives. Only
+groups grow. The outermost group, whose groups fill the world (all ranks, or HSDP's replicas), grows with the
+world, and inner groups stay. If the group over which states are sharded grows, their update takes
+proportionally less time.
 
-# [Note: another GPU] Matrix products (attention included) scale with the ratio of the data sheets' bf16
-peaks, all other kernels with the ratio of memory bandwidths. Neither ratio accounts for shapes, power limits
-or launch-bound kernels."""
+# [Note: another GPU]
+Matrix products (attention included) scale with the ratio of the data sheets' bf16 peaks, all other kernels
+with the ratio of memory bandwidths. Neither ratio accounts for shapes, power limits or launch-bound kernels.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,19 @@ _ROUGHLY = (
 
 @dataclass
 class WhatIf:
-    """The hardware of a replay: `groups` as they are there; `blocks`: see `Fabric`, where the recorded ranks
-    are replayed together, each for all at its place of a pipeline; `notes` on the assumptions."""
+    """The hardware of a replay."""
 
     cluster: Cluster
     num_nodes: int
     gpus_per_node: int
     groups: dict[str, Group]
+    """The groups of ranks on this hardware."""
     blocks: Mapping[str, Ints] | None = None
+    """See `Fabric`. Set where the recorded ranks are replayed concurrently, each for all ranks at its
+    position in a pipeline.
+    """
     notes: list[str] = field(default_factory=list)
+    """Notes on the assumptions."""
 
     @property
     def topology(self) -> Topology:
@@ -66,7 +72,8 @@ class WhatIf:
 
 def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | None) -> WhatIf:
     """The replay's hardware and groups. Raises InputError where the recorded groups do not fit the number of
-    GPUs, or sizes are not recorded."""
+    GPUs, or where sizes are not recorded.
+    """
     if gpus is not None and nodes is not None and nodes * cluster.gpus_per_node != gpus:
         raise InputError(
             f"{nodes} nodes of {cluster.name} have {nodes * cluster.gpus_per_node} GPUs, found --gpus {gpus}"
@@ -112,7 +119,7 @@ def _shape(cluster: Cluster, gpus: int) -> tuple[int, int]:
 
 
 def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str]) -> Group:
-    """The group in the new world; see [Note: another number of GPUs]."""
+    """The group in the new world. See [Note: another number of GPUs]."""
     known = step.metadata.get("groups", {}).get(name)
     size, stride = known or (info.group_size, 1)
     if stride is None:
@@ -176,7 +183,7 @@ def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu:
 
 
 def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
-    """Recorded over new size of the group over which states are sharded; 1 without sharding."""
+    """The recorded over the new size of the group over which states are sharded, or 1 without sharding."""
     sharding = {info.group: info.group_size for info in step.infos if info.kind in _SHARDING}
     if not sharding:
         return 1.0
@@ -191,8 +198,9 @@ def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
 
 
 def is_matrix_product(info: SpanInfo) -> bool:
-    """Whether a kernel scales with the GPU's peak: decided by its arithmetic intensity where known, else by
-    its name."""
+    """Whether a kernel scales with the GPU's peak. Its arithmetic intensity decides where it is known, else
+    its name.
+    """
     if info.flops and info.hbm_bytes:
         return info.flops / info.hbm_bytes > 100.0  # FLOP per byte; the ridge of current GPUs is 150 to 300
     return _MATRIX.search(info.name) is not None
@@ -210,8 +218,11 @@ def _peak(gpu: Gpu) -> float:
 
 
 def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | None:
-    """The GPU of the recording: as named, else the preset that best fits the device's name and memory, a
-    module (SXM) rather than a PCIe card unless the name says so; None if unknown."""
+    """The GPU of the recording, or None if it is unknown.
+
+    Without `gpu_name` it is the preset that best fits the device's name and memory: a module (SXM) rather
+    than a PCIe card, unless the name says so.
+    """
     if named is not None:
         return load_gpu(named)
     device = str(metadata.get("gpu", ""))

@@ -1,9 +1,9 @@
 """One experiment on a growing number of GPUs: how far from linear, where efficiency breaks, and why.
 
-Weak: the batch per GPU stays. Strong: the global batch stays. Filled: every GPU gets the largest micro-batch
-that fits without being held up by torch's allocator; it grows as sharding leaves more room.
+Weak scaling keeps the batch per GPU, strong scaling the global batch. Fill mode gives every GPU the largest
+micro-batch that fits without being held up by torch's allocator, which grows as sharding leaves more room.
 
-Degrees of tensor, pipeline and context parallelism stay, and the replicas of the model grow in number; with
+Degrees of tensor, pipeline and context parallelism stay, and the replicas of the model grow in number. With
 `grow` one of the degrees grows instead, and the replicas stay.
 
 # [Note: what a token costs]
@@ -11,7 +11,7 @@ The cost of a token, in GPU-seconds by cause, is the step's critical path by cau
 over the tokens of the step. Efficiency is the lowest total cost over the cost at this count, so a loss of
 efficiency has a reason: the cause whose cost per token grew most. Time that leaves the path under one cause
 may reappear under another: if computation gets faster, communication that it had hidden is exposed. So where
-some causes grew and others shrank, the growth of the largest cause overstates its effect; its net change is
+some causes grew and others shrank, the growth of the largest cause overstates its effect. Its net change is
 its share of the total change.
 """
 
@@ -51,9 +51,7 @@ _MAX_COUNTS = 200
 
 @dataclass(frozen=True)
 class Scale:
-    """The experiment on `gpus` GPUs, or `error`, the reason why there is none. `costs`: GPU-seconds per
-    token, by cause. `is_shared`: several ranks have a replica. `whole_run`: columns of the run of days, where
-    the experiment has `[run]`."""
+    """The experiment on one number of GPUs, or `error`, the reason why it has no step there."""
 
     gpus: int
     error: str | None = None
@@ -67,11 +65,14 @@ class Scale:
     gpu_peak_bytes: int = 0
     gpu_capacity_bytes: int | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
+    """GPU-seconds per token, by cause."""
     allocator_retries: int | None = None
     largest_micro_batch: int | None = None
     step_seconds_range: tuple[float, float] | None = None
     is_shared: bool = False
+    """Whether several ranks share a replica of the model."""
     whole_run: Mapping[str, Any] | None = None
+    """Columns of the run of days, where the experiment has `[run]`."""
     verdict: Verdict | None = None
 
     @property
@@ -86,12 +87,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """The change of efficiency between two counts, from `before` to `after`, mostly due to `cause`.
-
-    Relative to a token's total cost before: `change` is the change of the total cost, `cause_change` that of
-    `cause` alone. `net_change` is the part of `change` attributed to `cause`: changes in the opposite
-    direction are deducted in proportion from all causes that changed in the same direction, whose net changes
-    add up to `change`. `offset` is the cause with the largest opposite change ("" without one)."""
+    """The change of efficiency between two counts, from `before` to `after`, mostly due to `cause`."""
 
     start: int
     end: int
@@ -99,9 +95,13 @@ class Bend:
     after: float
     cause: str
     cause_change: float
+    """The change of the cost of `cause` alone, relative to a token's total cost at `start`."""
     change: float
+    """The change of a token's total cost, relative to that cost at `start`."""
     net_change: float
+    """`cause_change` less its share of opposite changes, so that net changes add up to `change`."""
     offset: str = ""
+    """The cause with the largest opposite change ("" without one)."""
 
     @property
     def change_per_doubling(self) -> float:
@@ -110,15 +110,16 @@ class Bend:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All counts in order. Efficiency is relative to `base`, where a token costs least, see `best_of`;
-    `grow`: the degree of `GROWN` that grows with the GPUs, if any."""
+    """The points of all counts in order."""
 
     title: str
     mode: Mode
     scales: tuple[Scale, ...]
     base: Scale
+    """The point where a token costs least, to which efficiency is relative. See `best_of`."""
     is_stopped: bool = False
     grow: str | None = None
+    """The degree of `GROWN` that grows with the GPUs, if any."""
 
     def efficiency(self, scale: Scale) -> float:
         return self.base.token_gpu_seconds / scale.token_gpu_seconds
@@ -128,19 +129,18 @@ class Scaling:
         return [scale for scale in self.scales if scale.error is None]
 
     def bends(self) -> list[Bend]:
-        """The change of efficiency from each count to the next; over the counts that fit, if any do."""
+        """The change of efficiency from each count to the next, over the counts that fit, if any do."""
         return [self._bend(one, other) for one, other in pairwise(self._compared())]
 
     def _compared(self) -> list[Scale]:
         return [scale for scale in self.runs if scale.fits] or self.runs
 
     def knees(self) -> list[Bend]:
-        """Bends at which efficiency falls by more than `KNEE` per doubling; consecutive ones with the same
-        cause are joined."""
+        """Falls of more than `KNEE` per doubling. Consecutive ones with the same cause are merged."""
         return self._joined(lambda bend: bend.change_per_doubling < -KNEE)
 
     def gains(self) -> list[Bend]:
-        """Bends at which efficiency rises by more than `KNEE` per doubling: faster than linear."""
+        """Rises of more than `KNEE` per doubling: faster than linear."""
         return self._joined(lambda bend: bend.change_per_doubling > KNEE)
 
     def _joined(self, is_wanted: Callable[[Bend], bool]) -> list[Bend]:
@@ -170,15 +170,16 @@ class Scaling:
 
 
 def best_of(runs: Sequence[Scale]) -> Scale:
-    """The count with the lowest cost per token, the fewest GPUs among equals: of those that fit without
-    allocator retries, else of those that fit, else of all."""
+    """The point with the lowest cost per token, the fewest GPUs among equals. It is chosen among the points
+    that fit without allocator retries, or else among those that fit, or else among all.
+    """
     fitting = [scale for scale in runs if scale.fits] or list(runs)
     roomy = [scale for scale in fitting if not scale.allocator_retries] or fitting
     return min(roomy, key=lambda scale: scale.token_gpu_seconds)
 
 
 def parse_counts(text: str) -> list[int]:
-    """The GPU counts of "8..1024" (doubling), "8..4096:4" (times four) or "8,24,64"; ascending."""
+    """The GPU counts of "8..1024" (doubling), "8..4096:4" (times four) or "8,24,64", ascending."""
     if ".." in text:
         span, _, factor = text.partition(":")
         first, last = (_count(part, text) for part in span.split("..", 1))
@@ -216,11 +217,12 @@ def run_scaling(
     jobs: int = 1,
     is_quiet: bool = False,
 ) -> Scaling:
-    """Simulate the experiment on each number of GPUs; results are kept in `folder` by content.
+    """Simulate the experiment on each number of GPUs. Results are kept in `folder` by content.
 
-    `global_batch` is in sequences (strong only), by default the experiment's. `grow`: the degree of `GROWN`
-    that grows with the GPUs, from the experiment's own on its own GPUs (None: all stay). Raises InputError
-    where no count can be simulated, or `folder` cannot be made."""
+    `global_batch` is in sequences (strong only), by default the experiment's. `grow` is the degree of `GROWN`
+    that grows with the GPUs, from the experiment's on its GPUs (None: all stay). Raises InputError where no
+    count can be simulated, or `folder` cannot be made.
+    """
     if grow is not None and grow not in GROWN:
         raise InputError(f"--grow {grow}: expected one of {', '.join(GROWN)}{did_you_mean(grow, GROWN)}")
     if global_batch is not None and mode != "strong":
@@ -308,7 +310,8 @@ def _grown(own: Job, gpus: int, axis: str) -> int:
 
 def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
     """(micro-batch to use, largest micro-batch that fits). If torch's allocator slows the step with the
-    largest one, smaller ones are tried as long as that reduces the time per sequence."""
+    largest one, smaller ones are tried as long as that reduces the time per sequence.
+    """
     largest = most_that_fits(at) or 1
     size, best, cheapest = largest, 1, inf
     while size >= 1:
@@ -324,8 +327,7 @@ def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
 
 
 def _split(batch: int, gpus: int, micro: int, gpus_per_replica: int) -> tuple[int, int]:
-    """(micro-batch, accumulation steps) of one replica of the model; the micro-batch stays unless the
-    replica's share of the batch is smaller or not divisible by it."""
+    """(micro-batch, steps) of a replica, whose micro-batch only shrinks to divide the replica's batch."""
     replicas = gpus // gpus_per_replica
     if gpus % gpus_per_replica or batch % replicas:
         each = f", {gpus_per_replica:,} to a replica" if gpus_per_replica > 1 else ""

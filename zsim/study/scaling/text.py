@@ -1,4 +1,4 @@
-"""A scaling study as text of 80 columns: a table, and sentences on where efficiency bends and why."""
+"""A scaling study as text of 80 columns: a table, and sentences on where efficiency changes and why."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _cells(scaling: Scaling, scale: Scale) -> list[str]:
 
 
 def _around(scale: Scale) -> str:
-    """The step's interval relative to the step, in percent; or the verdict, unless the job fits."""
+    """The step's interval relative to the step, in percent, or the verdict, unless the job fits."""
     if scale.verdict is not None and scale.verdict.word != "fits":
         return scale.verdict.word
     if scale.step_seconds_range is None:
@@ -59,8 +59,9 @@ def _around(scale: Scale) -> str:
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
-    """Sentences: that nothing fits; where efficiency bends and why, or that it does not; where a smaller
-    micro-batch than the largest is used, and why."""
+    """Sentences on the study: that nothing fits, where efficiency changes and why, or that it does not, and
+    where a smaller micro-batch than the largest is used, and why.
+    """
     if scaling.runs and not any(scale.fits for scale in scaling.runs):
         yield "It fits on none of these; the steps are as if it did."
     bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))

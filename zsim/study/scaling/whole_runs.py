@@ -17,7 +17,7 @@ _COLUMNS = [Column(title) for title in ("GPUs", "days", "5 to 95 %", "goodput", 
 
 
 def run_lines(scaling: Scaling) -> Iterator[str]:
-    """A table of the runs, then the number of GPUs with the fewest days; nothing without `[run]`."""
+    """A table of the runs, then the number of GPUs with the fewest days. Empty without `[run]`."""
     found = _answers(scaling)
     if not found:
         return
@@ -35,7 +35,7 @@ def run_lines(scaling: Scaling) -> Iterator[str]:
 
 
 def run_section(scaling: Scaling) -> list[Section]:
-    """The page's section with its figures; none without `[run]`."""
+    """The page's section with its figures. Empty without `[run]`."""
     found = _answers(scaling)
     if not found:
         return []

@@ -23,21 +23,25 @@ Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
 @dataclass(frozen=True)
 class Knob:
-    """One number to vary. `keys` of the cluster are multiplied together; "*" matches every key of a table.
-    `shown` is the display unit and `per_unit` its size in SI. `is_fraction`: never above 1. `is_excess`: only
-    the part above 1 is scaled. `is_wanted_less`: a smaller number is faster. `rate_keys`: those of `keys`
-    that are in B/s where the others have no unit."""
+    """One number to vary. The values at all its keys of the cluster are multiplied by the same factor."""
 
     name: str
     keys: tuple[str, ...]
+    """Dotted keys of the cluster. "*" matches every key of a table."""
     unit: Unit = ""
     shown: str = ""
+    """The display unit."""
     per_unit: float = 1.0
+    """The size of the display unit in SI."""
     is_whole: bool = False
     is_fraction: bool = False
+    """The number is never above 1."""
     is_excess: bool = False
+    """Only the part above 1 is scaled."""
     is_wanted_less: bool = False
+    """A smaller number is faster."""
     rate_keys: tuple[str, ...] = ()
+    """Those of `keys` that are in B/s where the others have no unit."""
 
     @property
     def bound(self) -> float | None:
@@ -46,13 +50,14 @@ class Knob:
         return 1.0 if self.is_fraction or self.is_excess else None
 
     def amount(self, cluster: Cluster) -> float | None:
-        """The cluster's amount in `shown` units; None (or 0) where it has none."""
+        """The cluster's amount in the display unit. None (or 0) where it has none."""
         value = next((value for _, value in self._found(cluster)), None)
         return None if value is None else value / self.per_unit
 
     def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
-        """The dotted keys and values to set for `factor` times as much; numbers that the cluster lacks are
-        left out."""
+        """The dotted keys and values to set for `factor` times as much. Numbers that the cluster lacks are
+        left out.
+        """
         return {
             f"cluster.{key}": self._written(key, self._scaled(value, factor))
             for key, value in self._found(cluster)
@@ -88,7 +93,7 @@ class Knob:
 def _values(
     table: Any, parts: list[str], before: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], int | float]]:
-    """(path, number) of every number at `parts`, where "*" is any key."""
+    """(path, number) of every number that matches `pattern`, where "*" is any key."""
     if not parts:
         if isinstance(table, int | float) and not isinstance(table, bool):
             yield before, table

@@ -32,8 +32,11 @@ def sensitivity_page(
     left_out: Mapping[str, str] | None = None,
     whole: RunSensitivity | None = None,
 ) -> str:
-    """The page as text; `needs` are the requirements for `target`, `left_out` the resources that were not
-    examined, with the reason; `whole`: of the run of days, where the experiment has one."""
+    """The page as text.
+
+    `needs` are the requirements for `target`. `excluded` are the resources that were not examined, with the
+    reason. `run_study` is the sensitivity of the run of days, where the experiment has one.
+    """
     caption = (
         f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
         "where the number's own spread is not known."
@@ -81,7 +84,7 @@ def _most(found: Sensitivity) -> str:
 
 
 def tornado(found: Sensitivity) -> Figure:
-    """Bars from the given step to the step with each number turned, the largest on top."""
+    """Bars from the step as configured to the step with each number varied, the largest on top."""
     bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MAX_BARS]
     figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
@@ -114,7 +117,7 @@ def sensitivity_dict(
     left_out: Mapping[str, str] | None = None,
     whole: RunSensitivity | None = None,
 ) -> dict[str, Any]:
-    """The study as plain data; `left_out`, `whole` as for the page."""
+    """The study as plain data, with the same arguments as the page."""
     return {
         "title": found.title,
         "step_seconds": found.step_seconds,

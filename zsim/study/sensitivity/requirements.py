@@ -28,26 +28,30 @@ TARGETS = ("step_seconds", "mfu", "tokens_per_second_per_gpu", "fits")
 
 @dataclass(frozen=True)
 class StepTarget:
-    """A step of at most `step_seconds`; `text` is the target as given. `is_of_peak`: the target is a fraction
-    of the GPU's peak, so the step holds only for GPUs with this peak."""
+    """A step of at most `step_seconds`."""
 
     text: str
+    """The target as the user wrote it."""
     step_seconds: float
     is_of_peak: bool = False
+    """The target is a fraction of the GPU's peak, so the step holds only for GPUs with this peak."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """The amount of one resource that alone reaches the target. `needed` is None if no amount does: neither a
-    thousand times as much (for latencies a thousandth) nor the limit `bound` (e.g. an efficiency of 1).
-    `best_seconds` is the step at that extreme."""
+    """The amount of one resource that alone reaches the target."""
 
     name: str
     unit: str
     available: float
     needed: float | None
+    """None if no amount reaches the target, neither a thousand times as much (for latencies a thousandth) nor
+    the limit `bound`.
+    """
     best_seconds: float
+    """The step at that extreme."""
     bound: float | None = None
+    """The limit that no machine passes, e.g. an efficiency of 1."""
 
     def sentence(self) -> str:
         if self.needed is None:
@@ -95,7 +99,7 @@ def left_out(target: StepTarget) -> dict[str, str]:
 
 
 def check_resources(target: StepTarget, names: Sequence[str]) -> None:
-    """Raise InputError for unknown resources and for resources that the target leaves out."""
+    """Raise InputError for unknown resources and for resources that are meaningless for the target."""
     for name in names:
         if name not in HARDWARE:
             raise InputError(
@@ -113,8 +117,9 @@ def requirements(
 ) -> list[Requirement]:
     """The least amount of each resource alone (for latencies the greatest) that reaches the target, to 1 %.
 
-    Without `names`, all resources that the cluster has. A target of MFU leaves out the peak, since MFU is
-    relative to the peak of the GPU. Raises InputError for unknown targets and resources."""
+    Without `names` these are all resources that the cluster has. A target of MFU leaves out the peak, since
+    MFU is relative to the peak of the GPU. Raises InputError for unknown targets and resources.
+    """
     job = resolve(experiment)
     wanted = parse_target(target, job)
     check_resources(wanted, names or ())

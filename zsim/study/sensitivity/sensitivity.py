@@ -1,4 +1,4 @@
-"""How much a step depends on each number: each alone is turned down and up, all others unchanged."""
+"""How much a step depends on each number. Each alone is turned down and up, all others unchanged."""
 
 from __future__ import annotations
 
@@ -24,28 +24,33 @@ SPREAD = 0.2  # relative, for a number whose spread is not stated
 
 @dataclass(frozen=True)
 class Turn:
-    """One number turned down and up. `low` and `high` are the factors, `overrides` the changes for each.
-    `is_known`: the factors come from the spread that the number's file states, not from the default."""
+    """One number turned down and up."""
 
     name: str
     kind: str  # "hardware" or "software"
     value: float | None
     unit: str
     low: float
+    """The factor by which the number is turned down."""
     high: float
+    """The factor by which the number is turned up."""
     overrides: tuple[Mapping[str, Any], Mapping[str, Any]]
+    """The changes of the experiment, down and up."""
     is_known: bool
+    """The factors come from the spread that the number's file states, not from the default."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The steps that a turn led to; seconds are None where the turned experiment is invalid, `error` says
-    why."""
+    """The steps that a variation leads to."""
 
     turn: Turn
     low_seconds: float | None
+    """The step with the number turned down, or None where that experiment is invalid."""
     high_seconds: float | None
+    """The step with the number turned up, or None where that experiment is invalid."""
     error: str | None
+    """The reason why an experiment is invalid."""
 
     def swing(self, step_seconds: float) -> float:
         """The largest relative change of the step."""
@@ -67,9 +72,9 @@ class Sensitivity:
 def run_sensitivity(
     experiment: Experiment, folder: Path, *, spread: float = SPREAD, jobs: int = 1, is_quiet: bool = False
 ) -> Sensitivity:
-    """Simulate the step with every number turned; results are kept in `folder` by content.
+    """Simulate the step with every number turned down and up. Results are kept in `folder` by content.
 
-    A number whose file states a `spread` is turned by that, all others by `spread`, down and up.
+    A number whose file states a `spread` is turned by that, all others by the parameter `spread`.
     """
     if not 0 < spread < 1:
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
@@ -106,7 +111,7 @@ def run_sensitivity(
 
 
 def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
-    """A turn for every number that the cluster has."""
+    """A variation for every number that the cluster has."""
     turns = []
     for knob in HARDWARE.values():
         amount = knob.amount(cluster)
@@ -122,8 +127,9 @@ def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
 
 
 def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float, bool]:
-    """(low factor, high factor, whether they come from the spread stated in the number's table, else the
-    default)."""
+    """(low factor, high factor, whether they come from the spread stated in the number's table instead of the
+    default).
+    """
     *path, name = knob.keys[0].split(".")
     table: Any = cluster
     for part in path:
@@ -141,7 +147,7 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
 
 
 def software_turns(job: Job, spread: float) -> list[Turn]:
-    """A turn for every size that the job's framework reads."""
+    """A variation for every size that the job's framework reads."""
     turns = []
     for name, (key, value, is_whole) in software_numbers(job).items():
         down, up = (value * (1 - spread), value * (1 + spread))

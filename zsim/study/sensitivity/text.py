@@ -29,7 +29,7 @@ def sensitivity_lines(found: Sensitivity) -> Iterator[str]:
 
 
 def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
-    """The table of the bars; units keep their "per ..." if there is room."""
+    """The table of the bars. Units keep their "per ..." if there is room."""
     rows = [
         (
             bar.turn.name,
@@ -47,8 +47,9 @@ def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
 def requirement_lines(
     needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """The requirements that reach the target, then those that do not, then the resources left out, with the
-    reason."""
+    """The requirements that reach the target, then those that do not, then the excluded resources, with the
+    reason.
+    """
     yield f"for {target}:"
     said = [need.sentence() for need in needs if need.needed is not None]
     others = [_at_most(need) for need in needs if need.needed is None]
@@ -71,18 +72,20 @@ def is_idle(bar: Bar, step_seconds: float) -> bool:
 
 
 def value(bar: Bar) -> str:
-    """The number as given, without its unit."""
+    """The varied number, without its unit."""
     return "" if bar.turn.value is None else f"{bar.turn.value:,.6g}"
 
 
 def turned(bar: Bar) -> str:
-    """How far the number is turned down and up, in percent; * marks a spread stated in its file."""
+    """How far the number is turned down and up, in percent. A * marks a spread stated in its file."""
     low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
     return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
 
 
 def changes(bar: Bar, step_seconds: float) -> str:
-    """The change of the step in percent, turned down and up; "-" where the turned experiment is invalid."""
+    """The change of the step in percent, with the number turned down and up. A "-" marks an invalid
+    experiment.
+    """
     parts = [
         "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
         for seconds in (bar.low_seconds, bar.high_seconds)

@@ -34,13 +34,16 @@ _RATES = ("write_bandwidth", "read_bandwidth")
 
 @dataclass(frozen=True, slots=True)
 class RunBar:
-    """Days with a number halved and doubled; None where that is no run, `error` says why."""
+    """The days of a run with one number halved and doubled."""
 
     name: str
     value: str
     low_days: float | None
+    """Days with the number halved, or None where that is no run."""
     high_days: float | None
+    """Days with the number doubled, or None where that is no run."""
     error: str | None = None
+    """The reason why there is no run."""
 
     def swing(self, days: float) -> float:
         """The largest relative change of the days."""
@@ -50,13 +53,13 @@ class RunBar:
 
 @dataclass(frozen=True)
 class RunSensitivity:
-    """The bars of a run of `days`, the largest effect first. `day_price`: of all GPUs, None without a
-    price."""
+    """The bars of a run of `days`, the largest effect first."""
 
     days: float
     goodput_fraction: float
     bars: tuple[RunBar, ...]
     day_price: float | None
+    """The price of a day of all GPUs, or None without a price."""
     currency: str
 
 
@@ -116,7 +119,7 @@ class _Study:
             yield self._bar("slow nodes", "", _straggling)
 
     def goodput(self, factor: float, turn: Callable[[Scenario, float], Scenario] | None = None) -> float:
-        """The goodput of a turned run."""
+        """The goodput of the run, with one number multiplied by `factor`."""
         scenario = self.scenario if turn is None else turn(self.scenario, factor)
         if self.is_auto and turn is not None:
             scenario = turn(self.prepared.scenario(self._moved(scenario)), factor)
@@ -127,7 +130,7 @@ class _Study:
         return runs[0].goodput_fraction
 
     def _moved(self, scenario: Scenario, before: Scenario | None = None) -> float:
-        """The interval, moved as the closed form's best one."""
+        """The interval between saves, scaled as the closed form's best one."""
         now, then = (_closed_form(one) for one in (scenario, before or self.scenario))
         return self.work * now / then if then else self.work
 
@@ -147,7 +150,7 @@ class _Study:
         return RunBar(name, value, days[0], days[1], error)
 
     def _spares(self, spares: int) -> RunBar:
-        """None of them, and twice as many, at least two."""
+        """A bar for no spare nodes, and for twice as many, at least two."""
         most = min(max(2 * spares, 2), self.prepared.first.nodes)
 
         def with_spares(count: int) -> float:
@@ -165,7 +168,7 @@ class _Study:
         return self._of("interval of saves", value, lambda: apart(HALF), lambda: apart(TWICE))
 
     def _store(self) -> RunBar:
-        """All rates of the store."""
+        """A bar for all rates of the store."""
         storage = resolve_storage(self.prepared.table.storage)
         stated = {
             name: value for name, value in storage

@@ -3,8 +3,8 @@
     strategy.stage == 3 and nodes > 4        4096 // (gpus * training.micro_batch_size)
 
 Numbers, strings, lists, arithmetic, comparisons, `in`, `and`, `or`, `not`, `a if b else c`, `min`, `max`,
-`round`, and the dotted keys of an experiment. A key that a point does not set is None. None equals only None;
-arithmetic and ordering with None are errors. Nothing is executed as Python.
+`round`, `abs`, and the dotted keys of an experiment. A key that a point does not set is None. None equals
+only None, and arithmetic and ordering with None are errors. Nothing is executed as Python.
 """
 
 from __future__ import annotations
@@ -44,15 +44,19 @@ _LONGEST = 500  # characters: short enough not to nest deeper than Python's recu
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed expression; `names` are the dotted keys that it reads."""
+    """A parsed expression."""
 
     text: str
     where: str
+    """Its position in the file, for errors."""
     tree: ast.expr
     names: tuple[str, ...]
+    """The dotted keys that it reads."""
 
     def value(self, lookup: Callable[[str], Any]) -> Any:
-        """The value; `lookup` gives the value of a dotted key. Raises InputError naming the expression."""
+        """The value of the expression. `lookup` gives the value of a dotted key. Raises InputError naming the
+        expression.
+        """
         try:
             return _value(self.tree, lookup)
         except InputError:
@@ -63,8 +67,9 @@ class Expression:
 
 
 def parse_expression(text: object, where: str) -> Expression:
-    """Parse an expression; raises InputError for anything outside of the subset above. `where` names its
-    place in the file."""
+    """Parse an expression. `where` names its position in the file. Raises InputError for anything outside of
+    the subset above.
+    """
     if not isinstance(text, str):
         raise InputError(f"{where}: found {text!r}, expected an expression in quotes")
     if len(text) > _LONGEST:
@@ -118,7 +123,7 @@ def _check(node: ast.expr, text: str, where: str, names: dict[str, None]) -> Non
 
 
 def _key(node: ast.expr) -> str | None:
-    """The node as a dotted key, e.g. `training.precision`; None for any other node."""
+    """The node as a dotted key, e.g. `training.precision`, or None for any other node."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -166,8 +171,9 @@ def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
 
 
 def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
-    """The result of an arithmetic operation on numbers; text times a number and huge powers are refused,
-    since they could exhaust the memory."""
+    """The result of an arithmetic operation on numbers. Text times a number and huge powers are refused,
+    since they could exhaust the memory.
+    """
     for side in (left, right):
         if isinstance(side, bool) or not isinstance(side, int | float):
             raise TypeError(f"'{ast.unparse(node)}' needs numbers, found {side!r}")
@@ -180,7 +186,7 @@ def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
 
 
 def nested_value(data: Mapping[str, Any], dotted: str) -> Any:
-    """`data["a"]["b"]` for "a.b"; None if a key is missing."""
+    """`data["a"]["b"]` for "a.b", or None if a key is missing."""
     value: Any = data
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -18,7 +18,7 @@ from zsim.version import __version__
 
 
 class Identities:
-    """Hashes experiments by content; each file is read once per study."""
+    """Hashes experiments by content. Each file is read once per study."""
 
     def __init__(self) -> None:
         self._zsim = {"version": __version__, "source": source_digest()}

@@ -40,11 +40,12 @@ class Point:
 
 
 def study_points(study: Study) -> list[Point]:
-    """The points in the grid's order, the last axis varying fastest. An invalid combination is a point with
-    an error; a combination that `where` excludes is no point.
+    """The points in the grid's order, with the last axis varying fastest. An invalid combination is a point
+    with an error. A combination that `where` excludes is no point.
 
     Raises InputError where a varied key is not a key of experiments, or where a condition reads an unknown
-    key or keeps no point."""
+    key or keeps no point.
+    """
     _check_names(study)
     points: list[Point] = []
     for values in _combinations(study):
@@ -83,8 +84,9 @@ def _combinations(study: Study) -> Iterator[dict[str, Any]]:
 
 
 class _Lookup:
-    """The value of a key at one point: set there, else from the base, else the experiment's default. `nodes`
-    and `gpus` are both available, whichever is given."""
+    """The value of a key at one point: the point's setting, else the base's, else the experiment's default.
+    `nodes` and `gpus` are both available, whichever of the two the study sets.
+    """
 
     def __init__(self, study: Study, overrides: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self.study, self.overrides, self.values = study, overrides, values

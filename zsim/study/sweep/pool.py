@@ -1,13 +1,16 @@
 """Run many points on many processes, through joblib: loky's processes on this machine, or another backend.
 
-# [Note: a worker that dies] Workers write each record to disk as soon as it is done, and mark the point that
-they are working on. When a worker is killed, joblib ends the others and drops everything under way. Records
-on disk are then loaded, the points that workers were at become suspects, and the rest continues. Suspects run
-at the end, one at a time. A suspect whose worker dies twice more gets an error as its record, which is not
-kept: the next run tries it anew.
+# [Note: a worker that dies]
+Workers write each record to disk as soon as it is done, and mark the point that they are working on. When a
+worker is killed, joblib ends the others and drops everything under way. Records on disk are then loaded, the
+points that workers were at become suspects, and the rest continues. Suspects run at the end, one at a time. A
+suspect whose worker dies twice more gets an error as its record. That record is not saved, so the next run
+tries the point anew.
 
-# [Note: workers end with the study] SIGTERM and SIGHUP end a study as Ctrl-C does. SIGKILL lets a process do
-# nothing more, so every worker looks once a second whether what started it is still its parent."""
+# [Note: workers end with the study]
+SIGTERM and SIGHUP end a study as Ctrl-C does. After SIGKILL a process can do nothing more, so every worker
+checks once a second whether the process that started it is still its parent.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +57,13 @@ def run_tasks(
     scheduler: str | None = None,
     simulator: Simulator | None = None,
 ) -> None:
-    """Run every task and pass each record to `on_record` in order of completion; records are kept in
-    `folder`. Tasks that run in this process use `simulator`. `backend` is joblib's name ("loky", "dask",
-    "multiprocessing", "threading", ...), `scheduler` the address of a running Dask scheduler; without it Dask
-    runs `jobs` processes here.
+    """Run every task and pass each record to `on_record` in order of completion. Records are saved in
+    `folder`. Tasks that run in this process use `simulator`.
 
-    KeyboardInterrupt leaves every finished point on disk; SIGTERM and SIGHUP raise it.
+    `backend` is joblib's name ("loky", "dask", "multiprocessing", "threading", ...). `scheduler` is the
+    address of a running Dask scheduler. Without it Dask runs `jobs` processes here.
+
+    KeyboardInterrupt leaves every finished point on disk. SIGTERM and SIGHUP raise it.
     """
     store, left = Store(folder), {task.identity: task for task in tasks}
     # Processes of this machine share the folder; those of a cluster may not.
@@ -74,7 +78,7 @@ def run_tasks(
     with _stops_as_interrupts(), _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
 
         def run(some: Sequence[Task], size: int) -> bool:
-            """Run some tasks; returns whether no worker died."""
+            """Run the selected tasks. Returns whether no worker died."""
             batches = [list(some[start : start + size]) for start in range(0, len(some), size)]
             try:
                 for records in parallel(batches, folder if is_local else None):
@@ -110,9 +114,10 @@ def run_batch(
     where: Path | None = None,
     study: int | None = None,
 ) -> list[Record]:
-    """The worker's function: simulate the tasks one after the other, sharing their common work. `where` is
-    the study's current folder: relative paths, of models too, begin there. `study` is its process: a worker
-    that it started ends with it."""
+    """Simulate the tasks one after the other in a worker, sharing their common work. `where` is the study's
+    current folder, where relative paths begin, those of models too. `study` is the study's process: a worker
+    that it started ends with it.
+    """
     if study is not None and os.getppid() == study:
         _end_with(study)
     if where is not None:
@@ -134,7 +139,9 @@ def run_batch(
 
 
 def _worker_start(backend: str) -> dict[str, Any]:
-    """The options by which loky's workers watch their study; those of other backends begin with a batch."""
+    """The options by which loky's workers watch their study. Workers of other backends begin to watch with
+    their first batch.
+    """
     return {"initializer": _end_with, "initargs": (os.getpid(),)} if backend == "loky" else {}
 
 
@@ -142,7 +149,7 @@ _WATCH = "end with the study"
 
 
 def _end_with(parent: int) -> None:
-    """End this process, which `parent` started, once that is gone."""
+    """End this process once its parent, the process `parent`, is gone."""
     if any(thread.name == _WATCH for thread in threading.enumerate()):
         return
 
@@ -176,7 +183,7 @@ def _stops_as_interrupts() -> Iterator[None]:
 
 
 def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
-    """The points that dead workers were at; all remaining points if workers leave no marks."""
+    """The points that dead workers were at, or all remaining points if workers leave no marks."""
     if not is_local:
         return [*left]
     marked = store.marked()
@@ -199,7 +206,7 @@ Parallel = Callable[[list[list[Task]], Path | None], Iterator[list[Record]]]
 
 @contextmanager
 def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator) -> Iterator[Parallel]:
-    """joblib with one backend, ready to run batches."""
+    """A pool of joblib with one backend, ready to run batches."""
     if scheduler is not None and backend != "dask":
         raise InputError(f"--scheduler {scheduler}: is for --backend dask, found {backend}")
     if jobs == 1 and backend == "loky":
@@ -253,7 +260,8 @@ def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
 def _interrupts_held() -> Iterator[None]:
     """Block SIGINT while processes are started, so that they inherit the mask and Ctrl-C reaches only this
     process, afterwards. Python's resource tracker would unblock SIGINT when it starts, so it is started
-    first."""
+    first.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -50,7 +50,8 @@ def failed_record(identity: str, kind: str, said: str) -> Record:
 
 def report_row(report: Report, job: Job) -> dict[str, Any]:
     """A report as one row of plain values: the resolved settings under the experiment's keys, then the
-    results. Units are part of the names, as in the JSON."""
+    results. Units are part of the names, as in the JSON.
+    """
     content = report.to_dict()
     experiment = content["experiment"]
     row: dict[str, Any] = {
@@ -121,7 +122,9 @@ def _trust(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A list or a table as JSON, so that the column has one type; None for an empty one."""
+    """A list or a table as JSON, so that the column has one type, and None for an empty one. Other values are
+    unchanged.
+    """
     if isinstance(value, list | tuple | dict):
         return json.dumps(value) if value else None
     return value

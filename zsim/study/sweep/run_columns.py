@@ -20,8 +20,9 @@ RUN_COLUMNS = (
 
 
 def run_columns(experiment: Experiment, result: Result) -> dict[str, Any]:
-    """Columns of the run, named as in the JSON of `zsim goodput`. A step that makes no run, as one that can
-    never finish, has the reason in `run_error`."""
+    """Columns of the run, named as in the JSON of `zsim goodput`. A step that makes no run, such as one that
+    can never finish, has the reason in `run_error`.
+    """
     try:
         run = simulate_prepared(prepare(experiment, result), jobs=1, compares=False)
         return {"run_error": None, **answer_columns(run)}

@@ -26,7 +26,7 @@ class Store:
         self.folder = folder
 
     def load(self, identity: str) -> Record | None:
-        """The record; None if it is missing, damaged, or not as it was saved."""
+        """The record, or None if it is missing, damaged, or not as it was saved."""
         try:
             record = json.loads(self._path(identity).read_text(encoding="utf-8"))
         except (OSError, ValueError):

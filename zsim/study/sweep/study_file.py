@@ -82,7 +82,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one or more keys that vary together; a grid is the product of the axes."""
+    """Values of one or more keys that vary together. A grid is the product of the axes."""
 
     keys: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -90,7 +90,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rule:
-    """`[[set]]`: where `when` holds, keys are set to values; expressions are evaluated."""
+    """`[[set]]`: where `when` holds, keys are set to values, and expressions among them are evaluated."""
 
     when: Expression | None
     values: tuple[tuple[str, Any | Expression], ...]
@@ -98,16 +98,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Study:
-    """A study. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key, `code`
-    the permission to run the functions that it names as models."""
+    """A study: an experiment, and what varies."""
 
     name: str
     base: Mapping[str, Any]
+    """The experiment as file-shaped data."""
     overrides: Mapping[str, Any]
+    """The changes to it by dotted key."""
     axes: tuple[Axis, ...]
     rules: tuple[Rule, ...] = ()
     where: tuple[Expression, ...] = ()
     code: OwnCode | None = None
+    """The permission to run the functions that the experiment names as models."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -130,8 +132,9 @@ def study_schema() -> dict[str, Any]:
 def load_study(
     path: str | Path, overrides: Mapping[str, Any] | None = None, code: OwnCode | None = None
 ) -> Study:
-    """Read a study file; `overrides` are dotted keys of the experiment that win over its file (not over
-    axes), `code` is the permission to run the functions that the file names as models."""
+    """Read a study file. `overrides` are dotted keys of the experiment that take precedence over its file
+    (not over axes). `code` is the permission to run the functions that the file names as models.
+    """
     path = Path(path)
     return study_from(
         read_toml(path), folder=path.parent, file=path.name, name=path.stem, overrides=overrides, code=code
@@ -147,7 +150,7 @@ def study_from(
     overrides: Mapping[str, Any] | None = None,
     code: OwnCode | None = None,
 ) -> Study:
-    """A study from file-shaped data; raises InputError that lists what is wrong with it."""
+    """A study from file-shaped data. Raises InputError that lists everything wrong with it."""
     if "model" in data and not {"axes", "zip", "base", "experiment"} & set(data):
         raise InputError(
             f"{file}: is an experiment, not a study; expected a file with experiment = {file!r} and [axes] "
@@ -204,7 +207,7 @@ def _axis_readers(
 
 
 def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
-    """The result of each reader; errors are appended to `problems`, without the file's name."""
+    """The value of each reader. Errors are appended to `problems`, without the file's name."""
     for reader in readers:
         try:
             yield reader()
@@ -258,8 +261,9 @@ def _tables(data: Mapping[str, Any], key: str, file: str) -> Iterator[tuple[int,
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of all leaves, with quoted or bare keys; a range or a calculated value is a
-    leaf."""
+    """(dotted key, value) of all leaves, with quoted or bare keys. Ranges and calculated values are
+    leaves.
+    """
     for key, value in table.items():
         if isinstance(value, dict) and frozenset(value) not in _RANGES and set(value) != {"value"}:
             yield from flat(value, f"{prefix}{key}.")

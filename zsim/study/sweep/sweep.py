@@ -1,4 +1,4 @@
-"""Run a study from its file to its tables; results that are known already are not simulated again."""
+"""Run a study from its file to its tables. Results that exist already are not simulated again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from zsim.version import __version__
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study that has run, or was stopped. `known` is the number of points that had results before."""
+    """A study that has run, or was stopped."""
 
     study: Study
     points: Sequence[Point]
     rows: Sequence[Row]
     files: Mapping[str, Path]
     known: int
+    """The number of points that had results before the study ran."""
     is_stopped: bool
 
     @property
@@ -53,11 +54,12 @@ def run_sweep(
     cache: Path | None = None,
     is_quiet: bool = False,
 ) -> Sweep:
-    """Run the points without results and write `out`/results.csv and .parquet; Ctrl-C writes the results so
+    """Run the points without results and write `out`/results.csv and .parquet. Ctrl-C writes the results so
     far. Without `out` nothing is written.
 
-    Results are kept by content in `cache` (default `out`/points): a point with the same experiment, files and
-    zsim is never simulated twice, neither in this study nor in another one with the same cache."""
+    Results are kept by content in `cache` (default `out`/points). A point with the same experiment, files and
+    zsim is never simulated twice, neither in this study nor in another one with the same cache.
+    """
     if out is not None:
         check_folder(out)
     points = study_points(study)
@@ -74,7 +76,7 @@ def run_sweep(
 
 @contextmanager
 def points_folder(kept: Path | None) -> Iterator[Path]:
-    """The folder of finished points: `kept`, or one that is removed afterwards."""
+    """The folder of finished points: `cache`, or a temporary one that is removed afterwards."""
     if kept is not None:
         yield kept
         return
@@ -84,10 +86,11 @@ def points_folder(kept: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """Records by point; `known` of them existed before."""
+    """The records of a run by the number of their point."""
 
     records: Mapping[int, Record]
     known: int
+    """The number of records that existed before."""
     is_stopped: bool
 
 
@@ -100,7 +103,7 @@ def run_points(
     scheduler: str | None = None,
     is_quiet: bool = False,
 ) -> SweepRun:
-    """Simulate the points whose results are not in `folder` yet; Ctrl-C ends it early.
+    """Simulate the points whose results are not in `folder` yet. Ctrl-C ends the run early.
 
     Raises InputError, before anything is simulated, where `folder` cannot be made or written.
     """
@@ -130,8 +133,7 @@ def run_points(
 def _known(
     points: Sequence[Point], store: Store
 ) -> tuple[dict[int, Record], list[Task], dict[str, list[int]]]:
-    """(records by point that exist already, tasks to run, point numbers by identity). Equal points run
-    once."""
+    """(existing records by point, tasks to run, point numbers by identity). Equal points run once."""
     identities = Identities()
     records: dict[int, Record] = {}
     tasks: list[Task] = []

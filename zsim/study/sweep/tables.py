@@ -23,7 +23,7 @@ _SCALARS = frozenset({bool, int, float, str})
 def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Sequence[str]) -> list[Row]:
     """One row per point: its number and state, the axes' values, the resolved settings and the results.
 
-    A setting that is also an axis has the axis's value; a point that has not run yet has no results.
+    A setting that is also an axis has the axis's value. A point that has not run yet has no results.
     """
     columns: dict[str, None] = {}
     for known in records.values():
@@ -64,7 +64,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
-    """Write results.csv, and results.parquet where pyarrow is installed; returns the paths by kind."""
+    """Write results.csv, and results.parquet where pyarrow is installed. Returns the paths by kind."""
     paths = {"csv": folder / "results.csv"}
     make_folder(folder)
     write_whole(paths["csv"], csv_text(rows))

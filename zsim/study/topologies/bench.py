@@ -48,8 +48,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A measured point of a curve and the simulated one. `error`: simulated over measured time, less one;
-    `is_scored`: the size is within 64 KiB to 4 GiB."""
+    """A measured point of a curve and the simulated one."""
 
     curve: str
     cluster: str
@@ -57,7 +56,9 @@ class CurvePoint:
     measured_bus_bytes_per_second: float
     simulated_bus_bytes_per_second: float
     error: float
+    """Simulated over measured time, less one."""
     is_scored: bool
+    """The size is within 64 KiB to 4 GiB."""
     algorithm: str
     protocol: str
     source: str
@@ -74,8 +75,9 @@ def bench(
 ) -> list[BenchRow]:
     """Time of one collective by size, on otherwise idle links.
 
-    `group_size`: all GPUs when None; else consecutive groups of this size, all at once (as nccl-tests does
-    with NCCL_TESTS_SPLIT). `sizes`: powers of two from 8 B to 16 GiB when None."""
+    `group_size` None means all GPUs. Otherwise consecutive groups of this size run concurrently (as
+    nccl-tests does with NCCL_TESTS_SPLIT). `sizes` are powers of two from 8 B to 16 GiB when None.
+    """
     if kind not in KINDS:
         raise InputError(
             f"--collective: found '{kind}', expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"

@@ -26,13 +26,15 @@ _GREY = PALETTE[-1]
 
 
 def drawing(name: str, num_nodes: int) -> Figure:
-    """The fabric of `num_nodes` nodes, folded where they are many (`picture`)."""
+    """The fabric of `num_nodes` nodes, folded where they are many. See `draw_fabric`."""
     cluster = load_cluster(name)
     return draw(picture(Topology(cluster, num_nodes, cluster.gpus_per_node)), cluster)
 
 
 def draw(drawn: Picture, cluster: Cluster, loads: Sequence[float] | None = None) -> Figure:
-    """A fabric; `loads` colours each line by the part in use of its busiest link, 0 to 1, to a tenth."""
+    """The figure of a drawn fabric. `loads` colours each line by the part in use of its busiest link, 0 to 1,
+    to a tenth.
+    """
     places = drawn.places()
     figure = Figure(layout(440, showlegend=False))
     shades = (
@@ -57,7 +59,7 @@ def draw(drawn: Picture, cluster: Cluster, loads: Sequence[float] | None = None)
 
 
 def add_boxes(figure: Figure, drawn: Picture, words: str) -> None:
-    """The boxes of a picture, as the figure's last trace; `words` say what one node holds."""
+    """Draw the boxes of a drawing as the figure's last trace. `node_label` names the contents of one node."""
     nodes, switches = PALETTE[0], PALETTE[2]
     figure.add_scatter(
         x=[box.place[0] for box in drawn.boxes],
@@ -213,7 +215,9 @@ def _size(box: FabricBox) -> float:
 
 
 def _labels(boxes: Sequence[FabricBox]) -> list[str]:
-    """Names; where boxes stand close, every second one's alone, and none in a crowd."""
+    """The names of the boxes. Where boxes are close, only every second one is named, and none where there are
+    too many.
+    """
     rows: dict[float, list[FabricBox]] = {}
     for box in boxes:
         rows.setdefault(box.place[1], []).append(box)

@@ -1,4 +1,4 @@
-"""A step over the drawing of its fabric: how busy each line is, frame by frame."""
+"""A step as an animation over the drawing of its fabric: how busy each line is, frame by frame."""
 
 from __future__ import annotations
 
@@ -35,19 +35,22 @@ LOADS_CAPTION = (
 
 @dataclass(frozen=True)
 class Film:
-    """`seconds`: the middle of each frame; `loads`: per tier the busiest link's part in use; `levels`: per
-    frame the shade of each line, then of each box (of nodes, the busiest link inside), as digits; `words`:
-    what a frame shows."""
+    """The frames of a step over the drawing of its fabric."""
 
     picture: Picture
     seconds: Floats
+    """The middle of each frame."""
     loads: Mapping[str, Floats]
+    """The part in use of the busiest link, per tier."""
     levels: Sequence[str]
+    """Per frame the shade of each line, then of each box (of nodes, the busiest link inside), as digits."""
     words: Sequence[str]
+    """The description of each frame."""
     node: str
+    """The contents of one node."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Lines, shades and words: enough for a page to show any frame."""
+        """Lines, shades and captions: enough for a page to show any frame."""
         places = self.picture.places()
         return {
             "lines": [[*places[line.ends[0]], *places[line.ends[1]]] for line in self.picture.lines],
@@ -59,12 +62,12 @@ class Film:
 
 
 def film_of_step(outcome: Outcome) -> Film:
-    """The film of a step, with the words of the first of its GPUs that were simulated."""
+    """The animation of a step, with captions for the first of its GPUs that were simulated."""
     return film_of(outcome, int(outcome.classes.representatives[0]))
 
 
 def film_of(outcome: Outcome, rank: int) -> Film:
-    """The film of one simulated step; the words are of `rank`."""
+    """The animation of one simulated step, with captions for `rank`."""
     topology = outcome.topology
     drawn, loads = picture(topology), link_loads(outcome, NUM_FRAMES)
     own = [*line_loads(drawn, loads)]
@@ -114,7 +117,7 @@ def cluster_figure(film: Film) -> Figure:
 
 
 def loads_figure(film: Film) -> Figure:
-    """The busiest link of each tier over the step; the page moves the line that marks the frame."""
+    """The busiest link of each tier over the step. The page moves the line that marks the frame."""
     figure = Figure(layout(210))
     for tier, values in film.loads.items():
         figure.add_scatter(
@@ -132,8 +135,9 @@ def loads_figure(film: Film) -> Figure:
 
 
 def _by_tier(outcome: Outcome, loads: Floats) -> Iterator[tuple[str, Floats]]:
-    """The busiest link of each tier that is used at all; PCIe, which every card's bytes cross, is left out
-    beside the cards."""
+    """The busiest link of each tier that is used at all. PCIe, which every card's bytes cross, is left out
+    where the network or NVLink is used.
+    """
     found: dict[str, Floats] = {}
     for own in outcome.topology.classes.values():
         most = loads[own.first : own.first + own.count].max(axis=0, initial=0.0)

@@ -22,13 +22,14 @@ _MOST_FREE = 3  # axes of several ranks; with more of them tensor ranks stay nei
 
 @dataclass(frozen=True, slots=True)
 class MeshOrder:
-    """An order of the mesh, the fastest axis first, and its step. `nodes`: by axis of several ranks, the most
-    nodes that one of its groups is on."""
+    """An order of the mesh, the fastest axis first, and its step."""
 
     order: str
     nodes: Mapping[str, int]
+    """The most nodes that one group of an axis spans, by axis of several ranks."""
     step_seconds: float
     is_given: bool
+    """Whether it is the order of the experiment."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -40,9 +41,12 @@ class MeshOrder:
 
 
 def compare_orders(experiment: Experiment, job: Job, step_seconds: float) -> tuple[MeshOrder, ...]:
-    """The given order of the job's mesh, then others of its axes that have several ranks; the other axes stay
-    the slowest. Of orders that put all groups on as many nodes the first stands for all. One order alone
-    where there is nothing to order, none without model parallelism."""
+    """The order of the job's mesh, then others of its axes that have several ranks. The remaining axes stay
+    the slowest.
+
+    Of orders that put all groups on as many nodes, the first represents all. Where there is nothing to order
+    the result is one order, and without model parallelism it is empty.
+    """
     names = [name for name, axis in _AXES.items() if job.mesh.size(axis) > 1]
     if job.parallelism.is_trivial or not names:
         return ()
@@ -70,7 +74,7 @@ def _ordered(experiment: Experiment, order: tuple[str, ...]) -> Experiment:
 
 
 def _nodes(job: Job, mesh: Mesh, names: list[str]) -> dict[str, int]:
-    """The most nodes of a group, by axis; nodes are filled in the order of ranks."""
+    """The most nodes of a group, by axis. Nodes are filled in the order of ranks."""
     found = {}
     for name in names:
         groups = mesh.groups(_AXES[name]) // job.gpus_per_node

@@ -1,8 +1,8 @@
 """A fabric as it is drawn: boxes and lines, folded where there are too many.
 
-Up to 24 nodes are drawn one by one (two NVLink domains at least). Of more, nodes on the same switches (a pod)
-are one box, many pods share boxes, and nodes under one switch are split into boxes of equal size; switches
-that join the same boxes are one circle. A dragonfly's groups and a torus's routers hold their nodes.
+Up to 24 nodes are drawn one by one (two NVLink domains at least). For more, nodes on the same switches (a
+pod) are one box, many pods share boxes, and nodes under one switch are split into boxes of equal size.
+Switches that join the same boxes are one circle. A dragonfly's groups and a torus's routers hold their nodes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class FabricBox:
-    """Nodes or switches. `devices`: how many; `links`: those inside its nodes, by tier."""
+    """One or several nodes or switches, drawn as one box."""
 
     name: str
     is_nodes: bool
     devices: int
+    """The number of nodes or switches."""
     place: Place
     links: Mapping[str, Ints] = field(default_factory=dict)
+    """The links inside its nodes, by tier."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def picture(topology: Topology) -> Picture:
 
 
 def _cables(topology: Topology) -> dict[Ends, list[tuple[str, Ints]]]:
-    """By pair of devices, the tier and the links of both directions."""
+    """The tier and the links of both directions, by pair of devices."""
     found: dict[Ends, tuple[str, list[int]]] = {}
 
     def add(one: str, other: str, tier: str, *links: int) -> None:
@@ -112,8 +114,9 @@ def _cables(topology: Topology) -> dict[Ends, list[tuple[str, Ints]]]:
 def _as_built(
     topology: Topology, cables: Mapping[Ends, list[tuple[str, Ints]]]
 ) -> dict[Ends, list[tuple[str, Ints]]]:
-    """The cables with as many spines and cores as the fabric is built of: several logical switches become one
-    physical one, and a single leaf has none above it."""
+    """The cables with as many spines and cores as the fabric is built of. Several logical switches become one
+    physical one, and a single leaf has none above it.
+    """
     built, names = topology.inventory().switches, dict[str, str | None]()
     for role in ("spine", "core"):
         own = {end for pair in cables for end in pair if _role(end) == role}
@@ -190,7 +193,9 @@ def _range(nodes: Sequence[str]) -> str:
 def _of_routers(
     topology: Topology, devices: Sequence[str], beside: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Nodes in their routers; a dragonfly's routers in their groups, a large torus's in columns along z."""
+    """Nodes in the box of their router. A dragonfly's routers are in the box of their group, those of a large
+    torus in columns along z.
+    """
     network = topology.cluster.network
     shape = network.shape
     routers = [device for device in devices if device.startswith("router")]
@@ -296,11 +301,13 @@ def _numbers(device: str) -> list[int]:
 
 
 def line_loads(drawn: Picture, loads: Floats) -> Floats:
-    """(lines, frames): the busiest link of each line; `loads`: (links, frames), as `link_loads` has them."""
+    """The load of the busiest link of each line, as (lines, frames). `loads` is (links, frames), as
+    `link_loads` returns it.
+    """
     return np.array([busiest(loads, line.links) for line in drawn.lines]).reshape(-1, loads.shape[1])
 
 
 def busiest(loads: Floats, links: Ints) -> Floats:
-    """The most that one of `links` is used, frame by frame."""
+    """The load of the busiest of `links`, frame by frame."""
     found: Floats = loads[links].max(axis=0, initial=0.0)
     return found

@@ -6,10 +6,12 @@ and others none. How bad it is depends on the draw: NUM_DRAWS seeds are drawn, a
 collectives are timed one after the other on idle links, all groups of a kind at the pace of the slowest. The
 step is simulated at the median seed and at the seed of the 95th percentile.
 
-# [Note: why rings hide oversubscription] Consecutive ranks of a ring are under the same leaf switch, so only
-one in `nodes_per_leaf` of its hops between nodes crosses a spine, and each card's bytes cross an uplink
-equally rarely. The lower uplink bandwidth is offset by the lower uplink traffic, up to an oversubscription of
-as many to one as there are nodes under a leaf."""
+# [Note: why rings hide oversubscription]
+Consecutive ranks of a ring are under the same leaf switch, so only one in `nodes_per_leaf` of its hops
+between nodes crosses a spine, and each card's bytes cross an uplink equally rarely. The lower uplink
+bandwidth is offset by the lower uplink traffic, up to an oversubscription of as many to one as there are
+nodes under a leaf.
+"""
 
 from __future__ import annotations
 
@@ -38,30 +40,34 @@ NUM_DRAWS = 20
 
 @dataclass(frozen=True, slots=True)
 class UplinkUse:
-    """Uplink use of the widest group's rings under ideal routing. `hops`: between nodes; `leaving`: the hops
-    that leave a leaf switch; `fraction`: time of the busiest links between switches over the time of the
-    network cards. `oversubscription`: bandwidth below these links over their own."""
+    """Uplink use of the widest group's rings under ideal routing."""
 
     hops: int
+    """The hops between nodes."""
     leaving: int
+    """The hops that leave a leaf switch."""
     fraction: float
+    """The time of the busiest links between switches over the time of the network cards."""
     oversubscription: float
+    """The bandwidth below these links over their own."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """A step under ideal and under hashed routing. `given`: the routing in the cluster file. `num_paths`:
-    between two cards; 0 where it depends on the pair (a list of links). `collective_seconds`: all collectives
-    of a step one after the other on idle links: ideal, hashed at the median, hashed at the 95th percentile;
-    all equal without a choice of paths."""
+    """A step under ideal and under hashed routing."""
 
     given: str
+    """The routing in the cluster file."""
     num_paths: int
+    """The number of paths between two cards, or 0 where it depends on the pair (a list of links)."""
     flows_per_pair: int
     ideal_seconds: float
     hashed_seconds: float
     hashed_p95_seconds: float
     collective_seconds: tuple[float, float, float]
+    """All collectives of a step one after the other on idle links: ideal, hashed at the median, hashed at the
+    95th percentile. All three are equal without a choice of paths.
+    """
     uplinks: UplinkUse
 
     @property
@@ -88,7 +94,7 @@ class Routing:
 
 
 def compare_routings(job: Job, step_seconds: float) -> Routing:
-    """The job's step under both routings; `step_seconds` is its time with the cluster's given routing."""
+    """The job's step under both routings. `step_seconds` is its time with the routing in the cluster file."""
     plan, network = make_plan(job), job.cluster.network
     given, even = job.cluster, with_routing(job.cluster)
     topology = job_topology(replace(job, cluster=even))
@@ -130,8 +136,9 @@ def can_hash(cluster: Cluster) -> bool:
 
 
 def flows_per_pair(cluster: Cluster) -> int:
-    """Flows between two cards: the cluster file's number if it hashes, else one per NCCL channel of a card
-    (one queue pair each; NCCL_IB_QPS_PER_CONNECTION is 1)."""
+    """Flows between two cards: the cluster file's number if it hashes, else one per NCCL channel of a card.
+    Each channel has one queue pair, since NCCL_IB_QPS_PER_CONNECTION is 1.
+    """
     if cluster.network.routing == "hash":
         return cluster.network.flows_per_pair
     return max(round(cluster.collectives.channels / cluster.nic.per_node), 1)
@@ -155,7 +162,7 @@ def collective_seconds(topology: Topology, plan: Plan) -> float:
 
 
 def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
-    """The uplink use of the group on the most nodes; see [Note: why rings hide oversubscription]."""
+    """The uplink use of the group on the most nodes. See [Note: why rings hide oversubscription]."""
     widest: tuple[int, Ints] = (1, np.zeros((0, 0), dtype=np.int64))
     for group in groups.values():
         if group.size > 1:

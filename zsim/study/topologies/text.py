@@ -94,8 +94,9 @@ def _against(seconds: float, given: float) -> str:
 
 
 def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
-    """One sentence per maximal group of clusters that zsim cannot tell apart pairwise, in order of step time.
-    A cluster may be in several groups."""
+    """One sentence per maximal group of clusters that zsim cannot distinguish pairwise, in order of step
+    time. A cluster may be in several groups.
+    """
     order = sorted(rows, key=lambda row: row.report.step_seconds)
     groups: list[list[TopologyComparison]] = []
     for one in order:

@@ -41,13 +41,11 @@ class TierUse:
 
 @dataclass(frozen=True)
 class TopologyComparison:
-    """One cluster's column of a comparison. `file`: the preset or path as given. `scaling`: seconds of a step
-    by number of GPUs at constant batch per GPU, without the counts that the experiment does not allow.
-    `picture`, `line_loads`: the fabric as it is drawn, and of each of its lines the part in use of the
-    busiest link, as mean over the step. `orders`: of the mesh of model parallelism, the given one first."""
+    """One cluster's column of a comparison."""
 
     cluster: str
     file: str
+    """The preset or path as the caller wrote it."""
     nodes: int
     gpus: int
     facts: dict[str, Any]
@@ -55,9 +53,15 @@ class TopologyComparison:
     tiers: tuple[TierUse, ...]
     routing: Routing
     scaling: dict[int, float]
+    """Seconds of a step by number of GPUs at constant batch per GPU, without the counts that the experiment
+    does not allow.
+    """
     picture: Picture
+    """The fabric as it is drawn."""
     line_loads: tuple[float, ...]
+    """The part in use of the busiest link of each line of the drawing, as mean over the step."""
     orders: tuple[MeshOrder, ...] = ()
+    """Orders of the mesh of model parallelism, that of the experiment first."""
 
     @property
     def exposed_seconds(self) -> float:
@@ -96,7 +100,7 @@ class TopologyComparison:
 
 
 def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
-    """The content of `zsim topology show` as plain data; rates in bytes per second."""
+    """The content of `zsim topology show` as plain data, with rates in bytes per second."""
     cluster = load_cluster(name)
     topology = Topology(cluster, num_nodes, cluster.gpus_per_node)
     inventory = topology.inventory()
@@ -189,8 +193,9 @@ def _at(base: Experiment, cluster: str, gpus: int) -> Experiment:
 
 
 def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
-    """Link classes combined by tier: the sum of their bytes, the maximum of their utilisation over both
-    directions."""
+    """Link classes combined by tier: the sum of their bytes, and the maximum of their utilisation over both
+    directions.
+    """
     cluster = load_cluster(name)
     classes = Topology(cluster, num_nodes, cluster.gpus_per_node).classes
     found: dict[str, TierUse] = {}

@@ -2,7 +2,7 @@
 
 `STRUCTURE` decides where states are kept and how the batch is cut. Every combination is considered, except
 for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.losses`).
-`DETAILS` are sizes and switches that improve a good structure slightly; they are refined one after the other.
+`DETAILS` are sizes and switches that improve a good structure slightly. They are refined one after the other.
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ Choices = Callable[[Base, Chosen], Iterable[AxisChoice]]
 
 @dataclass(frozen=True)
 class TunedAxis:
-    """One decision. `choices` depend on the choices made on earlier axes; an empty list means that there is
-    nothing to decide. Choices that the program of the given file cannot be told are left out, unless the file
-    has them already. `kinds` are the strategies that have this axis (all when empty)."""
+    """One decision.
+
+    Choices that the configuration of the experiment's program cannot express are left out, unless the
+    configuration has them already.
+    """
 
     name: str
     choices: Choices
+    """The choices, which depend on those made on earlier axes. An empty list means that there is nothing to
+    decide.
+    """
     kinds: tuple[str, ...] = field(default=())
+    """The strategies that have this axis (all when empty)."""
 
     def of(self, base: Base, chosen: Chosen) -> list[AxisChoice]:
         if self.kinds and base.kind not in self.kinds:
@@ -77,7 +83,7 @@ def _values(key: str, name: str, *values: Any) -> Choices:
 
 
 def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
-    """The choices of `inner` at the given DeepSpeed stages; none at other stages."""
+    """The choices of `inner` at these DeepSpeed stages, and none at other stages."""
 
     def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
         return inner(base, chosen) if stage_of(base, chosen) in stages else []
@@ -107,15 +113,14 @@ def _stages(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def states_on(device: str | None) -> dict[str, Any] | None:
-    """DeepSpeed's block for optimizer states on "cpu" or "nvme"; None for the GPU."""
+    """DeepSpeed's block for optimizer states on "cpu" or "nvme", or None for the GPU."""
     if device != "nvme":
         return None if device is None else {"device": device, "pin_memory": True}
     return {**_DRIVES, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
 
 
 def parameters_on(device: str | None, largest_shard_numel: int) -> dict[str, Any] | None:
-    """DeepSpeed's block for parameters on "cpu" or "nvme", with buffers for the largest shard; None for the
-    GPU."""
+    """DeepSpeed's block for parameters, with buffers for the largest shard, or None for the GPU."""
     if device != "nvme":
         return states_on(device)
     return {**_DRIVES, "buffer_size": max(10**8, largest_shard_numel), "buffer_count": 12}
@@ -195,7 +200,7 @@ def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """FSDP1's sharding strategies; the hybrid ones with every group of whole nodes."""
+    """FSDP1's sharding strategies, the hybrid ones with every group of whole nodes."""
     key, replicate = "strategy.sharding_strategy", "strategy.replicate"
     for name in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
         yield AxisChoice(name, {key: name, replicate: None})
@@ -256,8 +261,9 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _recomputations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Megatron's: nothing, the core of attention where it is not one kernel, the MLP or the experts'
-    activation, the first half of every stage's layers, all layers."""
+    """Megatron's choices: nothing, the core of attention where it is not one kernel, the MLP or the experts'
+    activation, the first half of every stage's layers, all layers.
+    """
     training, split, strategy = base.job.training, base.job.parallelism, base.job.experiment.strategy
     assert isinstance(strategy, MegatronTable)
     alike: dict[str, Any] = {BLOCKS: {}} if training.block_checkpointing else {}
@@ -281,7 +287,7 @@ def _recomputations(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """The given loss, one whose kernel saves nothing but the logits, and one that never holds all logits."""
+    """The configured loss, one whose kernel saves only the logits, and one that never holds all logits."""
     given = base.job.training.cross_entropy
     for name in dict.fromkeys((given, "fused", "fused_linear")):
         yield AxisChoice("" if name == given else f"cross entropy {name}", {LOSS: name})

@@ -33,14 +33,13 @@ _RESOLVED = ("virtual_stages", "schedule", "sequence_parallel")
 
 @dataclass(frozen=True)
 class Base:
-    """One kind of strategy on one cluster: `data` is file-shaped, with its batch sizes in [training].
-
-    `sequences`: sequences per replica and step, micro-batch x accumulation steps; searches keep this number.
-    """
+    """One kind of strategy on one cluster."""
 
     data: Mapping[str, Any]
+    """File-shaped, with its batch sizes in [training]."""
     job: Job
     sequences: int
+    """Sequences per replica and step, micro-batch x accumulation steps. Searches keep this number."""
 
     @property
     def kind(self) -> str:
@@ -48,7 +47,9 @@ class Base:
 
     @property
     def program(self) -> Program | None:
-        """The program whose file was given; None for an experiment in zsim's format."""
+        """The program whose configuration file the experiment comes from, or None for an experiment in zsim's
+        format.
+        """
         found: Program | None = self.data.get("program")
         return found
 
@@ -89,8 +90,9 @@ def base_of(experiment: Experiment) -> Base:
 
 
 def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
-    """The base with the same global batch on another number of GPUs; raises InputError if the GPUs do not
-    divide the batch."""
+    """The base with the same global batch on another number of GPUs. Raises InputError if the GPUs do not
+    divide the batch.
+    """
     total, own = base.batch_sequences, base.job.parallelism.model_ranks
     if gpus % own or total % (gpus // own):
         raise InputError(f"gpus: {total} sequences per step do not divide among {gpus} GPUs")
@@ -137,7 +139,7 @@ def _is_file(table: DeepSpeedTable) -> bool:
 
 
 def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
-    """(the JSON without batch sizes, its name); for a stage alone, a config with this stage."""
+    """(the JSON without batch sizes, its name). A stage alone becomes a config with this stage."""
     if table.config is None:
         return {"zero_optimization": {"stage": table.stage}}, "DeepSpeed config"
     name, config = load_object(table.config, table.config_name)

@@ -1,12 +1,13 @@
 """Lower bounds on time and memory that need no simulation.
 
-`Bounds`: from the batch and the checkpointing alone, so that one bound serves many candidates. Time: the
-kernels of a step run in order on one stream, however states are sharded. A step is never shorter than their
-sum on the job's slowest GPU without interference; communication only slows them. An update on the CPU follows
-when all gradients are there. Memory: the activations that forward saves for backward, plus the CUDA context.
+`Bounds` come from the batch and the checkpointing alone, so that one bound serves many candidates. The bound
+on time: the kernels of a step run in order on one stream, however states are sharded. A step is never shorter
+than their sum on the job's slowest GPU without interference, since communication only slows them. An update
+on the CPU follows when all gradients are there. The bound on memory is the activations that forward saves for
+backward, plus the CUDA context.
 
-`plan_seconds`: from the plan, the least time for which each resource is busy. No step is shorter than the
-maximum of these times. `path_seconds`: from the plan, the longest chain of ops that wait for each other,
+`plan_seconds` is, from the plan, the least time for which each resource is busy. No step is shorter than the
+maximum of these times. `path_seconds` is, from the plan, the longest chain of ops that wait for each other,
 which is longer where the host waits for the GPU and then works itself.
 """
 
@@ -47,9 +48,11 @@ class Bound:
 
 
 class Bounds:
-    """Bounds of jobs of one model on one kind of GPU; each training setting is evaluated once. If
-    `has_degrees`, jobs without model parallelism are bounded like those with it, by exposed collectives, the
-    host and the states too."""
+    """Bounds of jobs of one model on one kind of GPU. Each training setting is evaluated once.
+
+    With `has_degrees`, jobs without model parallelism are bounded like those with it: exposed collectives,
+    the host and the states count too.
+    """
 
     def __init__(self, *, has_degrees: bool = False) -> None:
         self.has_degrees = has_degrees
@@ -107,8 +110,9 @@ def _leaves_checkpoints_on_host(job: Job) -> bool:
 
 
 def _host_update_seconds(job: Job) -> float:
-    """Least seconds of the update on a node's CPU, if every state has one owner; 0 where GPUs update some of
-    them, or where the CPU updates while they compute."""
+    """Least seconds of the update on a node's CPU, if every state has one owner. 0 where GPUs update some of
+    them, or where the CPU updates while they compute.
+    """
     strategy, optimizer = job.strategy, job.training.optimizer
     if isinstance(strategy, DeepSpeedConfig):
         offload = strategy.zero.offload_optimizer
@@ -123,9 +127,12 @@ def _host_update_seconds(job: Job) -> float:
 
 
 def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, more: float = 0.0) -> float:
-    """Lower bound on a step, from its plan; with `less`, the same job with fewer micro-batches, on one that
-    has `more` times the difference more of them. Their kernels lengthen the path, as far as it grew by the
-    last ones: an update beside the kernels (DeepSpeed's a step late) may hide them."""
+    """Lower bound on a step, from its plan.
+
+    `smaller` is the same job with fewer micro-batches. With it the bound is that on a step which has `extra`
+    times the difference more of them. Their kernels lengthen the path, as far as the last ones lengthened it:
+    an update that runs beside the kernels (DeepSpeed's a step late) may hide them.
+    """
     busy, path = plan_seconds(job, plan), path_seconds(job, plan)
     if less is None:
         return max(path, *busy.values())
@@ -136,13 +143,17 @@ def least_seconds(job: Job, plan: Plan, less: tuple[Job, Plan] | None = None, mo
 
 
 def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
-    """Lower bound on the seconds for which a step keeps each resource busy, by resource.
+    """Lower bound on the seconds for which a step keeps each resource busy, by resource. If programs differ
+    between ranks, it is the maximum over programs.
 
-    `compute`: kernels on the compute stream, on the slowest GPU; `host`: the thread that issues; `nic`: bytes
-    that a node must receive, over all its cards at full rate ((k - 1) / k of what a group across k nodes
-    gathers, reduces or exchanges); `cpu`: the node's CPU work at the CPU's rate; `h2d`, `d2h`: copies over
-    one GPU's PCIe; `read`, `write`: the node's drives at their data sheet's rates. If programs differ between
-    ranks, the maximum over programs."""
+    - `compute`: kernels on the compute stream, on the slowest GPU.
+    - `host`: the thread that issues.
+    - `nic`: bytes that a node must receive, over all its cards at full rate ((k - 1) / k of what a group
+      across k nodes gathers, reduces or exchanges).
+    - `cpu`: the node's CPU work at the CPU's rate.
+    - `h2d`, `d2h`: copies over one GPU's PCIe.
+    - `read`, `write`: the node's drives at their data sheet's rates.
+    """
     busiest: dict[str, float] = {}
     for number in range(len(plan.programs)):
         for name, seconds in _program_seconds(job, plan, number).items():
@@ -183,9 +194,12 @@ def _rates(cluster: Cluster) -> dict[str, float]:
 
 
 def path_seconds(job: Job, plan: Plan) -> float:
-    """Lower bound on the seconds of a step of equal ranks whose host works on offloaded states: the ops in
-    their order and with their waits, each as fast as on idle resources, which the ranks of a node use at the
-    same time. 0 for other steps, whose queues may be full when they begin, and for ranks that differ."""
+    """Lower bound on the seconds of a step of equal ranks whose host works on offloaded states.
+
+    It is the time of the ops in their order and with their waits, each as fast as on idle resources, which
+    the ranks of a node use at the same time. It is 0 for other steps, whose queues may be full when they
+    begin, and for ranks that differ.
+    """
     differ = (
         len(plan.programs) > 1 or not job.placement.is_plain or job.faults != FaultsTable.model_construct()
     )
@@ -218,7 +232,7 @@ def path_seconds(job: Job, plan: Plan) -> float:
 
 
 class _Use:
-    """The use that ops of a program make of idle resources; its ranks on a node do the same at once."""
+    """The use that ops of a program make of idle resources. All ranks of a node use them concurrently."""
 
     def __init__(self, job: Job, plan: Plan, number: int) -> None:
         self._job, self._plan = job, plan
@@ -245,8 +259,9 @@ class _Use:
         return self._computed[id(work)]
 
     def moved(self, work: Work) -> tuple[str, float]:
-        """The resource of `_rates` that other work uses, and the bytes that move over it; none of messages
-        between two ranks."""
+        """The resource of `_rates` that other work uses, and the bytes that move over it. Messages between
+        two ranks count as no bytes.
+        """
         if isinstance(work, Collective):
             group = work.kind, work.group
             if group not in self._shares:

@@ -18,11 +18,12 @@ KIND_LABELS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration: the choice on each axis; `number` is its position in the space."""
+    """One configuration: the choice on each axis."""
 
     base: Base
     choices: Mapping[str, AxisChoice]
     number: int
+    """The position in the space."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Candidate:
 def candidates(
     bases: Sequence[Base], axes: Sequence[TunedAxis] = STRUCTURE, keep: Sequence[str] = ()
 ) -> list[Candidate]:
-    """The whole space, the last axis varying fastest; axes named in `keep` stay at the base's values."""
+    """The whole space, with the last axis varying fastest. Axes named in `keep` stay at the base's values."""
     found: list[Candidate] = []
     for base in bases:
         for choices in _combinations(base, [axis for axis in axes if axis.name not in keep], {}, {}):

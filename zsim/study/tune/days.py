@@ -18,15 +18,18 @@ from zsim.specs.experiment.tables import Experiment
 
 @dataclass(frozen=True, slots=True)
 class RunDays:
-    """Expected `days` of a run, infinite for one that cannot be, with the reason in `error`. `mode`,
-    `interval_seconds`: of its saves."""
+    """The expected days of a run."""
 
     days: float
+    """Infinite for a run that cannot be."""
     goodput_fraction: float = 0.0
     mode: str = ""
+    """The mode of its saves."""
     interval_seconds: float = 0.0
+    """The interval between its saves."""
     ideal_days: float = 0.0
     error: str | None = None
+    """The reason why there is no run."""
 
     def settings(self) -> dict[str, Any]:
         """The keys of `[run.checkpoint]` that it has."""
@@ -40,8 +43,9 @@ class RunDays:
 
 def best_run(experiment: Experiment, run: TrainingRunTable, *, jobs: int = 1) -> RunDays:
     """The fewest expected days over the modes of saving, each about at its best interval, then at the best
-    one of the mode that was found. A mode is kept where the experiment states what its saves cost, or that
-    there are none."""
+    interval of the best mode. The experiment's mode is kept where it states the cost of its saves, or that
+    there are none.
+    """
     try:
         prepared = prepare(experiment.model_copy(update={"run": run}))
         mode = prepared.table.checkpoint.mode
@@ -60,8 +64,9 @@ def best_run(experiment: Experiment, run: TrainingRunTable, *, jobs: int = 1) ->
 
 
 def least_days(run: TrainingRunTable | None, cost: CostTable | None, step_tokens: int) -> float:
-    """Days per second of the step, without stops: what no run with that step can be below. Raises InputError
-    where the experiment does not say how many steps it takes."""
+    """Days per second of the step, without stops: a lower limit of every run with that step. Raises
+    InputError where the experiment does not say how many steps it takes.
+    """
     return _steps(run, cost, step_tokens) / 86_400.0
 
 

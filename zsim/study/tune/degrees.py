@@ -2,8 +2,8 @@
 
 Degrees are powers of two (frameworks refuse others for nearly all models): tensor parallelism inside a node,
 pipeline and context parallelism up to the number of nodes. A split of the layers that the framework refuses
-is refused like any other contradiction; Megatron's stages may count the embedding and the loss as a layer
-each. Schedules are all that the framework has for so many stages on a rank; the order of the mesh is a detail
+is refused like any other contradiction. Megatron's stages may count the embedding and the loss as a layer
+each. Schedules are all that the framework has for so many stages on a rank. The order of the mesh is a detail
 (`zsim.study.tune.axes`).
 """
 
@@ -61,8 +61,9 @@ def _is_long(base: Base) -> bool:
 
 
 def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
-    """Virtual stages and the split of the layers on `pipeline` ranks; Megatron wants stages of equal layers,
-    embedding and loss counted as a layer each if that makes them so."""
+    """Virtual stages and the split of the layers on `pipeline` ranks. Megatron wants stages of equal layers,
+    with embedding and loss counted as a layer each if that makes them so.
+    """
     layers = len(base.job.model.blocks)
     if pipeline == 1:
         yield {PIPELINE: 1, VIRTUAL: None, FIRST: None, LAST: None, SCHEDULE: None}
@@ -83,7 +84,7 @@ def _splits(base: Base, pipeline: int) -> Iterable[Overrides]:
 
 
 def schedules_of(kind: str, virtual: int) -> list[str]:
-    """The schedules of a strategy's framework for so many stages on a rank; the first is its usual one."""
+    """The schedules of a strategy's framework for so many stages on a rank, its usual one first."""
     offered = OFFERED["megatron" if kind == "megatron" else "torch"]
     found = [name for name in offered if (virtual == 1) == (name in SINGLE_STAGE)]
     found = [name for name in found if virtual == 2 or name not in V_SHAPED]

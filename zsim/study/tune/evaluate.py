@@ -46,12 +46,12 @@ _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Exact peaks of the fullest GPU and of a node's host and drives, and their limits. `least_seconds`: the
-    plan's lower bound on the step."""
+    """Exact peaks of the fullest GPU and of a node's host and drives, and their limits."""
 
     peaks: Mapping[Device, int]
     resident: Resident
     least_seconds: float
+    """The plan's lower bound on the step."""
 
     @property
     def limits(self) -> Mapping[Device, int]:
@@ -63,8 +63,7 @@ class MemoryBounds:
 
     @property
     def missing(self) -> tuple[Device, int] | None:
-        """The tier that exceeds its limit by the largest ratio, and by how many bytes; None if everything
-        fits."""
+        """The tier that exceeds its limit by the largest ratio, and by how many bytes. None if all fit."""
         over = [device for device in self.peaks if self.peaks[device] > self.limits[device]]
         if not over:
             return None
@@ -74,13 +73,15 @@ class MemoryBounds:
 
 @dataclass(frozen=True)
 class Measured:
-    """A simulated candidate. `row` is the sweep's row, for the whole step with all its micro-batches;
-    `least_seconds` is the lower bound on its step; `days`: its run of days, if that is the goal."""
+    """A simulated candidate."""
 
     candidate: Candidate
     row: Mapping[str, Any]
+    """The sweep's row, for the whole step with all its micro-batches."""
     least_seconds: float
+    """The lower bound on its step."""
     days: RunDays | None = None
+    """Its run of days, if that is the goal."""
 
     @property
     def seconds(self) -> float:
@@ -93,7 +94,7 @@ class Measured:
         return bool(self.row["allocator_failures"])
 
     def worth(self, objective: Callable[[float, int], float]) -> float:
-        """The objective's value, to be minimised; infinite if torch may run out of memory."""
+        """The objective's value, to be minimised. Infinite if torch may run out of memory."""
         if self.may_run_out:
             return inf
         return objective(self.seconds, self.gpus) if self.days is None else self.days.days
@@ -110,8 +111,7 @@ class Measured:
 
 
 def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> MemoryBounds | str:
-    """Exact peaks from the plan (made by the study's `simulator`) without simulation, or the reason why there
-    is no plan."""
+    """Exact peaks from the plan (of the study's `simulator`), or the reason why there is no plan."""
     simulator = simulator or Simulator()
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
@@ -134,12 +134,12 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
 
 
 class Evaluator:
-    """Evaluates candidates and caches the results. `jobs` is the number of processes; results do not depend
-    on it.
+    """Evaluates candidates and caches the results.
 
-    `on_done` is called after each piece of work with its kind (checked, simulated) and the count so far.
-    `headroom` is the fraction of GPU memory that a candidate must leave free; `has_degrees` as in `Bounds`.
-    `run`: of which simulated candidates have the days. `simulator`: one that has made some plans already.
+    `jobs` is the number of processes, on which results do not depend. `on_done` is called after each piece of
+    work with its kind (checked, simulated) and the count so far. `headroom` is the fraction of GPU memory
+    that a candidate must leave free. `has_degrees` is as in `Bounds`. With `run`, the days of that run are
+    found for every simulated candidate. `simulator` is one that has made some plans already.
     """
 
     def __init__(
@@ -173,8 +173,7 @@ class Evaluator:
     # -- bounds -----------------------------------------------------------------------------------------
 
     def bound(self, candidate: Candidate) -> Bound | None:
-        """The bound on the candidate's step; None where the candidate contradicts itself (`refused` counts
-        the reasons)."""
+        """The bound on the candidate's step. None where it contradicts itself, for a reason in `refused`."""
         job = self._job(candidate)
         return None if isinstance(job, str) else self._bounds.of(job)
 
@@ -183,8 +182,7 @@ class Evaluator:
         return int(usable_bytes(candidate.base.job.cluster) * (1 - self.headroom))
 
     def is_too_large(self, candidate: Candidate, bound: Bound) -> bool:
-        """Whether the candidate cannot fit: by its activations alone, or together with the resident bytes of
-        a candidate with the same structure and another batch."""
+        """Whether its activations, with the resident bytes known of its structure, exceed the memory."""
         if bound.gpu_bytes > self.usable_bytes(candidate):
             return True
         other = self._of_structure.get(_structure(candidate))
@@ -194,8 +192,7 @@ class Evaluator:
         return other.is_too_much or other.bytes["gpu"] + kept > self.usable_bytes(candidate)
 
     def holds_too_much(self, candidate: Candidate) -> bool:
-        """Whether the candidate cannot fit: by the resident bytes of a candidate with the same structure and
-        another batch."""
+        """Whether the resident bytes known of its structure exceed the memory."""
         other = self._of_structure.get(_structure(candidate))
         return other is not None and other.is_too_much
 
@@ -225,7 +222,7 @@ class Evaluator:
     # -- memory -----------------------------------------------------------------------------------------
 
     def memory(self, candidates: Sequence[Candidate]) -> list[MemoryBounds | None]:
-        """Exact memory of each candidate; None where there is no plan."""
+        """Exact memory of each candidate. None where there is no plan."""
         wanted: dict[str, Experiment] = {}
         for candidate in candidates:
             key, job = _key(candidate), self._job(candidate)
@@ -259,7 +256,7 @@ class Evaluator:
     # -- time -------------------------------------------------------------------------------------------
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Measured | None]:
-        """The simulated step of each candidate; None where it cannot be simulated (`refused` says why)."""
+        """The simulated step of each candidate. None where it cannot be simulated (`refused` says why)."""
         points = {_key(candidate): self._points(candidate) for candidate in candidates}
         tasks = {
             task.identity: task
@@ -271,8 +268,9 @@ class Evaluator:
         return [self._measured(candidate, points[_key(candidate)]) for candidate in candidates]
 
     def verified(self, measured: Measured, most: int) -> Measured:
-        """The candidate with every micro-batch simulated, if it has no more than `most`. If this shows that
-        it may run out of memory, the result is kept: `simulate` returns it from then on."""
+        """The candidate with every micro-batch simulated, if it has no more than `limit`. If this shows that
+        it may run out of memory, the result is kept: `simulate` returns it from then on.
+        """
         job = self._job(measured.candidate)
         if isinstance(job, str) or not _whole(job) < job.training.gradient_accumulation_steps <= most:
             return measured
@@ -311,7 +309,7 @@ class Evaluator:
                 run_tasks(tasks, folder, take, jobs=jobs, simulator=self.simulator)
 
     def _processes(self) -> int:
-        """The number of processes that pays off by now, see `_ALONE_SECONDS`."""
+        """The number of processes that pays off by now. See `_SERIAL_SECONDS`."""
         return self.jobs if self._seconds >= _ALONE_SECONDS else 1
 
     @contextmanager
@@ -348,13 +346,14 @@ class Evaluator:
 
 
 def _whole(job: Job) -> int:
-    """Up to how many micro-batches a step is simulated whole: of a pipeline as many as `few_of` says, else
-    one more, which costs less than a second simulation."""
+    """The largest number of micro-batches for which a whole step is simulated. For a pipeline it is the
+    number of `few_of`, else one more, which costs less than a second simulation.
+    """
     return few_of(job)[0] + (job.parallelism.pipeline == 1)
 
 
 def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: float) -> dict[str, Any]:
-    """The row extrapolated by `more` times the difference between `row` and `less`."""
+    """The row extrapolated by `extra` times the difference between `row` and `smaller`."""
     found: dict[str, Any] = {}
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
         if row.get(key) is not None and less.get(key) is not None:
@@ -376,8 +375,7 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: float) -> dic
 
 
 def _structure(candidate: Candidate) -> str:
-    """A key shared by candidates that differ only in how they cut the batch, in checkpointing or in the
-    loss."""
+    """A key of candidates that differ only in how they cut the batch, in checkpointing or in the loss."""
     overrides = candidate.overrides
     steps = overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
     kept = sorted((key, str(value)) for key, value in overrides.items() if key not in _OF_A_BATCH)

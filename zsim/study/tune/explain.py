@@ -1,9 +1,9 @@
-"""From the given configuration to the best one: the changes to make, in order of gain.
+"""From the configuration of the experiment to the best one: the changes to make, in order of gain.
 
 Forward selection over the axes in which the two differ. At each step the change with the largest gain is
-made; every combination on the way is checked for memory and simulated. Changes without a gain are left out.
-Every combination has the same global batch: with other degrees, or another micro-batch, the number of
-micro-batches changes too. A budget ends the selection: all changes that are left are then one step.
+made, and every combination on the way is checked for memory and simulated. Changes without a gain are left
+out. Every combination has the same global batch: with other degrees, or another micro-batch, the number of
+micro-batches changes too. A budget ends the selection: all remaining changes are then one step.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ _TOGETHER = ("checkpointing", _BATCH)  # one frees memory that the other uses: a
 
 @dataclass(frozen=True)
 class Change:
-    """One changed key with the value before (None: absent, or off) and after; `script`: how the training
-    script must change for it, if no file can say it."""
+    """One changed key."""
 
     key: str
     before: Any
+    """The value before (None: absent, or off)."""
     after: Any
     script: str = ""
+    """How the training script must change for it, if no file can express it."""
 
 
 @dataclass(frozen=True)
 class TuningStep:
-    """Changes that are made together, and the measured step before and after them; `before` is None if the
-    configuration before did not fit."""
+    """Changes that are made in one step, with the measured training steps before and after them."""
 
     changes: tuple[Change, ...]
     before: Measured | None
+    """None if the configuration before did not fit."""
     after: Measured
 
     @property
@@ -58,7 +59,7 @@ class TuningStep:
 
     @property
     def gain_fraction(self) -> float | None:
-        """The gain as a fraction of the step before; None if the configuration before did not fit."""
+        """The gain as a fraction of the step before, or None if the configuration before did not fit."""
         return None if self.before is None else 1 - self.after.seconds / self.before.seconds
 
 
@@ -69,8 +70,11 @@ def explain(
     best: Candidate,
     budget: int | None = None,
 ) -> list[TuningStep]:
-    """The steps from `given` to the gains of `best`; `measured` is the result of `given`, None if it does not
-    fit; `budget`: after so many configurations all that is left is one step."""
+    """The steps from `start` to the gains of `best`.
+
+    `measured` is the result of `start`, or None if it does not fit. After `budget` simulated configurations
+    all remaining changes are one step.
+    """
     left = differing_axes(given, best)
     current, before = given, measured
     asked = given  # without the values that hold by default
@@ -110,8 +114,9 @@ def _has_moved(name: str, before: Candidate, after: Candidate) -> bool:
 
 
 def _with_choices(current: Candidate, best: Candidate, names: Sequence[str]) -> Candidate:
-    """`current` with the choices of `best` on these axes, and as many micro-batches as keep its global
-    batch, where a whole number does."""
+    """`current` with the choices of `best` on these axes. The number of micro-batches keeps its global batch,
+    where a whole number does.
+    """
     found = current
     for name in names:
         found = found.with_choice(name, best.choices[name], current.number)
@@ -134,8 +139,9 @@ def _keeps_batch(candidate: Candidate) -> bool:
 
 
 def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate, list[Change]]:
-    """(`asked` with the values that must now be set because a changed key moved their default, these
-    changes)."""
+    """(`explicit` with the values that must now be set because a changed key moved their default, these
+    changes).
+    """
     fresh = Candidate(base_of(asked.experiment()), {}, asked.number)
     more = []
     for name, choice in wanted.choices.items():
@@ -149,7 +155,7 @@ def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate,
 
 
 def differing_axes(given: Candidate, best: Candidate) -> list[str]:
-    """The axes of `best` whose keys have other values in `given`."""
+    """The axes of `best` whose keys have other values in `start`."""
     return [
         name
         for name, choice in best.choices.items()
@@ -165,8 +171,9 @@ def _best_change(
     left: Sequence[str],
     most: int,
 ) -> tuple[tuple[str, ...], Measured] | None:
-    """The change with the largest gain, alone or in the smallest group of up to `most` axes that gains, else
-    all together; None if nothing gains."""
+    """The change with the largest gain: of one axis, or of the smallest group of up to `max_axes` axes that
+    gains, or of all axes at once. None if nothing gains.
+    """
     together = tuple(name for name in _TOGETHER if name in left)
     for count in (*range(1, min(most, len(left)) + 1), len(left)):
         groups = list(combinations(left, count))

@@ -23,14 +23,14 @@ _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates, their objective, and a sentence on what was settled to get them ("" without one).
-    `otherwise` gives the space to search if torch may not find room for any of these; None if there is
-    none."""
+    """Candidates and their objective."""
 
     candidates: Sequence[Candidate]
     objective: Objective
     settled: str = ""
+    """A sentence on the size that the goal decided to get these candidates ("" without one)."""
     otherwise: Callable[[], Space | None] = lambda: None
+    """The space to search if torch may not find room for any of these, or None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _fewest_days(question: Question) -> Space:
 
 
 def _cheapest(question: Question) -> Space:
-    """The least GPU time, over every number of GPUs that divides the batch, up to the given number."""
+    """The least GPU time, over every number of GPUs that divides the batch, up to the experiment's number."""
     found: list[Candidate] = []
     for nodes, gpus in _shapes(question.base):
         for candidate in question.candidates(_on(question.base, nodes, gpus)):
@@ -78,7 +78,7 @@ def _cheapest(question: Question) -> Space:
 
 
 def _smallest_cluster(question: Question) -> Space:
-    """The fewest GPUs on which any candidate fits; `otherwise`, the next larger number."""
+    """The fewest GPUs on which any candidate fits. The `fallback` is the next larger number."""
     shapes = _shapes(question.base)
     lightest = _with_micro_batches(question, lambda base: [1])
 
@@ -126,8 +126,9 @@ def _largest_batch(question: Question) -> Space:
 
 
 def _longest_sequence(question: Question) -> Space:
-    """The longest sequence, in multiples of 256 tokens, with one sequence per micro-batch; a sequence is
-    never split over GPUs."""
+    """The longest sequence, in multiples of 256 tokens, with one sequence per micro-batch. A sequence is
+    never split over GPUs.
+    """
     base, key = question.base, "training.sequence_length"
     lightest = _with_micro_batches(question, lambda base: [1])
 
@@ -203,7 +204,7 @@ def _on(base: Base, nodes: int, gpus: int) -> Base:
 
 
 def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
-    """The axes with only these micro-batch sizes; above 1 sequence without gradient accumulation."""
+    """The axes with only these micro-batch sizes. Sizes above 1 are without gradient accumulation."""
 
     def choices(base: Base, chosen: Mapping[str, Any]) -> list[AxisChoice]:
         found = []
@@ -217,7 +218,7 @@ def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int
 
 
 def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
-    """Whether any candidate fits; those with the smallest memory bound are tried first."""
+    """Whether any candidate fits. Those with the smallest memory bound are tried first."""
     possible = []
     for candidate in found:
         bound = evaluator.bound(candidate)
@@ -244,7 +245,7 @@ def _largest(fits: Callable[[int], bool]) -> int:
 
 
 def _safely(fits: Callable[[int], bool], count: int) -> bool:
-    """Whether `count` fits; False also where zsim refuses the experiment, e.g. as too large."""
+    """Whether `count` fits. It is False also where zsim refuses the experiment, e.g. as too large."""
     try:
         return fits(count)
     except ZsimError:

@@ -1,6 +1,6 @@
 """Changes for a job that no switch makes fit: other degrees of parallelism, adapters instead of the model.
 
-Degrees are of expert, tensor and pipeline parallelism, in powers of two, small replicas first; the batch of a
+Degrees are of expert, tensor and pipeline parallelism, in powers of two, small replicas first. The batch of a
 step stays. If there are none, or none is enough, the model is frozen and LoRA trains adapters: another kind
 of training, so it comes last.
 """
@@ -52,14 +52,14 @@ def degree_changes(given: Candidate) -> Iterator[Candidate]:
 
 
 def adapter_change(given: Candidate) -> Candidate | None:
-    """The job with LoRA on the frozen model; None if it has adapters."""
+    """The job with LoRA on the frozen model, or None if it has adapters."""
     if given.base.job.experiment.training.lora is not None:
         return None
     return given.with_choice(_FROZEN, AxisChoice("", {LORA: _RANK}), -1)
 
 
 def _powers(most: int, least: int) -> list[int]:
-    """The powers of two of at least `least` that divide `most`, and `least`."""
+    """The powers of two of at least `least` that divide `total`, and `least`."""
     degrees = [1 << power for power in range(max(1, most).bit_length()) if most % (1 << power) == 0]
     return [least, *(degree for degree in degrees if degree > least)]
 
@@ -76,7 +76,7 @@ def _divides(model: ModelSpec, degree: int) -> bool:
 
 
 def _accumulation(base: Base, ranks_per_replica: int) -> int | None:
-    """Micro-batches with which fewer replicas train on the same batch; None if there is no whole number."""
+    """Micro-batches with which fewer replicas train on the same batch. None without a whole number."""
     split, training = base.job.parallelism, base.job.training
     replicas, rest = divmod(base.world_size, ranks_per_replica * split.context)
     if rest or not replicas:

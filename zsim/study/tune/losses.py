@@ -1,5 +1,5 @@
-"""The choice of the loss: another loss where a candidate does not fit with the given one, and for the best
-few.
+"""The choice of the loss: another loss where a candidate does not fit with the configured one, and for the
+best few.
 
 A loss adds about the same cost to every configuration, so the ranking does not depend on it. Varying it
 everywhere would simulate each configuration three times.
@@ -23,8 +23,9 @@ def but_for_loss(candidate: Candidate) -> str:
 
 
 def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
-    """(each configuration with its first loss, the given one; by candidate number, the candidate with the
-    next loss, to try if that one does not fit)."""
+    """(each configuration with its first loss, the configured one, replacements by candidate number). The
+    replacement has the next loss, to try if the candidate does not fit.
+    """
     last: dict[str, Candidate] = {}
     first: list[Candidate] = []
     instead: dict[int, Candidate] = {}
@@ -41,8 +42,9 @@ def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Cand
 def with_best_loss(
     evaluator: Evaluator, best: Sequence[Measured], objective: Objective
 ) -> tuple[list[Measured], list[Measured]]:
-    """(each result with the loss that is best for the first of them, if it gains by it; all results simulated
-    for this)."""
+    """(each result with the loss that is best for the first of them, if it gains by it, all results simulated
+    for this).
+    """
     better: list[Measured] = []
     seen: list[Measured] = []
     wanted: str | None = None

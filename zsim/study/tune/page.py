@@ -27,7 +27,7 @@ _BEST = "#1B9E77"
 
 
 def tuned_page(tuned: Tuned) -> str:
-    """The page as text; the same result gives the same bytes."""
+    """The page as text. The same result gives the same bytes."""
     best = Section(
         "The best that fit",
         head=["", "configuration", "step", "80 %", "tokens/s/GPU", "MFU", "GPU memory", "GPUs", "limited by"],

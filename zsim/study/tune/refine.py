@@ -47,8 +47,9 @@ def refine(
 def variations(
     evaluator: Evaluator, best: Measured, axis: TunedAxis, only: Mapping[str, Any] | None = None
 ) -> list[Measured]:
-    """The simulated results of `best` with every other choice of an axis that fits and could be faster; with
-    `only`, just the choice that sets these overrides."""
+    """The simulated results of `best` with every other choice of an axis that fits and could be faster. With
+    `only`, just the choice that sets these overrides.
+    """
     candidate = best.candidate
     options: list[Candidate] = [
         candidate.with_choice(axis.name, choice, candidate.number)

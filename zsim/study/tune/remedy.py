@@ -1,8 +1,10 @@
 """The remedy for a job that does not fit: the cheapest switch that its program has, simulated.
 
-The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches: one of them alone;
-if none is enough, two together, and so on. If all together are not, other degrees of parallelism, alone or
-with the lightest switches, and at last adapters on the frozen model (`zsim.study.tune.larger_changes`)."""
+The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches. They are tried one
+by one, then, if none is enough, in pairs, and so on. If all of them are not enough, other degrees of
+parallelism are tried, first without and then with the lightest switches, and at last adapters on the frozen
+model (`zsim.study.tune.larger_changes`).
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ _IN_JSON = {
 
 
 def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Remedy | None:
-    """The fewest switches with which the job fits, of these the ones with the shortest step; None if nothing
-    helps. `simulator`: one that has made some plans already."""
+    """The fewest switches with which the job fits, of these the ones with the shortest step. None if nothing
+    helps. `simulator` is one that has made some plans already.
+    """
     try:
         given = Candidate(base_of(experiment), {}, -1)
         measured = cheapest_switch(Evaluator(simulator=simulator), given)
@@ -49,7 +52,7 @@ def remedy_of(experiment: Experiment, simulator: Simulator | None = None) -> Rem
 
 
 def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) -> Remedy:
-    """The changes of `measured` against `given`, under the keys of `experiment`."""
+    """The changes of `measured` against `start`, under the keys of `experiment`."""
     table, training = experiment.strategy, experiment.training
     is_in_json = isinstance(table, DeepSpeedTable) and table.config is not None
     changes: dict[str, Any] = {}
@@ -80,8 +83,9 @@ class _Look:
 
 
 def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
-    """The result with the fewest switches that fits; among equals the one with the shortest step. Without
-    one, the first larger change that fits."""
+    """The result with the fewest switches that fits, among equals the one with the shortest step. Without
+    one, the first larger change that fits.
+    """
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
     singles = list(_singles(given, axes))
     _look(evaluator, given)  # what it holds before a step may be too much for many switches
@@ -118,8 +122,9 @@ def _larger(evaluator: Evaluator, given: Candidate, singles: Sequence[Candidate]
 def _with_lightest(
     evaluator: Evaluator, changed: Candidate, lightest: Mapping[str, AxisChoice]
 ) -> _Look | None:
-    """The changed job with the first of the lightest switches that makes it fit, else with all; None if all
-    are not enough."""
+    """The changed job with the first of the lightest switches that makes it fit, or with all of them. None if
+    all are not enough.
+    """
     every = _look(evaluator, Candidate(changed.base, {**lightest, **changed.choices}, -1))
     if every is None or not every.fits:
         return None
@@ -136,8 +141,9 @@ def _needed(fitting: Sequence[_Look]) -> list[_Look]:
 
 
 def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None:
-    """The shortest simulated step of the few candidates with the lowest bounds; one is simulated only if its
-    bound is below the best so far."""
+    """The shortest simulated step of the few candidates with the lowest bounds. A candidate is simulated only
+    if its bound is below the best so far.
+    """
     best: Measured | None = None
     for look in sorted(fitting, key=lambda look: look.seconds)[:_MAX_SIMULATED]:
         if best is not None and look.seconds >= best.seconds:
@@ -151,8 +157,10 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None
 
 
 def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
-    """The candidate evaluated by its plan; None if it contradicts itself or has no plan. Two micro-batches
-    suffice without a pipeline: more do not change memory; a pipeline has to be full."""
+    """The candidate evaluated by its plan, or None if it contradicts itself or has no plan.
+
+    Without a pipeline two micro-batches suffice, since more do not change memory. A pipeline has to be full.
+    """
     simulator = evaluator.simulator
     try:
         whole = candidate.experiment()
@@ -176,8 +184,9 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
 
 
 def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:
-    """The given job with one axis changed; only to smaller micro-batches, higher stages and more
-    checkpointing, whose choices come from the least to the most."""
+    """The job with one axis changed. Micro-batches only become smaller, stages only higher, and checkpointing
+    only more, for which choices come from the least to the most.
+    """
     for axis in axes:
         for choice in _from_the_given(given, axis):
             changes = {
@@ -192,7 +201,7 @@ def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]
 
 
 def _from_the_given(given: Candidate, axis: TunedAxis) -> list[AxisChoice]:
-    """An axis's choices; of checkpointing those behind the given one, if it is among them."""
+    """An axis's choices. For checkpointing only those behind the job's own, if it is among them."""
     choices = list(axis.of(given.base, {}))
     if axis.name != "checkpointing":
         return choices
@@ -203,8 +212,9 @@ def _from_the_given(given: Candidate, axis: TunedAxis) -> list[AxisChoice]:
 
 
 def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -> Iterator[list[_Look]]:
-    """Every combination of two axes, then of three, and so on, of axes whose lightest choices fit
-    together."""
+    """Every combination of two axes, then of three, and so on, of axes whose lightest choices fit in
+    combination.
+    """
     lightest: dict[str, _Look] = {}
     for look in sorted(single, key=lambda look: look.gpu_bytes):
         (name,) = look.candidate.choices

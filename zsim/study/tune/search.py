@@ -1,11 +1,12 @@
 """Branch and bound: the best of a space, with the proof that nothing better was left out.
 
-Candidates are taken in the order of their lower bounds: first from the batch alone; then, with memory checked
-exactly, from their plans. The most promising are simulated. The search ends when no remaining candidate could
-beat the best even with all communication hidden, so the result is the best of everything that fits.
+Candidates are taken in the order of their lower bounds. The first bounds come from the batch alone. Then
+memory is checked exactly, and bounds come from plans. The most promising candidates are simulated. The search
+ends when no remaining candidate could beat the best even with all communication hidden, so the result is the
+best of everything that fits.
 
-With a budget the search may end before that. What is left then is counted, with the lowest of its bounds: no
-candidate that was left is faster than that.
+With a budget the search may end before that. The remaining candidates are then counted, with the lowest of
+their bounds: none of them is faster than that.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ def cheapest(seconds: float, gpus: int) -> float:
 
 @dataclass
 class SearchResult:
-    """The best results in order. `measured` are all simulated results; the counts are numbers of candidates:
-    `num_left` those that the budget left, none of which is better than `least_worth` (None: none was
-    left)."""
+    """The best results in order. The counts are numbers of candidates."""
 
     best: list[Measured]
     measured: list[Measured] = field(default_factory=list)
+    """All simulated results."""
     num_candidates: int = 0
     num_refused: int = 0
     num_too_large: int = 0
     num_too_slow: int = 0
     num_left: int = 0
+    """The candidates that the budget left unexamined."""
     least_worth: float | None = None
+    """The lower bound on the objective of those candidates (None: there are none)."""
 
     @property
     def num_simulated(self) -> int:
@@ -67,13 +69,14 @@ def search(
     instead: Mapping[int, Candidate] | None = None,
     budget: int | None = None,
 ) -> SearchResult:
-    """The best candidate that fits, then the next best of those simulated; ties in the order of the space.
+    """The best candidate that fits, then the next best of those simulated, with ties in the order of the
+    space.
 
-    The first is the same as if every candidate were simulated; at least `count` are simulated. `instead`: by
-    candidate number, the candidate that replaces one that does not fit. If torch may not find room for a
-    candidate, its replacement is evaluated as well, and counts as one more candidate. `budget`: at most so
-    many candidates are simulated, and about `_PLANS` times as many planned (None: as many as the proof
-    needs).
+    The first is the same as if every candidate were simulated, and at least `count` are simulated.
+    `replacements` has, by candidate number, the candidate that replaces one that does not fit. If torch may
+    not find room for a candidate, its replacement is evaluated as well, and counts as one more candidate.
+    With `budget`, at most so many candidates are simulated, and about `_PLANS` times as many planned (None:
+    as many as the proof needs).
     """
     found = SearchResult([], num_candidates=len(candidates))
     instead = instead or {}
@@ -131,8 +134,9 @@ def _bounded(
     found: SearchResult,
     instead: Mapping[int, Candidate],
 ) -> list[_Entry]:
-    """Entries for the candidates that may fit; each that does not is replaced if `instead` has a
-    replacement."""
+    """Entries for the candidates that may fit. Each that does not is replaced if `replacements` has a
+    replacement.
+    """
     queue = []
     for first in candidates:
         candidate, bound = first, evaluator.bound(first)
@@ -201,8 +205,9 @@ def _checked(
 def _simulate(
     evaluator: Evaluator, wave: Sequence[_Entry], found: SearchResult, instead: Mapping[int, Candidate]
 ) -> list[Candidate]:
-    """Simulate the wave into `found`; returns the replacements of candidates for which torch may not find
-    room."""
+    """Simulate the wave into `result`. Returns the replacements of candidates for which torch may not find
+    room.
+    """
     others = []
     for measured in evaluator.simulate([entry.candidate for entry in wave]):
         if measured is None:

@@ -5,9 +5,9 @@ A pipeline rank can begin only after the stages before it have had one forward, 
 of all micro-batches of its own stages, and after its last backward the stages before it still have theirs. So
 a step takes at least lead-in + own work + drain of every rank (Narayanan et al. 2021, arXiv 2104.04473,
 section 2.2, for unequal stages). Where backward is split (zero bubble) the drain is left out. Collectives
-between a layer's products that nothing overlaps take as long as alone. Nor is a step shorter than the host
-needs to issue the modules of a rank: with Megatron's 1F1B, whose host waits for the device at every message,
-this holds for each micro-batch.
+between a layer's products that nothing overlaps take as long as on idle links. Nor is a step shorter than the
+host needs to issue the modules of a rank: with Megatron's 1F1B, whose host waits for the device at every
+message, this holds for each micro-batch.
 
 # [Note: reduced behind the last backward]
 Megatron reduces what it does not overlap after the last backward, and gathers parameters after the update.
@@ -86,7 +86,7 @@ Key = tuple[str, str, Training, Parallelism]
 
 
 class StageBounds:
-    """Bounds of jobs with model parallelism; each way of cutting a layer is evaluated once."""
+    """Bounds of jobs with model parallelism. Each way of cutting a layer is evaluated once."""
 
     def __init__(self) -> None:
         self._pieces: dict[Key, _Pieces] = {}
@@ -119,8 +119,9 @@ class StageBounds:
 
     def _tail(self, job: Job, numel: int, numel_of_last: int) -> float:
         """Seconds of the reduction and of the gathering of a rank with `numel` parameters that nothing
-        overlaps; `numel_of_last`: of the stage whose backward is the last. See [Note: reduced behind the last
-        backward]."""
+        overlaps. `numel_of_last` is the number of parameters of the stage whose backward is the last. See
+        [Note: reduced behind the last backward].
+        """
         strategy = job.strategy
         ranks = job.data_parallel_size * job.parallelism.context
         if not isinstance(strategy, Megatron) or strategy.optimizer_instances > 1 or ranks == 1:
@@ -274,7 +275,7 @@ def _bytes_per_parameter(job: Job) -> float:
 
 
 def _kind_of_each(model: ModelSpec, training: Training) -> list[tuple[int, str]]:
-    """By block, what its work depends on: its shape and its checkpointing."""
+    """The shape and the checkpointing of each block, which its work depends on."""
     numbered = enumerate(model.blocks, model.first_block)
     return [(id(block), training.checkpointing_of(number)) for number, block in numbered]
 
@@ -296,15 +297,16 @@ _AXES = {TENSOR: (TENSOR,), CONTEXT: (CONTEXT,), DATA: (DATA, CONTEXT)}
 
 
 class IdleCollectives:
-    """Lower bounds on collectives: no step runs one faster than alone in the first group of its kind. Each is
-    evaluated once for jobs of one cluster."""
+    """Lower bounds on collectives: no step runs one faster than on idle links in the first group of its kind.
+    Each is evaluated once for jobs of one cluster.
+    """
 
     def __init__(self) -> None:
         self._topologies: dict[tuple[str, int, int], Topology] = {}
         self._fabrics: dict[tuple[tuple[str, int, int], bytes, str, CallKind], Fabric] = {}
 
     def seconds(self, job: Job, work: Collective) -> float:
-        """Seconds of the collective, which is in the group "tensor", "context" or "data"; 0 in others."""
+        """Seconds of the collective in the group "tensor", "context" or "data". 0 in other groups."""
         axes = _AXES.get(work.group)
         if axes is None or job.mesh.size(*axes) == 1:
             return 0.0

@@ -1,5 +1,6 @@
-"""Which choices the program of the given file can be told in its file, and which need a change of the
-script."""
+"""The choices that the program's configuration file can express, and those that need a change of the training
+script.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def told_in_file(candidate: Candidate) -> Iterator[str]:
 
 
 def script_change(base: Base, key: str, value: Any) -> str:
-    """How the script must change for the key to have this value; "" if no change is needed."""
+    """How the script must change for the key to have this value, or "" if no change is needed."""
     if value == value_of(base, {}, key):
         return ""
     found = telling(base.program, base.kind, key, value)

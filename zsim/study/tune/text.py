@@ -48,7 +48,7 @@ def tuned_lines(tuned: Tuned) -> Iterator[str]:
 
 
 def _days(tuned: Tuned) -> Iterator[str]:
-    """The run of days of the best, and of what was given."""
+    """The run of days of the best configuration, and of the experiment's."""
     best = tuned.best[0].days
     if best is None:
         return
@@ -119,7 +119,9 @@ _COLUMNS = [Column(title) for title in ("", "step", "tokens/s/GPU", "MFU", "GPU 
 
 
 def _table(tuned: Tuned) -> Iterator[str]:
-    """A row for each of the best and for the given configuration; below each, its label and its limits."""
+    """A row for each of the best configurations and for the experiment's. Below each stand its label and its
+    limits.
+    """
     best = tuned.best[0]
     shown = [(str(place), label_of(measured), measured) for place, measured in enumerate(tuned.best, 1)]
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
@@ -162,7 +164,7 @@ def _changes(tuned: Tuned) -> Iterator[str]:
 
 
 def step_words(step: TuningStep) -> str:
-    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot tell the two apart."""
+    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot distinguish the two."""
     after = format_seconds(step.after.seconds)
     if step.before_seconds is None or step.gain_fraction is None:
         return f"does not fit -> {after}"
@@ -186,9 +188,11 @@ def _shown(value: Any) -> str:
 
 
 def _counts(tuned: Tuned) -> str:
-    """The counts of the search as a sentence. The counts before the bracket add up to all configurations. A
-    configuration with many micro-batches is simulated as two steps of fewer; refinements, changes and the
-    given configuration take further steps."""
+    """The counts of the search as a sentence. The counts before the bracket add up to all configurations.
+
+    A configuration with many micro-batches is simulated as two steps of fewer. Refinements, changes and the
+    experiment's configuration take further steps.
+    """
     found = tuned.found
     counts = [
         f"{found.num_too_large:,} do{'es' if found.num_too_large == 1 else ''} not fit",
@@ -246,7 +250,7 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
 
 
 def _left(tuned: Tuned) -> dict[str, Any]:
-    """The sentence on the candidates that the budget of simulations left, where there is a budget."""
+    """The entries on the candidates that the budget left unexamined, where there is a budget."""
     if tuned.budget is None:
         return {}
     return {
@@ -283,7 +287,7 @@ def _measured_to_dict(measured: Measured) -> dict[str, Any]:
 
 
 def tuned_files(tuned: Tuned) -> dict[str, str]:
-    """{path below the output folder: text}: `best/`, then `2/`, `3/` ...; each with its NOTES.txt."""
+    """{path below the output folder: text}: `best/`, then `2/`, `3/` ... Each folder has its NOTES.txt."""
     found: dict[str, str] = {}
     for place, measured in enumerate(tuned.best, 1):
         folder = Path("best" if place == 1 else str(place))

@@ -33,28 +33,34 @@ _PARALLELISMS = ("tp", "tensor", "pp", "pipeline", "3d", "cp", "context")
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: `best` in order. `given` is the given experiment, if it fits; `given_memory` is
-    its memory in any case. `steps` lead from it to the best. `measured` are all simulated configurations, for
-    figures. `budget`: of configurations to simulate, None for as many as the proof needs."""
+    """The result of a search."""
 
     goal: str
     settled: str
+    """A sentence on the size that the goal decided ("" without one)."""
     base: Base
     given: Measured | None
+    """The experiment's own configuration, if it fits."""
     given_memory: MemoryBounds | None
+    """The memory of the experiment's own configuration in any case."""
     best: Sequence[Measured]
+    """The best configurations in order."""
     steps: Sequence[TuningStep]
+    """The changes that lead from `given` to the best."""
     found: SearchResult
     measured: Sequence[Measured]
+    """All simulated configurations, for figures."""
     refused: dict[str, int]
     num_simulated: int
     num_checked: int
     budget: int | None = None
+    """The number of configurations to simulate, or None for as many as the proof needs."""
 
     @property
     def at_most_better(self) -> float | None:
-        """By what fraction of the best step (or of the goal's worth) anything that the budget left could at
-        most be better; None if nothing is left that could be."""
+        """The largest fraction of the best step (or of the goal's value) by which anything that the budget
+        left unexamined could be better. None if nothing is left that could be.
+        """
         least = self.found.least_worth
         if least is None:
             return None
@@ -79,15 +85,15 @@ def tune(
     cache: Path | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> Tuned:
-    """Search sharding, offloading and the cutting of the batch, then sizes and switches; with a [parallelism]
-    table, or if `searches_parallelism`, its degrees too.
+    """Search sharding, offloading and the cutting of the batch, then sizes and switches. With a [parallelism]
+    table, or if `searches_parallelism`, its degrees are searched too.
 
     The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
     experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
-    `budget`: where degrees are searched, about how many configurations are simulated at most; what could then
-    still be better is said by `Tuned.at_most_better`.
-    Raises InputError where nothing fits, or `cache` cannot be made. Deterministic: `jobs` only changes the
-    run time."""
+    Where degrees are searched, about `budget` configurations are simulated at most.
+    `Tuning.largest_possible_gain` says what could then still be better. Raises InputError where nothing fits,
+    or `cache` cannot be made. Deterministic: `jobs` only changes the run time.
+    """
     _check(goal, kinds, keep, headroom)
     if cache is not None:
         check_folder(cache)
@@ -165,7 +171,7 @@ def _no_degrees(kinds: Sequence[str]) -> str:
 
 
 def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
-    """The axes to leave unchanged; `all` expands to every axis that the goal does not set."""
+    """The axes to leave unchanged. `all` expands to every axis that the goal does not set."""
     if EVERYTHING not in keep:
         return keep
     axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
@@ -173,8 +179,9 @@ def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
 
 
 def _remedy(experiment: Experiment, question: Question) -> str:
-    """A sentence on the switches with which the given job would fit, kept axes included; "" if there are
-    none, or if all were searched."""
+    """A sentence on the switches with which the experiment's job would fit, axes of --keep included. It is ""
+    if there are none, or if all were searched.
+    """
     base, keep = question.base, question.keep
     if not keep and base.kind in question.kinds:
         return ""  # all axes were searched

@@ -1,9 +1,9 @@
-"""The best of a space, refined and simulated in full; a result that may run out of memory ranks behind.
+"""The best of a space, refined and simulated in full. A result that may run out of memory ranks last.
 
 # [Note: only the whole step shows it]
-Of a step of many micro-batches only a few are simulated. That is enough for its time and its tensors, but not
-for where torch's allocator finds room: the blocks of later micro-batches lie among those of earlier ones. So
-the first result is simulated in full, and if it runs out of memory, the next one.
+A step of many micro-batches is simulated with only a few of them. That is enough for its time and its
+tensors, but not for where torch's allocator finds room: the blocks of later micro-batches lie among those of
+earlier ones. So the first result is simulated in full, and if it runs out of memory, the next one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _LONGEST = 64  # micro-batches up to which a step is simulated in full for verif
 
 @dataclass(frozen=True)
 class Verified:
-    """The results of looking at a space: `best` in order, the first simulated in full; `measured` are all
-    simulated configurations."""
+    """The results of searching a space."""
 
     space: Space
     found: SearchResult
     best: list[Measured]
+    """The best results in order, the first simulated in full."""
     measured: list[Measured]
+    """All simulated configurations."""
 
     @property
     def may_run_out(self) -> bool:
@@ -44,19 +45,22 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verifier:
-    """How to search spaces: `given` is the given experiment, ranked among the results if `is_compared`;
-    `budget` as in `search`."""
+    """How to search spaces."""
 
     evaluator: Evaluator
     keep: Sequence[str]
     count: int
     given: Candidate
+    """The experiment's own configuration."""
     is_compared: bool
+    """Whether that configuration is ranked among the results."""
     budget: int | None = None
+    """As in `search`."""
 
     def at_best(self, space: Space) -> Verified:
-        """The results of the space, or of the first alternative (`otherwise`) whose best result does not run
-        out of memory. If there is none, the results of `space`, with a remark in `settled`."""
+        """The results of the space, or of the first `fallback` whose best result does not run out of memory.
+        If there is none, the results of `space`, with a remark on it.
+        """
         first = verified = self.at(space)
         while verified.may_run_out:
             other = verified.space.otherwise()
@@ -67,9 +71,10 @@ class Verifier:
         return verified
 
     def at(self, space: Space) -> Verified:
-        """The best results that fit, the first of them also in a simulation of the full step; see [Note: only
+        """The best results that fit, the first of them also in a simulation of the full step. See [Note: only
         the whole step shows it]. The evaluator remembers those that run out of memory, so a second search
-        ranks them last."""
+        ranks them last.
+        """
         found = self._searched(space)
         compared: list[Measured] = []
         if self.is_compared:
@@ -117,8 +122,9 @@ class Verifier:
         return best
 
     def _verified(self, best: Sequence[Measured], space: Space) -> list[Measured]:
-        """`best` ranked, the first one verified; if verification shows that it may run out of memory, it goes
-        behind and the next is verified."""
+        """`best` ranked, with the first one verified. If verification shows that it may run out of memory, it
+        is ranked last and the next is verified.
+        """
         ranked = _distinct(_ranked(best, space), self.given)
         for _ in best:
             if not ranked:
@@ -131,12 +137,12 @@ class Verifier:
 
 
 def _is_but_for_loss(given: Candidate, candidate: Candidate) -> bool:
-    """Whether a candidate is the given configuration, except for its loss."""
+    """Whether a candidate is the configuration `start`, except for its loss."""
     return candidate.base is given.base and set(differing_axes(given, candidate)) <= {LOSSES.name}
 
 
 def measured_given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured | None, MemoryBounds | None]:
-    """(the given experiment simulated, if it fits, whatever the headroom; its memory)."""
+    """(the experiment's own configuration simulated, if it fits, whatever the headroom, its memory)."""
     memory = evaluator.memory([candidate])[0]
     if memory is None or not memory.fits:
         return None, memory
@@ -148,7 +154,7 @@ def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
 
 
 def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
-    """The results without repetitions of the given configuration."""
+    """The results without repetitions of the configuration `start`."""
     found: list[Measured] = []
     has_given = False
     for measured in ranked:
