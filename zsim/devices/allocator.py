@@ -1,13 +1,13 @@
 """The caching allocator on the host's clock: when memory runs short, the host waits and calls the driver.
 
-Blocks that `record_stream` protects are not handed out again before their last use has ended on the GPU;
-every allocation first collects those whose use has ended (`process_events`). When then neither a cached
-block fits nor the driver has room, torch waits for *all* outstanding uses (`synchronize_and_free_events`),
-gives every cached segment back (`release_cached_blocks`) and asks once more: `num_alloc_retries` in its
-statistics. A `cudaFree` returns when the GPU has done all work issued to it, so the host loses its lead; and
-the allocations that follow ask the driver for the released memory again, segment by segment. The request that
-failed is not served from the blocks that became free: it gets a new segment, or torch raises an out-of-memory
-error (here the failure is counted, and the step goes on as if the request did fit).
+Blocks that `record_stream` protects are not handed out again before their last use has ended on the GPU.
+Every allocation first collects those whose use has ended (`process_events`). If then neither a cached block
+fits nor the driver has room, torch waits for *all* outstanding uses (`synchronize_and_free_events`), gives
+every cached segment back (`release_cached_blocks`) and asks once more. Its statistics call this
+`num_alloc_retries`. A `cudaFree` returns when the GPU has done all work issued to it, so the host loses its
+lead. The allocations that follow ask the driver for the released memory again, segment by segment. The
+request that failed is not served from the blocks that became free: it gets a new segment, or torch raises an
+out-of-memory error (here the failure is counted, and the step goes on as if the request did fit).
 
 Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 """
@@ -60,13 +60,16 @@ class Changes:
 
 @dataclass
 class AllocatorCounts:
-    """`retries`: times the cache was given back; `failures`: requests that did not fit even then; `released`
-    and `segments`: number of segments given back to the driver, and got from it."""
+    """How often an allocator has gone to the driver."""
 
     retries: int = 0
+    """Times the cache was given back."""
     failures: int = 0
+    """Requests that did not fit even then."""
     released: int = 0
+    """Number of segments given back to the driver."""
     segments: int = 0
+    """Number of segments got from the driver."""
 
 
 def _no_seconds(_op: int) -> float:
@@ -75,25 +78,28 @@ def _no_seconds(_op: int) -> float:
 
 @dataclass
 class Allocator:
-    """One GPU's allocator on its host's clock.
-
-    `changes`: tensors that its program allocates and frees; `first_changes`: those of the program's first
-    run, where they differ (tensors with numbers below 0 are never freed). `outstanding(op)`: the last op that
-    was issued to each stream before `op`. `malloc_seconds` and `free_seconds`: host time to get one segment
-    from the driver, and to give it back; `retry_seconds(op)`: extra host time of a retry before `op`, until
-    the ranks that wait next have given their caches back, but at most the time since the last retry, when
-    they were together. `counts` begin with op `counts_from`.
-    """
+    """One GPU's allocator on its host's clock."""
 
     memory: CachingAllocator
     changes: Changes
+    """The tensors that its program allocates and frees."""
     outstanding: Callable[[int], Sequence[int]]
+    """`outstanding(op)`: the last op that was issued to each stream before `op`."""
     malloc_seconds: float = 0.0
+    """Host time to get one segment from the driver."""
     free_seconds: float = 0.0
+    """Host time to give one segment back."""
     retry_seconds: Callable[[int], float] = _no_seconds
+    """`retry_seconds(op)`: extra host time of a retry before `op`, until the ranks that wait next have given
+    their caches back. It is at most the time since the last retry, when they were at the same point.
+    """
     counts_from: int = 0
+    """The op with which `counts` begin."""
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
     first_changes: Changes | None = None
+    """The changes of the program's first run, where they differ. Tensors with numbers below 0 are never
+    freed.
+    """
     owed_seconds: float = 0.0  # host time at the driver that the host has not yet spent
     has_retried: bool = False  # in any run
     _together: float = -math.inf  # when the ranks went on after the last retry
@@ -108,7 +114,7 @@ class Allocator:
     def advance(self, op: int, now: float, ended: Sequence[float]) -> int:
         """Make the changes before `op` is issued. Returns -1, or an op that the host must first wait for.
 
-        Idempotent per op: a host that is resumed after blocking calls again; nothing is applied twice.
+        Idempotent per op: a host that is resumed after blocking calls again, and nothing is applied twice.
         """
         changes = self.current.by_op.get(op)
         if changes is None or op == self._last_op:
@@ -150,7 +156,9 @@ class Allocator:
         self.owed_seconds, self._together = 0.0, -math.inf
 
     def copy(self) -> Allocator:
-        """An allocator that begins with the same segments; before the first run or after `restart` only."""
+        """An allocator that begins with the same segments. Allowed only before the first run or after
+        `restart`.
+        """
         return Allocator(
             self.memory.copy(),
             self.changes,
@@ -163,7 +171,7 @@ class Allocator:
         )
 
     def settled_copy(self) -> Allocator:
-        """As `copy`, with the counts of what it has done; after `restart`."""
+        """A copy with the counts of what it has done. Allowed only after `restart`."""
         return replace(self.copy(), counts=replace(self.counts), has_retried=self.has_retried)
 
     def resume(self, settled: Allocator) -> None:

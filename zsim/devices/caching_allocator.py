@@ -1,15 +1,17 @@
 """PyTorch's caching allocator of GPU memory, block by block: reserved bytes, and requests that do not fit.
 
 Follows c10/cuda/CUDACachingAllocator.cpp, torch 2.13 (sizes and order are those of 1.12 too). Sizes are
-rounded up to 512 bytes. Requests of up to 1 MiB come from the small pool, larger ones from the large pool;
-every stream has both. A request takes the smallest free block that holds it, the first of these by address;
-the rest of the block is split off (in the large pool only if it is more than 1 MiB). Where no block fits, the
-driver is asked for a segment: 2 MiB for small blocks, 20 MiB for requests below 10 MiB, else the size rounded
-up to 2 MiB. Freed blocks merge with adjacent free blocks of their segment; segments stay. Only when the
-driver has no room are all segments given back that are free from end to end (`release_cached_blocks`).
+rounded up to 512 bytes. Requests of up to 1 MiB come from the small pool, larger ones from the large pool.
+Every stream has both pools. A request takes the smallest free block that holds it, the first of these by
+address. The rest of the block is split off (in the large pool only if it is more than 1 MiB).
+
+Where no block fits, the driver is asked for a segment: 2 MiB for small blocks, 20 MiB for requests below 10
+MiB, else the size rounded up to 2 MiB. Freed blocks merge with adjacent free blocks of their segment, and
+segments stay. Only when the driver has no room are all segments given back that are free from end to end
+(`release_cached_blocks`).
 
 With `expandable_segments:True` a pool is one range of addresses that grows by pages of 2 or 20 MiB, and the
-pages that lie wholly in free blocks are given back.
+pages that lie completely in free blocks are given back.
 """
 
 from __future__ import annotations
@@ -35,9 +37,7 @@ PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small b
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
-    """A contiguous part of a segment from `address` on, between the blocks `previous` and `next`;
-    `unmapped_bytes` of a free block have no memory (in expandable segments only). `key`: its place among the
-    free blocks, see `_key`."""
+    """A contiguous part of a segment from `address` on, between the blocks `previous` and `next`."""
 
     pool: _Pool
     address: int
@@ -46,7 +46,9 @@ class MemoryBlock:
     next: MemoryBlock | None = None
     is_free: bool = False
     unmapped_bytes: int = 0
+    """Bytes of a free block that have no memory (in expandable segments only)."""
     key: int = 0
+    """Its position among the free blocks, see `_key`."""
 
     def pages(self) -> int:
         """Bytes of the pages that lie wholly in the block."""
@@ -57,13 +59,15 @@ class MemoryBlock:
 
 @dataclass(eq=False, slots=True)
 class _Pool:
-    """The `free` blocks of one stream and kind, by size and address, and their `keys`; `last` is the last
-    block of an expandable pool."""
+    """The free blocks of one stream and kind."""
 
     is_small: bool
     keys: list[int] = field(default_factory=list)
+    """The keys of the blocks in `free`."""
     free: list[MemoryBlock] = field(default_factory=list)
+    """The free blocks, by size and address."""
     last: MemoryBlock | None = None
+    """The last block of an expandable pool."""
 
     @property
     def page_bytes(self) -> int:
@@ -83,13 +87,15 @@ class _Pool:
 
 
 class Request(NamedTuple):
-    """A request of one stream and size: its pool, its size rounded up, the minimum rest of a block that is
-    split off, in bytes, and the key of the first free block that holds it if there is one."""
+    """A request of one stream and size."""
 
     pool: _Pool
     size: int
+    """The size rounded up."""
     least_rest: int
+    """The minimum remainder of a block that is split off."""
     key: int
+    """The key of the first free block that holds the request, if there is one."""
 
 
 class CachingAllocator:
@@ -115,8 +121,10 @@ class CachingAllocator:
         return self._requests.get((count, stream)) or self._request(count, stream)
 
     def malloc(self, count: int, stream: str, *, is_new: bool = False) -> MemoryBlock | None:
-        """A block of `count` bytes, cached or new; None where the driver has no room for more. `is_new`: with
-        new memory from the driver (not in expandable segments)."""
+        """A block of `count` bytes, cached or new. None where the driver has no room for more.
+
+        With `is_new` the block is new memory from the driver (not in expandable segments).
+        """
         return self.serve(self.request(count, stream), is_new=is_new)
 
     def serve(self, request: Request, *, is_new: bool = False) -> MemoryBlock | None:
@@ -155,8 +163,10 @@ class CachingAllocator:
 
     def passing_bytes(self, request: Request) -> int:
         """Bytes of the cached block that serves a request which is freed before anything else happens in its
-        pool, and so leaves the pool as it is; 0 where the driver would be asked (or might be, in expandable
-        segments)."""
+        pool, and so leaves the pool as it is.
+
+        It is 0 where the driver would be asked (or might be, in expandable segments).
+        """
         pool, size, least_rest, key = request
         place = bisect_left(pool.keys, key)
         if place == len(pool.keys) or self.is_expandable:
@@ -199,8 +209,9 @@ class CachingAllocator:
         free.insert(place, block)
 
     def release_cached(self) -> int:
-        """Give segments that are free from end to end (or free pages) back to the driver; returns how many
-        segments were given back."""
+        """Give segments that are free from end to end (or free pages) back to the driver. Returns how many
+        segments were given back.
+        """
         before = self.num_released
         for pool in self._pools.values():
             for block in list(pool.free):
@@ -228,8 +239,9 @@ class CachingAllocator:
         return (*blocks, self._next_address)
 
     def copy(self, capacity_bytes: int | None = None) -> CachingAllocator:
-        """An allocator with the same segments, and another capacity if one is given; blocks in use stay in
-        use."""
+        """An allocator with the same segments, and another capacity if one is given. Blocks in use stay in
+        use.
+        """
         capacity_bytes = self.capacity_bytes if capacity_bytes is None else capacity_bytes
         other = CachingAllocator(capacity_bytes, is_expandable=self.is_expandable)
         peaks = ("peak_active_bytes", "peak_reserved_bytes")
@@ -281,7 +293,7 @@ class CachingAllocator:
     # -- the driver ----------------------------------------------------------------------------------------
 
     def _reserve(self, count: int) -> bool:
-        """Ask the driver for `count` bytes; whether it had room for them."""
+        """Ask the driver for `count` bytes. Returns whether it had room for them."""
         if self.reserved_bytes + count > self.capacity_bytes:
             return False
         self.reserved_bytes += count
@@ -295,7 +307,9 @@ class CachingAllocator:
             self.num_released += 1
 
     def _grow(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """A new segment from the driver, as a block that is not in the pool's list; None without room."""
+        """A new segment from the driver, as a block that is not in the pool's list. None where there is no
+        room.
+        """
         segment = SMALL_BUFFER
         if not pool.is_small:
             segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
@@ -340,8 +354,10 @@ class CachingAllocator:
         return request
 
     def _take_mapped(self, pool: _Pool, request: Request) -> MemoryBlock | None:
-        """Take the smallest free block of expandable segments that holds `request` out of the pool's list: a
-        block with all its pages if there is one, else one whose pages are mapped again."""
+        """Take the smallest free block of expandable segments that holds `request` out of the pool's list.
+
+        A block with all its pages is preferred. If there is none, the missing pages are mapped again.
+        """
         free = pool.free
         place = bisect_left(pool.keys, request.key)
         if place == len(free):
@@ -362,7 +378,7 @@ def _key(size: int, address: int) -> int:
 
 
 def _absorb(block: MemoryBlock, after: MemoryBlock) -> int:
-    """Merge `after` into the block before it, and return the bytes of both."""
+    """Merge `absorbed` into the block before it, and return the bytes of both."""
     size = block.bytes = block.bytes + after.bytes
     if after.unmapped_bytes:
         block.unmapped_bytes += after.unmapped_bytes

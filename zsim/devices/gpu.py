@@ -15,16 +15,17 @@ Owner = TypeVar("Owner")
 
 
 class GpuKernels(Generic[Owner]):
-    """The kernels that run now: the ops, and the seconds of work that each has left alone on the GPU. One
-    kernel is `_op` (-1: none, or more than two), a second beside it `_second` (-1: none); more than two are
+    """The kernels that run now: the ops, and the seconds of work that each has left alone on the GPU.
+
+    One kernel is `_op` (-1: none, or more than two). A second one is `_second` (-1: none). More than two are
     `_ops`.
 
-    `call_at(time, (gpu, ticket))` must call `on_wake(time)` at `time` if `gpu.ticket` is still `ticket` then;
-    `on_end(owner, op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, when the GPU
-    turns from idle to busy or back, but not when a kernel directly follows another.
+    `schedule(time, (gpu, ticket))` must call `wake(time)` at `time` if `gpu.ticket` is still `ticket` then.
+    `on_end(owner, op, now)` is called for each kernel that ends. `on_busy_change(is_busy)`, if given, is
+    called when the GPU turns from idle to busy or back, but not when a kernel directly follows another.
 
     # [Note: late wake-ups]
-    When kernels get slower, the wake-up that is already planned comes too early; it is left in place, and the
+    When kernels get slower, the wake-up that is already planned comes too early. It is left in place, and the
     next one is planned when it comes. Only when kernels get faster must a new one be planned at once.
     """
 
@@ -71,7 +72,7 @@ class GpuKernels(Generic[Owner]):
         self._call_at(now + (seconds * self._slowdown if self._collectives else seconds), (self, ticket))
 
     def _join(self, now: float, op: int, seconds: float) -> None:
-        """Start kernels beside others."""
+        """Start kernels while others run."""
         self._settle(now)
         if self._op >= 0 and self._second < 0:
             self._second, self._second_left = op, seconds
@@ -99,7 +100,7 @@ class GpuKernels(Generic[Owner]):
             self._collectives -= 1
 
     def on_wake(self, now: float) -> None:
-        """End the kernels with the least work left; to be called for the latest `ticket` only."""
+        """End the kernels with the least work left. To be called for the latest `ticket` only."""
         if self._is_early:
             self._settle(now)
             self._plan_wake_up(now)

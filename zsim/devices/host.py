@@ -1,6 +1,6 @@
 """The CPU side of a node at work: copies over PCIe, host memory, optimizer steps and casts on the CPU.
 
-All ranks of a node share its memory bandwidth and cores, socket by socket; GPUs under one PCIe switch share
+All ranks of a node share its memory bandwidth and cores, socket by socket. GPUs under one PCIe switch share
 the switch's uplink.
 """
 
@@ -20,9 +20,13 @@ _FP32_ADAM_BYTES = 28  # of an element; `thread_bandwidth` was measured with it
 
 
 def add_host(pool: NodePool) -> None:
-    """Add the resources of the hosts, each node's own; all have as many sockets as the first. `dram`: bytes
-    per second of a socket's memory; `cpu`: time of its cores; `socket_out`, `socket_in`: bytes per second to
-    and from other sockets; `pageable`: time of one rank's driver thread."""
+    """Add the resources of the hosts. Each node has its own, and all have as many sockets as the first.
+
+    - `dram`: bytes per second of a socket's memory
+    - `cpu`: time of its cores
+    - `socket_out`, `socket_in`: bytes per second to and from other sockets
+    - `pageable`: time of one rank's driver thread
+    """
     cluster = pool.topology.cluster
     sockets, part = cluster.host.sockets, cluster.offload.dma_fraction / cluster.host.sockets
     pool.add("dram", "socket", *(host.memory_bandwidth * part for host in cluster.hosts))
@@ -60,7 +64,7 @@ def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
     """Usage of one byte of CPU work on memory: memory bandwidth, and the time of the cores.
 
     A rank with few threads is slower, but leaves no more cores to the others: a byte takes more core time.
-    Unbound threads run on all sockets; half of their bytes on other sockets are read, half written.
+    Unbound threads run on all sockets. Of their bytes on other sockets half are read and half are written.
     """
     cluster = pool.topology.cluster
     host, rates = cluster.hosts[pool.type_of(rank)], cluster.offload

@@ -1,6 +1,6 @@
 """Resources of nodes other than their links: memory bandwidth, cores, drives and the ranks' queues.
 
-They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is the
+They are numbered after the links of the topology, so that one activity can use both. A `ResourceUsage` is the
 units of each that one unit of work takes. An activity represents all ranks of a class and carries the load of
 all.
 """
@@ -30,11 +30,8 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ResourceClass:
-    """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch, per socket or per
+    """`count` resources of one kind, numbered from `first`: one per rank, per PCIe switch, per socket or per
     node.
-
-    `capacity` is per second: bytes, or seconds of a queue, of cores or of drives; where nodes differ, that of
-    the first.
     """
 
     name: str
@@ -42,11 +39,15 @@ class ResourceClass:
     first: int
     count: int
     capacity: float
+    """Per second: bytes, or seconds of a queue, of cores or of drives. Where nodes differ, it is the capacity
+    of the first.
+    """
 
 
 class NodePool:
-    """All resources that the offloaded work of a topology's ranks can use, by name; `of_rank` is the class
-    of every rank."""
+    """All resources that the offloaded work of a topology's ranks can use, by name. `class_of_rank` is the
+    class of every rank.
+    """
 
     def __init__(self, topology: Topology, of_rank: Ints) -> None:
         self.topology = topology
@@ -62,8 +63,9 @@ class NodePool:
         self._next = topology.num_links
 
     def add(self, name: str, scope: Scope, *of_type: float) -> None:
-        """Add one resource per GPU, per socket or per node, with the capacity of its node's type; with a
-        single one all are alike."""
+        """Add one resource per GPU, per socket or per node, with the capacity of its node's type. A single
+        capacity is that of all nodes.
+        """
         topology = self.topology
         sockets = topology.num_nodes * topology.cluster.host.sockets
         count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
@@ -73,13 +75,13 @@ class NodePool:
         self._next += count
 
     def type_of(self, rank: int) -> int:
-        """The type of a rank's node, by its place in the cluster's `hosts`."""
+        """The type of a rank's node, by its index in the cluster's `hosts`."""
         types = self.topology.cluster.type_of_node
         return int(types[self.topology.node_of(self.topology.slots[rank])]) if len(types) else 0
 
     @property
     def capacities(self) -> Floats:
-        """Capacity of every added resource, in order; their numbers follow the topology's links."""
+        """Capacity of every added resource, in order. Their numbers follow the topology's links."""
         return np.concatenate(self._capacities) if self._capacities else np.zeros(0)
 
     def ranks_beside(self, rank: int) -> int:
@@ -96,9 +98,9 @@ class NodePool:
     ) -> ResourceUsage:
         """Usage of one unit of work of every rank in the class of `rank`.
 
-        `own` is {resource: weight} on each rank's own link, switch and node; `spread` is {resource: weight}
-        spread evenly over all switches of its node; `on_sockets` gives {resource: weight per socket} for the
-        ranks of a socket.
+        `rank_weights` is {resource: weight} on each rank's own link, switch and node. `switch_weights` is
+        {resource: weight}, distributed evenly over all switches of the rank's node. `weights_of_sockets`
+        gives {resource: weight per socket} for the ranks of a socket.
         """
         slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
         parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
@@ -113,13 +115,13 @@ class NodePool:
         return ResourceUsage(indices, weights)
 
     def _entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
-        """Indices and weights when every slot puts `weight` on its own resource."""
+        """Indices and weights when every slot puts `weight` on the resource that belongs to it."""
         places = {"rank": lambda own: own, "node": self.topology.node_of, "switch": self.topology.switch_of}
         used, counts = np.unique(places[resource.scope](slots), return_counts=True)
         return resource.first + used, counts.astype(np.float64) * weight
 
     def _spread(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
-        """Indices and weights when every slot spreads `weight` over all PCIe switches of its node."""
+        """Indices and weights when every slot distributes `weight` over all PCIe switches of its node."""
         switches = self.topology.switches_per_node
         nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
         indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
@@ -128,7 +130,7 @@ class NodePool:
     def _on_sockets(
         self, weights_of: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
     ) -> list[tuple[Ints, Floats]]:
-        """Indices and weights of what every slot takes on the sockets of its node."""
+        """Indices and weights of the resources that every slot uses on the sockets of its node."""
         cluster = self.topology.cluster
         count = cluster.host.sockets
         numbers, members = np.unique(self.topology.socket_of(slots), return_counts=True)

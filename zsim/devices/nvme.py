@@ -17,11 +17,12 @@ from zsim.specs.cluster.cluster import Nvme
 
 
 def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
-    """Add the resources of drives. `drive_read`, `drive_write`: bytes per second of a node's drives;
-    `drive_time`: time of the drives, which reads and writes share; `read_queue`, `write_queue`: time of one
-    rank's queues.
+    """Add the resources of drives. `written_bytes` are those that all ranks of a node write per step, for the
+    write cache.
 
-    `written_bytes`: bytes that all ranks of a node write per step, for the write cache.
+    - `drive_read`, `drive_write`: bytes per second of a node's drives
+    - `drive_time`: time of the drives, which reads and writes share
+    - `read_queue`, `write_queue`: time of one rank's queues
     """
     pool.add("drive_read", "node", drive_bytes_per_second(nvme, "read"))
     pool.add("drive_write", "node", drive_bytes_per_second(nvme, "write", written_bytes))
@@ -46,7 +47,7 @@ def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Resourc
         own["uplink_down" if is_read else "uplink_up"] = 1.0
 
     def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
-        """Weights per socket; a stripe is on the drives of all sockets."""
+        """Weights per socket. A stripe is on the drives of all sockets."""
         place = sockets.gpu if work.is_direct else sockets.memory
         ends = (sockets.everywhere, place) if is_read else (place, sockets.everywhere)
         memory = {} if work.is_direct else {"dram": on_memory(1.0, sockets)}

@@ -16,7 +16,7 @@ Shares = Sequence[float]  # part of something on each socket, in order
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets of a node, as seen by the ranks of one of them (`own`)."""
+    """The sockets of a node, as seen by the ranks of one of them (`local`)."""
 
     count: int
     own: int
@@ -50,7 +50,7 @@ class Sockets:
 
 
 def sockets_of(cluster: Cluster, own: int) -> Sockets:
-    """The sockets of a cluster's node for ranks on socket `own`."""
+    """The sockets of a cluster's node for ranks on socket `local`."""
     return Sockets(cluster.host.sockets, own, cluster.offload.placement, cluster.offload.bound)
 
 

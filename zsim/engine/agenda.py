@@ -1,4 +1,4 @@
-"""Agenda of a clock: one event of simpy for all that happens at one instant."""
+"""Event queue of a clock: one event of simpy for everything that happens at one instant."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ Entry = TypeVar("Entry")
 
 
 class Agenda(simpy.Event, Generic[Owner, Entry]):
-    """Entries by the time for which they were put down; `happen(owner, entries, now)` is called with those of
-    one instant, in the order of `put`. Like an `Alarm` it does not keep its owner alive.
+    """Entries by the time for which they are scheduled.
+
+    `dispatch(owner, entries, now)` is called with the entries of one instant, in the order in which they were
+    scheduled. Like a `Timer`, the queue does not keep its owner alive.
 
     # [Note: what comes next]
-    Most often what an instant puts down, the end of the kernel that it started, is also what happens next on
-    the whole clock. So it is held back from simpy's queue until the instant is over (`_next`), with the place
-    in the order of events that it would have there. If nothing in the queue comes before it, the clock goes
-    on to it at once, as simpy would after putting it into the queue and taking it out again.
+    The entry that an instant schedules is the end of the kernel that it started. Most often this is also the
+    next thing that happens on the whole clock. So it is kept out of simpy's queue until the instant is over
+    (`_next`), with the position in the order of events that it would have there. If nothing in the queue
+    comes before it, the clock goes on to it at once. simpy would do the same after it had put the event into
+    its queue and taken it out again.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
         self._next: tuple[float, EventPriority, int, simpy.Event] | None = None
 
     def put(self, time: float, entry: Entry) -> None:
-        """Put `entry` down for `time`."""
+        """Schedule `entry` for `time`."""
         entries = self._due.get(time)
         if entries is not None:
             entries.append(entry)
@@ -54,7 +57,7 @@ class Agenda(simpy.Event, Generic[Owner, Entry]):
         heappush(self.env._queue, event)
 
     def go_on(self) -> None:
-        """Let what is due happen, and what follows it before anything in simpy's queue."""
+        """Dispatch what is due, and what follows it before anything in simpy's queue."""
         self.callbacks = _CALLS  # simpy takes those of an event that it processes
         env, owner, happen, due = self.env, self._owner(), self._happen, self._due
         assert owner is not None

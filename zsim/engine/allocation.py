@@ -32,17 +32,19 @@ _MAX_PASSES = 5
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocator of one GPU in a steady step. Maximum bytes without the CUDA context and NCCL:
-    `active_bytes` (tensors, and blocks that `record_stream` still protects), `reserved_bytes`, `limit_bytes`
-    (capacity); `counts`: retries and the like; `extra_seconds`: delay of the step when it runs short;
-    `pools`: reserved bytes by pool, if they have settled."""
+    """The allocator of one GPU in a steady step. The maximum bytes are without the CUDA context and NCCL."""
 
     active_bytes: int
+    """Bytes of tensors, and of blocks that `record_stream` still protects."""
     reserved_bytes: int
     limit_bytes: int
+    """The capacity."""
     counts: AllocatorCounts
+    """Retries, failures and the segments exchanged with the driver."""
     extra_seconds: float = 0.0
+    """Delay of the step when the allocator runs short."""
     pools: Mapping[PoolName, int] = field(default_factory=dict)
+    """Reserved bytes by pool. Empty where the pools have reached no steady state."""
 
     @property
     def is_short(self) -> bool:
@@ -51,19 +53,21 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Settled:
-    """An allocator before the first step, and the result of `settle` on a copy of it."""
+    """An allocator before the first step, and the result of `reach_steady_state` on a copy of it."""
 
     empty: Allocator
     allocation: Allocation
 
 
 def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> Allocator:
-    """The allocator of a GPU that runs program `number`, with its resident tensors in it, for `repeated` (the
-    plan, once or several times in a row); its counts are those of the last time.
+    """The allocator of a GPU that runs program `number`, with its resident tensors in it.
 
-    The ranks of a node run short together, and their driver takes one call at a time: with n ranks on a
-    node a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs
-    and the cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
+    It is an allocator for `repeated`, which is the plan run once or several times in a row, and its counts
+    are those of the last time.
+
+    The ranks of a node run short together, and their driver takes one call at a time. With n ranks on a node
+    a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs and the
+    cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
     costs, host = shipped_host_costs(), host_of(job, plan, number)
     program, again = plan.programs[number], repeated.programs[number]
@@ -111,7 +115,9 @@ def _changes(program: Program, times: int) -> Changes:
 
 
 def _first_changes(program: Program, times: int) -> Changes:
-    """`_changes` of the first steps, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
+    """The changes of the first steps, with the tensors that the first update makes
+    (`Memory.lazy_tensors`).
+    """
     end = times * len(program.ops)
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), end)
     changes = program.once(tensor_columns, times)
@@ -131,7 +137,7 @@ class _Outstanding:
 
     @cached_property
     def _of_stream(self) -> dict[str, list[int]]:
-        """The ops of each stream; needed only where the allocator runs short."""
+        """The ops of each stream. Needed only where the allocator runs short."""
         found: dict[str, list[int]] = {}
         for number, op in enumerate(self._ops):
             if op.work is not None and not isinstance(op.work, OffloadWork):
@@ -144,15 +150,18 @@ class _Outstanding:
 
 
 class _RetrySeconds:
-    """Callable: for an op, the seconds of a retry before it, by the ranks of the next collective that is not
-    of this rank alone, of the last one where none follows."""
+    """Callable: for an op, the seconds of a retry before it.
+
+    They depend on the number of ranks of the next collective that is not of this rank alone. Where none
+    follows, the last such collective counts.
+    """
 
     def __init__(self, program: Program, groups: Mapping[str, Group]) -> None:
         self._ops, self._groups = program.ops, groups
 
     @cached_property
     def _collectives(self) -> tuple[list[int], list[int]]:
-        """The places and ranks of the collectives; needed only where the allocator runs short."""
+        """The positions and ranks of the collectives. Needed only where the allocator runs short."""
         found = [
             (number, self._groups[op.work.group].size)
             for number, op in enumerate(self._ops)
@@ -169,8 +178,9 @@ class _RetrySeconds:
 def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> Allocation:
     """Run the program through the allocator until it reserves no more, at the times of a run without it.
 
-    A request that finds it short waits for the end of the run and delays nothing else; `failures` is the
-    maximum over the passes. Leaves the allocator ready for a run of the program, with its segments.
+    A request that finds the allocator short waits for the end of the run and delays nothing else. The count
+    of failures is the maximum over the passes. The allocator is left ready for a run of the program, with its
+    segments.
     """
     memory, before, failures, is_settled = allocator.memory, -1, 0, False
     for _ in range(_MAX_PASSES):
@@ -190,10 +200,11 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
 def settle_once(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
-    """As `settle`, with a cache of the parts that runs of the program have in common, see [Note: pools apart]
-    in zsim.engine.pools.apart. The allocator is left unchanged if it never ran short.
+    """The same as `reach_steady_state`, with a cache of what the runs of the program have in common. See
+    [Note: pools apart] in zsim.engine.pools.partition.
 
-    The clock matters to an allocator only in whether the last use of a block has ended at a request.
+    The allocator is left unchanged if it never ran short. The clock matters to an allocator only in whether
+    the last use of a block has ended at a request.
     """
     known = _known_of(program, allocator)
     if known.apart is None:
@@ -218,17 +229,18 @@ def settle_once(
 
 @dataclass
 class _KnownRuns:
-    """Cache of `settle_once`, of one program and allocator before its first step. `settled`: by the capacity
-    and the order in which blocks can be reused, the result of `settle`, and the allocator that it leaves if
-    it ran short."""
+    """Cache of `steady_state`, of one program and allocator before its first step."""
 
     settled: dict[Hashable, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
+    """By the capacity and the order in which blocks can be reused: the result of `reach_steady_state`, and
+    the allocator that it leaves if it ran short.
+    """
     apart: ProgramApart | None = None
     others: PoolPasses | None = None
 
 
 def _known_runs(_program: Program, _layout: Hashable, _counts_from: int) -> _KnownRuns:
-    """An empty cache, which `Program.once` keeps per program and arguments."""
+    """An empty cache, which the program keeps per arguments."""
     return _KnownRuns()
 
 
@@ -239,8 +251,9 @@ def _known_of(program: Program, allocator: Allocator) -> _KnownRuns:
 def _settle_apart(
     empty: Allocator, others: PoolPasses, timed: PoolPasses, apart: ProgramApart
 ) -> Allocation | None:
-    """The allocation of all pools together, as of `settle`; None if the driver has no room for all of
-    them."""
+    """The allocation of all pools, as `reach_steady_state` has it. None if the driver has no room for all of
+    them.
+    """
     memory, before = empty.memory, -1
     limit = memory.capacity_bytes
     if memory.num_released:
@@ -280,9 +293,12 @@ def has_room_at(
     issue: Sequence[float],
     ended: Sequence[float],
 ) -> bool:
-    """Whether an allocator that is `empty` before the first step, and has `allocation` at the times of one
-    run of the program, has room at the times of another run; False also if only `settle` can tell. Only pools
-    with protected blocks are simulated again, see [Note: pools apart] in zsim.engine.pools.apart."""
+    """Whether an allocator still has room at the times of another run of its program.
+
+    It is `initial` before the first step and has `allocation` at the times of one run. False also if only
+    `reach_steady_state` can tell. Only pools with protected blocks are simulated again, see [Note: pools
+    apart] in zsim.engine.pools.partition.
+    """
     if not allocation.pools:
         return False
     known = _known_of(program, empty)

@@ -1,8 +1,8 @@
 """The executor: runs programs on simulated ranks.
 
-A lane is one simulated rank (or the representative of a class of equal ranks). Its host issues the ops in
-order, ahead of the GPU, until it must block; an op starts when it is issued and all that it waits for has
-ended. The executor decides no policy: the plan has.
+A simulated rank stands for itself or for a class of equal ranks. Its host issues the ops in order, ahead of
+the GPU, until it must block. An op starts when it is issued and everything that it waits for has ended. The
+executor decides no policy: the plan has.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _HOST = -1  # on the agenda, in place of an op: the host goes on
 
 
 class Executor:
-    """Runs one step: on each of `ranks` (all of them, or one per class) its program.
+    """Runs one step: on each of `ranks` (all ranks, or one per class) its program.
 
-    `kernel_seconds`: of the programs on these ranks; `slowdowns`: of their kernels beside a collective.
-    `allocators`: the ranks' before the step, if memory is short, so that they delay the host. Recorded
-    programs need no `offload`, and no `fabric` if they do not communicate. `on_finish` is called once, when
-    the last op of all lanes has ended."""
+    `kernel_seconds` are those of the programs on these ranks. `slowdowns` are the factors on their kernels
+    while a collective runs. `allocators` are those of the ranks before the step. They are given if memory is
+    short, so that the allocators delay the host. Recorded programs need no `offload`, and no `fabric` if they
+    do not communicate. `on_finish` is called once, when the last op of all ranks has ended.
+    """
 
     def __init__(
         self,
@@ -89,18 +90,18 @@ class Executor:
         return self._offload
 
     def run(self) -> float:
-        """The time at which every op of every lane has ended. Raises StuckError if the clock stops before."""
+        """The time at which every op of every rank has ended. Raises StuckError if the clock stops before."""
         self.begin()
         self.env.run()
         return self.end()
 
     def begin(self) -> None:
-        """Let every host issue ops until it blocks; the rest happens on the clock."""
+        """Let every host issue ops until it blocks. The rest happens on the clock."""
         for lane in self.lanes:
             self._advance_host(lane)
 
     def end(self) -> float:
-        """The time at which the last op of the lanes ended, after the clock has stopped; see `run`."""
+        """The time at which the last op of the ranks ended, after the clock has stopped. See `run`."""
         last = 0.0
         for lane in self.lanes:
             ended = np.asarray(lane.ended)
@@ -195,8 +196,9 @@ class Executor:
             self._finish()
 
     def _happen(self, entries: list[tuple[Lane | GpuKernels[Lane], int]], now: float) -> None:
-        """Entries of the agenda, now due: an op of a lane starts (its host goes on, a recorded op ends), or a
-        GPU wakes up with a ticket."""
+        """Handle entries of the event queue that are due: an op of a rank starts (or its host goes on, or a
+        recorded op ends), or a GPU wakes up with a ticket.
+        """
         self.num_events += len(entries)
         for what, number in entries:
             if type(what) is GpuKernels:
@@ -252,7 +254,9 @@ class Executor:
             self._call_at(now + max(lane.start[op] + work.seconds - now, 0.0), (lane, _HOST - 1 - op))
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
-        """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
+        """Release the launch that is queued after this one. See `zsim.plan.passes.queues` [Note: one queue,
+        several streams].
+        """
         assert lane.program.behind is not None
         held = lane.program.behind[op]
         if held >= 0:
@@ -284,7 +288,7 @@ class Executor:
         self._fly(transfer, arrived, partial(self._end_collective, arrived))
 
     def _fly(self, transfer: Transfer, members: list[tuple[Lane, int]], on_end: Callable[[], None]) -> None:
-        """Run a transfer between `members`; their kernels slow it, if kernels slow collectives."""
+        """Run a transfer between `members`. Their kernels slow it, if kernels slow collectives."""
         if not self._slows_collectives:
             self.fabric.run(transfer, on_end)
             return
@@ -304,8 +308,9 @@ class Executor:
             self._end(lane, op, now)
 
     def _exchange(self, lane: Lane, op: int, now: float) -> None:
-        """Start each message of a call once the other side has arrived too; see
-        `zsim.plan.ops` [Note: who a message meets]. Copy engines and kernels take nothing from each other."""
+        """Start each message of a call once the other side has arrived too. See `zsim.plan.ops` [Note: who a
+        message meets]. Copy engines and kernels take nothing from each other.
+        """
         sides, work = lane.program.sides[op], lane.works[op]
         on_gpu = not (isinstance(work, PointToPoint) and work.by_copy_engine)
         lane.messages_left[op] = len(sides)
@@ -364,7 +369,7 @@ class Executor:
             self._finish()
 
     def _let_recorded_go(self, lane: Lane, op: int, now: float, ready: list[float]) -> None:
-        """Start the ops that waited for a recorded rank's op alone, and resume its host."""
+        """Start the ops that waited only for a recorded rank's op, and resume its host."""
         for successor in lane.successors[op]:
             lane.pending[successor] -= 1
             ready[successor] = max(ready[successor], now)

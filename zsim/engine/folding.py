@@ -37,9 +37,9 @@ def find_classes(
 ) -> tuple[Classes, tuple[str, ...]]:
     """The classes of a job's ranks and groups, and notes on their approximations.
 
-    `slowdowns`: per rank, the factor on kernels' seconds. `by_links` False: groups whose members do the same
-    count as one class, as slow as the slowest of them, even if their links differ; the same approximation is
-    made if links make more than `_MAX_CLASSES` classes.
+    `slowdowns` holds, per rank, the factor on kernels' seconds. Where `by_links` is False, groups whose
+    members do the same count as one class even if their links differ, and this class is as slow as the
+    slowest of them. The same approximation is made if links make more than `_MAX_CLASSES` classes.
     """
     if unfold:
         return each_by_itself(topology, communicators_of(plan)), ()
@@ -54,8 +54,9 @@ def find_classes(
 
 
 def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes: Classes) -> Classes:
-    """The classes with the first rank of each in a separate class, and with messages also the ranks that it
-    sends to and receives from."""
+    """The classes with the first rank of each in a separate class. With messages, the ranks that it sends to
+    and receives from are in separate classes too.
+    """
     apart = first_apart(classes)
     if not plan.has_messages:
         return apart
@@ -64,8 +65,11 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
 
 
 def _all_meet(plan: Plan) -> bool:
-    """Whether all ranks do the same and meet only all together, so that no place tells them apart. They have
-    one program, without messages, all-to-alls of unequal parts or use of the hosts."""
+    """Whether all ranks do the same and communicate only all at once, so that their position distinguishes
+    none.
+
+    They have one program, without messages, all-to-alls of unequal parts or use of the hosts.
+    """
     if len(plan.programs) > 1 or plan.has_messages or plan.has_offload:
         return False
     if any(len(group.members) > 1 for group in plan.groups.values() if group.size > 1):
@@ -97,7 +101,7 @@ def find_classes_together(
 
 
 def place_job(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
-    """A job as the input of `stable_classes`."""
+    """A job as the input of `refine_classes`."""
     works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
     shares_nodes = plan.has_offload
     traits: list[Floats | Ints] = [slowdowns, plan.program_of]

@@ -17,7 +17,10 @@ from zsim.trace.trace import SpanInfo
 
 class Lane:
     """One simulated rank: the state of its host, and the times at which each op was issued, started and
-    ended. `pending` and `times`: see `zsim.engine.lane_memory`."""
+    ended.
+
+    `pending` and `times` are described in `zsim.engine.rank_memory`.
+    """
 
     __slots__ = (
         "allocator",
@@ -90,7 +93,9 @@ class Lane:
         self.gpu: GpuKernels[Lane]
 
     def join(self, meetings: dict[tuple[str, int], Meeting], groups: Iterable[str]) -> None:
-        """Become a member of its communicator in each of `groups`; `meetings`: by group and communicator."""
+        """Become a member of the rank's communicator in each of `groups`. `all_rendezvous` has those of all
+        ranks, by group and communicator.
+        """
         for name in groups:
             number = self.communicators[name]
             meeting = self.meetings[name] = meetings.setdefault((name, number), Meeting(number))
@@ -107,8 +112,9 @@ class Lane:
         self.blocked_on = -1
 
     def make_calls(self, work: Recorded) -> int:
-        """Make the remaining calls before the next op; returns the op that a call must wait for first, or -1
-        when all are made."""
+        """Make the remaining calls before the next op. Returns the op that a call must wait for first, or -1
+        when all calls are made.
+        """
         waits = iter(self.program.program.ops[self.next_op].host_waits)
         for place, call in enumerate(work.calls):
             wait = next(waits) if call.waits else -1
@@ -154,15 +160,20 @@ class Lane:
 
 
 def worked_seconds(blocks: Iterable[tuple[float, float, object]], since: float, until: float) -> float:
-    """Seconds from `since` to `until` in which a host was in none of its `blocks`: (start, end, what it
-    waited for), which do not overlap."""
+    """Seconds from `since` to `until` in which a host was in none of its `stalls`.
+
+    A stall is (start, end, cause), and stalls do not overlap.
+    """
     blocked = sum(max(min(end, until) - max(start, since), 0.0) for start, end, _ in blocks)
     return max(until - since - blocked, 0.0)
 
 
 class Meeting:
-    """The simulated members of one communicator. `arrived`: by call, the members (and their ops) that wait
-    for the others; `transfers`: of its collectives, by the id of a lane's work."""
+    """The simulated members of one communicator.
+
+    `pending_collectives` holds, by call, the members (and their ops) that wait for the others. `transfers`
+    holds those of its collectives, by the id of a rank's work.
+    """
 
     __slots__ = ("arrived", "communicator", "num_members", "transfers")
 

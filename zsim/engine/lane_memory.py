@@ -1,9 +1,9 @@
-"""The memory in which an executor's lanes keep the state of each op.
+"""The memory in which an executor's ranks keep the state of each op.
 
-# [Note: lanes side by side]
-Equal ranks reach an op at the same instant, one right after the other. So what they keep of it lies side by
-side for all lanes that run a program, not op by op for each lane: then one line of a processor's cache holds
-several lanes, where otherwise each would have to be fetched from memory.
+# [Note: ranks side by side]
+Equal ranks reach an op at the same instant, one right after the other. So their state of one op lies side by
+side in memory for all ranks that run a program, instead of op by op for each rank. Then one line of a
+processor's cache holds several ranks, where otherwise each would have to be fetched from memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zsim.engine.priced_program import PricedProgram
 
 
 class LaneMemory:
-    """The memory of the lanes that run `programs`, in huge pages."""
+    """The memory of the ranks that run `programs`, in huge pages."""
 
     def __init__(self, programs: Sequence[PricedProgram]) -> None:
         self._num_lanes = Counter(map(id, programs))
@@ -36,8 +36,11 @@ class LaneMemory:
     def of_next(
         self, program: PricedProgram
     ) -> tuple[MutableSequence[int] | memoryview[int], list[memoryview[float]]]:
-        """The next lane that runs `program`: by op, how many ops it still waits for; and the times at which
-        it is issued, starts and ends, none of them known (not a number)."""
+        """The memory of the next rank that runs `program`.
+
+        By op, it holds how many ops the op still waits for, and the times at which it is issued, starts and
+        ends. No time is known yet (not a number).
+        """
         key, num = id(program), program.num_ops
         count, place = self._num_lanes[key], self._num_given[key]
         self._num_given[key] += 1

@@ -18,11 +18,12 @@ from zsim.plan.ops import Collective, PointToPoint
 
 
 def link_loads(outcome: Outcome, num_frames: int) -> Floats:
-    """(links, frames): the part of each link's usable bandwidth that the job's collectives and messages take,
-    as mean over each of `num_frames` equal parts of the step. 1: the link is full.
+    """The fraction of each link's usable bandwidth that the job's collectives and messages take, as (links,
+    frames).
 
-    A call's bytes move evenly from when the last simulated rank of its group has come and its latency is over
-    until it ends. Copies to host memory and drives are left out, and so are other jobs.
+    Each value is the mean over one of `num_frames` equal parts of the step. At 1 the link is full. A call's
+    bytes move evenly from when the last simulated rank of its group has arrived and its latency is over until
+    the call ends. Copies to host memory and drives are left out, and so are other jobs.
     """
     job, plan, topology = outcome.job, outcome.plan, outcome.topology
     prepared = prepare(
@@ -50,7 +51,7 @@ class _Calls:
         self.by_rank.setdefault(rank, []).append((start, end))
 
     def times(self, latency_seconds: float) -> tuple[Floats, Floats]:
-        """(start, end) of the bytes of each call; at least a nanosecond."""
+        """(start, end) of the bytes of each call. A call lasts at least a nanosecond."""
         ranks = list(self.by_rank.values())
         alike = [np.array(one) for one in ranks if len(one) == len(ranks[0])]
         end = np.min([one[:, 1] for one in alike], axis=0)
@@ -76,7 +77,9 @@ def _calls(outcome: Outcome, fabric: Fabric) -> dict[tuple[Collective, int], _Ca
 def _on_links(
     work: Collective | PointToPoint, rank: int, outcome: Outcome, fabric: Fabric
 ) -> Iterator[tuple[Collective, int]]:
-    """(work, communicator) of what a rank's call puts on links; of messages, what it sends."""
+    """(work, communicator) of each collective that a rank's call puts on links. For messages these are the
+    ones that the rank sends.
+    """
     if isinstance(work, PointToPoint):
         for one in sends(work, outcome.plan.groups):
             yield one, fabric.pair_of(one.group, rank, is_sender=True)

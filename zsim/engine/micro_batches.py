@@ -1,25 +1,25 @@
 """Steps of which only some micro-batches are simulated.
 
 # [Note: middle micro-batches are alike]
-The first micro-batch of a step starts on an idle machine, and the last reduces gradients; those between
+The first micro-batch of a step starts on an idle machine, and the last reduces gradients. Those between
 repeat. So a step of n micro-batches takes the time of a step of three, plus n - 3 times the difference
-between steps of three and of two; a smaller last micro-batch adds the difference for its size. The memory
+between steps of three and of two. A smaller last micro-batch adds the difference for its size. The memory
 peak is the peak of three. If torch's allocator runs short, micro-batches differ from each other.
 
 # [Note: host and GPU take turns]
-A GPU that waits at the beginning of a step may have micro-batches to catch up with, so that one more costs
-what it costs the GPU, though many cost what they cost the slower host; and a host may be ahead of a slower
-GPU, but not yet far enough to hide its work at the step's end. So each further micro-batch takes as long as
-lies between the beginnings of the last two, on the host or on the GPU, where that is longer than steps of
-three and of two differ; where it is longer by a hundredth, six are simulated.
+A GPU that waits at the beginning of a step may have micro-batches to catch up with. Then one more micro-batch
+costs what it costs the GPU, though many cost what they cost the slower host. Or a host may be ahead of a
+slower GPU, but not yet far enough to hide its work at the step's end. So each further micro-batch takes as
+long as lies between the beginnings of the last two, on the host or on the GPU, where that is longer than
+steps of three and of two differ. Where it is longer by a hundredth, six are simulated.
 
 # [Note: a full pipeline repeats]
-A pipeline of p ranks under 1F1B is full after p micro-batches; interleaved, with v stages a rank, after
-at most 2 p (the first rank begins with 2 (p - 1) + (v - 1) p of its v p forwards). From then on one more
-takes as long as one before. So a step of n takes the time of p + 2, plus (n - p - 2) / 2 times the
-difference between p + 2 and p; interleaved, in groups of p, the time of 3 p, plus (n - 3 p) / p times the
-difference between 3 p and 2 p, where n is a multiple. Schedules that hold all micro-batches at once (GPipe,
-looped BFS) are simulated whole.
+A pipeline of p ranks under 1F1B is full after p micro-batches. Interleaved, with v stages a rank, it is full
+after at most 2 p (the first rank begins with 2 (p - 1) + (v - 1) p of its v p forwards). From then on one
+more takes as long as one before. So a step of n takes the time of p + 2, plus (n - p - 2) / 2 times the
+difference between p + 2 and p. Interleaved, in groups of p, it takes the time of 3 p, plus (n - 3 p) / p
+times the difference between 3 p and 2 p, where n is a multiple. Schedules that hold all micro-batches at once
+(GPipe, looped BFS) are simulated completely.
 """
 
 from __future__ import annotations
@@ -50,19 +50,22 @@ _SETTLED = 1e-2  # how much further apart micro-batches may begin than steps dif
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """The step of `job`, which takes `seconds`. `outcome`: the simulation of all its micro-batches, or of
-    some; `terms`: (factor, outcome) whose weighted sum gives any additive quantity of the step (seconds,
-    joules); `peak_plan`: the plan of enough micro-batches to reach the step's memory peak."""
+    """The step of `job`, which takes `seconds`."""
 
     job: Job
     outcome: Outcome
+    """The simulation of all its micro-batches, or of some."""
     seconds: float
     terms: tuple[tuple[float, Outcome], ...]
+    """Pairs (factor, outcome) whose weighted sum gives any additive quantity of the step (seconds,
+    joules).
+    """
     peak_plan: Plan
+    """The plan of enough micro-batches to reach the step's memory peak."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether `outcome` is the whole step."""
+        """Whether `outcome` has all micro-batches of the step."""
         return self.job.sequences is None and self.micro_batches == self.outcome_micro_batches
 
     @property
@@ -98,11 +101,13 @@ Simulate = Callable[[Job], Outcome]
 def simulate_step(
     job: Job, *, unfold: bool = False, simulate: Simulate | None = None, seconds_only: bool = False
 ) -> SimulatedStep:
-    """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for; `simulate`:
-    the study's function that simulates a job (default: `simulate_job`). `seconds_only`: a second simulation,
-    of fewer micro-batches, is run for its seconds alone and is left out of `terms`.
+    """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for.
 
-    Raises NotSimulatedError with jitter or co-located jobs, unless every micro-batch is simulated and whole.
+    `simulate` is the study's function that simulates a job (default: `simulate_job`). With `seconds_only` a
+    second simulation, of fewer micro-batches, is run only for its seconds and is left out of `terms`.
+
+    Raises NotSimulatedError with jitter or co-located jobs, unless every micro-batch is simulated and has the
+    full size.
     """
     run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
@@ -138,14 +143,19 @@ def simulate_step(
 
 
 def longer(few: float, less: float, more: float) -> float:
-    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds; of
-    a pipeline, in groups of as many micro-batches as ranks."""
+    """Seconds of a step of NUM_SAMPLED + `num_further` micro-batches.
+
+    NUM_SAMPLED micro-batches take `sampled_seconds`, and NUM_SAMPLED - 1 take `shorter_seconds`. In a
+    pipeline these are groups of as many micro-batches as there are ranks.
+    """
     return few + more * (few - less)
 
 
 def few_of(job: Job) -> tuple[int, int]:
-    """Two numbers of micro-batches, from whose steps that of any larger number follows; where none does, the
-    number of the job itself, twice. See [Note: a full pipeline repeats]."""
+    """Two numbers of micro-batches, from whose steps the step of any larger number follows.
+
+    Where it does not follow, both are the number of the job itself. See [Note: a full pipeline repeats].
+    """
     split, steps = job.parallelism, job.training.gradient_accumulation_steps
     ranks = split.pipeline
     if ranks == 1:
@@ -157,15 +167,17 @@ def few_of(job: Job) -> tuple[int, int]:
 
 
 def with_few(job: Job) -> Job:
-    """The job with no more micro-batches than its memory's maximum needs; see `few_of`."""
+    """The job with no more micro-batches than its memory's maximum needs. See `sample_counts`."""
     most = few_of(job)[0]
     is_longer = job.sequences is None and job.training.gradient_accumulation_steps > most
     return _with_steps(job, most) if is_longer else job
 
 
 def few_micro_batches(experiment: Experiment, most: int) -> Experiment:
-    """The experiment with at most `most` micro-batches, then not its whole batch: of those of `few_of` the
-    number does not change memory."""
+    """The experiment with at most `max_micro_batches` micro-batches, and then without its global batch size.
+
+    Where that is at least the first of `sample_counts`, memory does not change.
+    """
     training = experiment.training
     if (training.gradient_accumulation_steps or 1) <= most:
         return experiment
@@ -181,9 +193,12 @@ def _of(
     seconds_only: bool = False,
     enough: tuple[int, int] | None = None,
 ) -> SimulatedStep:
-    """A step of `steps` whole micro-batches. If the allocator runs short micro-batches differ, and the step
-    is `steps` times the mean of the first `_FEW_SHORT`. `seconds_only` as in `simulate_step`; `enough`: how
-    many are simulated, twice, other than `few_of` says."""
+    """A step of `steps` full micro-batches.
+
+    If the allocator runs short, micro-batches differ, and the step is `steps` times the mean of the first
+    `_NUM_AVERAGED`. `seconds_only` has the meaning that it has in `simulate_step`. `counts` are the two
+    numbers that are simulated, if they are other than those of `sample_counts`.
+    """
     if job.simulation.every_micro_batch:
         return _simulated(job, steps, run)
     (most, fewer), ranks = enough or few_of(job), job.parallelism.pipeline
@@ -208,8 +223,10 @@ def _of(
 
 
 def _seconds_apart(trace: Trace) -> float:
-    """Seconds between the beginnings of the last two micro-batches on the host or, if later, on the GPU; 0
-    where forwards are not between backwards. See [Note: host and GPU take turns]."""
+    """Seconds between the beginnings of the last two micro-batches on the host or, if later, on the GPU.
+
+    It is 0 where forwards are not between backwards. See [Note: host and GPU take turns].
+    """
     is_compute = np.array([info.stream == COMPUTE for info in trace.infos])
     is_forward = np.array([info.phase == "forward" for info in trace.infos])
     own = (trace.ranks == trace.ranks[0]) & is_compute[trace.info_indices]

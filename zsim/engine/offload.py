@@ -22,12 +22,13 @@ from zsim.specs.topology.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraffic:
-    """Traffic of one class of resources over a step. `per_rank`: mean bytes (or seconds, if `is_time`) per
-    rank; `utilisation_fraction`: utilisation of the most utilised resource of the class over the step."""
+    """Traffic of one class of resources over a step."""
 
     name: str
     per_rank: float
+    """Mean bytes (or seconds, if `is_time`) per rank."""
     utilisation_fraction: float
+    """Utilisation of the most utilised resource of the class over the step."""
     is_time: bool
 
 
@@ -63,8 +64,9 @@ class Offload:
             self._samples.setdefault(_kind(work), work)
 
     def extra(self) -> Extra:
-        """Resources and usages to register along with the links; keys are (kind of work, representative of a
-        class)."""
+        """Resources and usages to register along with the links. The keys are (kind of work, representative
+        of a class).
+        """
         usages = [
             ((kind, rank), usage.indices, usage.weights)
             for kind, work in self._samples.items()

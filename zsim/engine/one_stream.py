@@ -1,9 +1,10 @@
 """A rank whose kernels and collectives run one after the other, all on one stream.
 
-Such a rank needs no clock. In issue order, an op starts when the host has issued it and the op before it
-has ended; whatever else it comes after was issued earlier, and has ended too. The host's waits are for ops
-that it has issued, so one pass over the program gives all times: those of an executor of a program that is
-priced with `is_serial`, to the last bit, because the same numbers are added in the same order.
+Such a rank needs no clock. In issue order, an op starts when the host has issued it and the op before it has
+ended. Everything else that it comes after was issued earlier, and has ended too. The host's waits are for ops
+that it has issued, so one pass over the program gives all times. They are the times of an executor of a
+program that is priced with `is_serial`, to the last bit, because the same numbers are added in the same
+order.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from zsim.plan.ops import Collective
 
 
 class SerialTimes(NamedTuple):
-    """By op, when the host had issued it and when it ended; `step_seconds`: of the last step."""
+    """The times of a rank whose ops run one after the other."""
 
     issue: array[float]
+    """By op, when the host had issued it."""
     ended: array[float]
+    """By op, when it ended."""
     step_seconds: float
+    """Of the last step."""
 
 
 def is_one_rank(prepared: Prepared) -> bool:
@@ -39,7 +43,7 @@ def serial_times(prepared: Prepared) -> SerialTimes:
     """The times of the rank of a job that `is_one_rank`, if its kernels and collectives ran one after the
     other.
 
-    `now` is the clock's time when the host last went on; an op that the host issues ahead of it starts a
+    `now` is the clock's time when the host last went on. An op that the host issues ahead of it starts a
     difference later, as on a clock.
     """
     (priced,), (kernel_seconds,) = prepared.programs, prepared.kernel_seconds

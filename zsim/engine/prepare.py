@@ -29,20 +29,22 @@ Seconds = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job ready to run. `plan`: one step; `programs`: the priced programs of the steps that run in a row;
-    `works`: how often each program makes each of its calls on links, collectives and messages, in one step;
-    `allocators`: per program the allocator of a GPU before the step, if one runs short."""
+    """A job ready to run."""
 
     job: Job
     plan: Plan
+    """The plan of one step."""
     topology: Topology
     classes: Classes
     slowdowns: Floats
     programs: tuple[PricedProgram, ...]
+    """The priced programs of the steps that run in a row."""
     fabric: Fabric
     offload: Offload
     works: tuple[Mapping[Collective, int], ...]
+    """How often each program makes each of its calls on links, collectives and messages, in one step."""
     allocators: tuple[Allocator, ...] = ()
+    """Per program, the allocator of a GPU before the step. Empty if none runs short."""
 
     @property
     def program_of(self) -> list[int]:
@@ -80,8 +82,10 @@ class Prepared:
         return found
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
-        """An executor of one run of the programs from now on; `kernel_seconds`: per class (default: as
-        `self.kernel_seconds`)."""
+        """An executor of one run of the programs from now on.
+
+        `kernel_seconds` is per class, by default `self.kernel_seconds`.
+        """
         return Executor(
             self.fabric.env,
             [self.programs[program] for program in self.program_of],
@@ -112,8 +116,8 @@ def prepare(
     """Price `repeated` (the plan, once or several times in a row) and register its collectives with the
     links.
 
-    `is_connected` False: `zsim.fabric.fabric.connect` connects the links later; `is_serial`: kernels and
-    collectives run one after the other.
+    Where `is_connected` is False, `zsim.fabric.fabric.connect` connects the links later. Where `is_serial` is
+    set, kernels and collectives run one after the other.
     """
     offload = Offload(topology, plan, classes)
     works = plan.once(_works_of_programs)
@@ -139,7 +143,9 @@ def prepare(
 def _priced(
     job: Job, program: Program, plan: Plan, pricer: KernelPricer, number: int, *, is_serial: bool
 ) -> PricedProgram:
-    """`program`, the plan's of this number (once or several times in a row), priced for its ranks' nodes."""
+    """Price `program`, which is the plan's program of this number (once or several times in a row), for its
+    ranks' nodes.
+    """
     costs, host = shipped_host_costs(), host_of(job, plan, number)
     return price_program(
         program,
@@ -157,5 +163,5 @@ def _works_of_programs(plan: Plan) -> tuple[dict[Collective, int], ...]:
 
 
 def _known_usages(_plan: Plan, _form: Hashable) -> Usages:
-    """None so far; filled by the plan's fabrics of one form."""
+    """An empty table of usages, which the plan's fabrics of one form fill."""
     return {}

@@ -25,16 +25,20 @@ _TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and t
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimes:
-    """The additional lists of a recorded program, by op: `works`; `ready`: time at which the op could start
-    without waits (-inf: at any time); `calls`: the collective that it runs on a fabric with other ranks, if
-    any. `host_begin`: start of the host; `shares_gpu`: kernels have their time alone on the GPU as seconds,
-    and share the GPU."""
+    """The additional lists of a recorded program, by op."""
 
     works: list[Recorded]
+    """The recorded work of each op."""
     ready: list[float]
+    """The time at which the op could start without waits. -inf: at any time."""
     calls: list[Collective | None]
+    """The collective that the op runs on a fabric with other ranks, if any."""
     host_begin: float
+    """Start of the host."""
     shares_gpu: bool
+    """Whether kernels share the GPU. Their seconds are then the time that they take on an otherwise
+    idle GPU.
+    """
 
     @property
     def groups(self) -> set[str]:
@@ -44,28 +48,34 @@ class RecordedTimes:
 
 @dataclass(frozen=True, slots=True)
 class PricedProgram:
-    """A priced program, as lists by op.
-
-    `pending[i]`: number of ops that must end before op i may start (the previous op on its stream, and the
-    ops in `after`); `successors[i]`: the ops that wait for op i; `host_seconds[i]`: host time to issue op i;
-    `host_waits[i]`: ops that the host waits for before it issues op i; `concentration[i]`: the sum of the
-    squares of its launches' seconds over the square of their sum (1 for one launch, 1/n for n equal ones);
-    `behind[i]`: the op that may start once op i has started, because it is next in a hardware queue (-1:
-    none), which counts in `pending` too; None if no streams share a queue. `meetings[i]`: group and index of
-    the call on the group of a collective, as one number (-1: not a collective): members of a communicator
-    meet at its n-th call, whatever their other ops (NCCL's rule). `sides[i]`: the messages of op i.
-    """
+    """A priced program, as lists by op."""
 
     program: Program
     pending: list[int]
+    """Number of ops that must end before the op may start: the previous op on its stream, and the ops in
+    `after`.
+    """
     successors: list[tuple[int, ...]]
+    """The ops that wait for the op."""
     host_seconds: list[float]
+    """Host time to issue the op."""
     kernel_seconds: list[float | None]
     concentration: list[float]
+    """The sum of the squares of its launches' seconds over the square of their sum: 1 for one launch, 1/n for
+    n equal ones.
+    """
     host_waits: list[tuple[int, ...]]
+    """The ops that the host waits for before it issues the op."""
     meetings: list[int]
+    """Group of a collective and index of its call on the group, as one number. -1: not a collective. Members
+    of a communicator meet at its n-th call, whatever their other ops (NCCL's rule).
+    """
     sides: dict[int, tuple[Side, ...]]
+    """The messages of the op."""
     behind: list[int] | None = None
+    """The op that may start once this op has started, because it is next in a hardware queue. -1: none. It
+    counts in `pending` too. None if no streams share a queue.
+    """
     recorded: RecordedTimes | None = None
 
     @property
@@ -84,8 +94,9 @@ def price_program(
 ) -> PricedProgram:
     """The program with every op priced, once per distinct work.
 
-    The compute stream's queue holds `launch_queue` launches that have not run yet; then the host waits.
-    Streams share `connections` hardware queues. `is_serial`: all kernels and collectives are on one stream.
+    The compute stream's queue holds `launch_queue` launches that have not run yet. When it is full the host
+    waits. Streams share `connections` hardware queues. With `is_serial` all kernels and collectives are on
+    one stream.
     """
     order = program.once(program_order, connections, is_serial)
     alike = program.once(alike_ops, tuple(groups), launch_queue)
@@ -110,7 +121,7 @@ def price_program(
 
 
 class ProgramOrder(NamedTuple):
-    """The waits between ops: see `PricedProgram`."""
+    """The waits between ops. See `PricedProgram`."""
 
     pending: list[int]
     successors: list[tuple[int, ...]]
@@ -119,7 +130,8 @@ class ProgramOrder(NamedTuple):
 
 def program_order(program: Program, connections: int, is_serial: bool) -> ProgramOrder:
     """The waits between ops: an op waits for the previous op on its stream, for its `after`, and for its turn
-    in a hardware queue; see `price_program`."""
+    in a hardware queue. See `price_program`.
+    """
     pending: list[int] = []
     successors: list[tuple[int, ...]] = [()] * len(program.ops)
     last_on_stream: dict[str, int] = {}
@@ -154,21 +166,25 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
 
 @dataclass(frozen=True, slots=True)
 class AlikeOps:
-    """The part of a priced program that depends on neither prices nor queues: see `PricedProgram`. `works`:
-    the distinct kernels; `work_of[i]`: the index of op i's kernels in `works` (-1: none); `issues`: one op
-    for each distinct cost of issuing; `issue_of[i]`: the index of op i's in `issues`."""
+    """The part of a priced program that depends on neither prices nor queues. See `PricedProgram`."""
 
     host_waits: list[tuple[int, ...]]
     meetings: list[int]
     works: list[Kernels]
+    """The distinct kernels."""
     work_of: Ints
+    """By op, the index of its kernels in `kernels`. -1: none."""
     issues: list[Op]
+    """One op for each distinct cost of issuing."""
     issue_of: Ints
+    """By op, the index of the op of its cost in `issue_samples`."""
 
 
 def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> AlikeOps:
-    """The ops that meet other ranks, and the ops of equal cost; see `price_program`. Members of a
-    communicator meet at its n-th call, whatever their other ops (NCCL's rule)."""
+    """The ops that communicate with other ranks, and the ops of equal cost. See `price_program`.
+
+    Members of a communicator meet at its n-th call, whatever their other ops (NCCL's rule).
+    """
     place_of_group = {name: place for place, name in enumerate(groups)}
     calls, meetings = [0] * len(groups), [-1] * len(program.ops)
     kernels: dict[int, Kernels] = {}  # by id
@@ -196,7 +212,7 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
 
 
 def _at(places: Ints, values: Sequence[Value]) -> list[Value]:
-    """The value at each place, as the object that it is."""
+    """The value at each index, as the object that it is."""
     found: list[Value] = np.array(values, dtype=object)[places].tolist()
     return found
 

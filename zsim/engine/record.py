@@ -34,13 +34,14 @@ from zsim.trace.trace import Labels, MemoryEvents, SpanInfo, SpanInfos, Trace, j
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
-    """The trace: spans of every simulated rank; memory of each program's first, which has the largest shards.
+    """The trace of a run: spans of every simulated rank, and memory of each program's first rank, which has
+    the largest shards.
 
-    Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
-    rank had ended the first run (see zsim.plan.passes.twice). `Trace.begins`: starts of the other ranks,
-    which differ with skew. The step lasts from the last rank's start to the end of the run. What the host
-    issued before a rank's start counts as issued then; `metadata["host_ahead_seconds"]`: how long
-    each rank's host had worked on the step by then.
+    Where the executor ran the plan twice, the second run is the trace. Its clock starts when the first rank
+    had ended the first run (see zsim.plan.passes.twice). `Trace.begins` holds the starts of the other ranks,
+    which differ with skew. The step lasts from the last rank's start to the end of the run. Ops that the host
+    issued before a rank's start count as issued then. `metadata["host_ahead_seconds"]` is how long each
+    rank's host had worked on the step by then.
     """
     infos, shown = plan.once(_shown)
     lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
@@ -98,7 +99,7 @@ def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
 
 
 def _begin(lane: Lane, num_ops: int) -> float:
-    """The start of the plan's last run, of `num_ops` ops, on a lane: the end of the previous run."""
+    """The start of the plan's last run, of `num_ops` ops, on a rank: the end of the previous run."""
     before = len(lane.ended) - num_ops
     return float(np.asarray(lane.ended)[:before].max()) if before else lane.began
 
@@ -118,7 +119,7 @@ class _Shown:
 
     @staticmethod
     def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
-        """The shown ops of `program`, whose infos are appended to `infos`."""
+        """The ops of `program` that a trace shows. Their infos are appended to `infos`."""
         numbers = [number for number, work in enumerate(program.once(op_columns).work) if work is not None]
         first = len(infos)
         infos += _infos(program, plan)
@@ -146,10 +147,10 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
 
 
 class _Columns(NamedTuple):
-    """The columns of a span that follow from its work alone; `kind` is "" for kernels that are more than
-    copies: their phase decides it."""
+    """The columns of a span that follow from its work alone."""
 
     kind: str
+    """It is "" for kernels that are more than copies: their phase decides it."""
     bytes: int = 0
     dtype: str = ""
     group: str = ""
@@ -211,7 +212,7 @@ def _infos(program: Program, plan: Plan) -> Iterator[SpanInfo]:
 
 
 class _Times:
-    """A lane's times of the plan's last run, as arrays."""
+    """A rank's times of the plan's last run, as arrays."""
 
     def __init__(self, lane: Lane, plan: Plan, shown: Sequence[_Shown]) -> None:
         self.rank = lane.rank
@@ -228,7 +229,7 @@ class _Times:
         self.allocator_blocks = lane.allocator_blocks
 
     def start_at(self, begin: float) -> None:
-        """Shift the clock to `begin`; times before the rank's start of the step are set to its start."""
+        """Shift the clock to `begin`. Times before the rank's start of the step are set to its start."""
         if begin > 0:
             first = self.begin - begin
             self.issue = np.maximum(self.issue - begin, first)
@@ -256,14 +257,14 @@ def _host_blocks(lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ..
 
 
 def _memory(job: Job, plan: Plan, lanes: Sequence[_Times], step_seconds: float) -> MemoryEvents:
-    """Memory changes of the first lane of each program, in the order they happen."""
+    """Memory changes of the first simulated rank of each program, in the order in which they happen."""
     first = {lane.number: lane for lane in reversed(lanes)}
     parts = [_memory_of(job, plan, first[number], step_seconds) for number in sorted(first)]
     return parts[0] if len(parts) == 1 else joined(parts)
 
 
 def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEvents:
-    """Memory changes of a lane; see [Note: memory follows the host]."""
+    """Memory changes of a rank. See [Note: memory follows the host]."""
     program = lane.shown.program
     issue, num_ops = lane.issue, len(program.ops)
     reached = _reached(program, lane.start, step_seconds)
@@ -287,8 +288,11 @@ def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> Memor
 
 
 class _Changes(NamedTuple):
-    """A program's memory changes, column by column; the words of `devices`, `categories` and `names` (of the
-    ops that they precede) begin with those of resident memory."""
+    """A program's memory changes, column by column.
+
+    The words of `devices`, `categories` and `names` (of the ops that the changes precede) begin with those of
+    resident memory.
+    """
 
     ops: Ints
     deltas: Ints
@@ -298,7 +302,7 @@ class _Changes(NamedTuple):
 
 
 def _changes(program: Program, resident: tuple[tuple[Device, Category], ...]) -> _Changes:
-    """The program's memory changes after `resident` memory, for `Program.once`."""
+    """The program's memory changes after `resident` memory, to be cached with the program."""
     columns = program.once(memory_columns)
     names = [*program.once(op_columns).name]
     names.append(names[-1] if names else "")  # of changes after the last op

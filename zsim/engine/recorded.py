@@ -32,19 +32,21 @@ _KINDS: Mapping[str, CollectiveKind] = {
 
 @dataclass(frozen=True)
 class Place:
-    """The hardware that a step is replayed on. `is_folded`: the replayed rank is the representative of all
-    ranks; `slowdown`: factor by which kernels are slower while a collective runs; `blocks`: see `Fabric`,
-    where the replayed ranks stand for others."""
+    """The hardware that a step is replayed on."""
 
     topology: Topology
     groups: Mapping[str, Group]
     is_folded: bool
+    """Whether the replayed rank is the representative of all ranks."""
     slowdown: float
+    """Factor by which kernels are slower while a collective runs."""
     blocks: Mapping[str, Ints] | None = None
+    """See `Fabric`. Given where the replayed ranks represent others."""
 
     def is_uneven(self, step: Trace) -> bool:
-        """Whether one rank represents ranks at unequal places of the network: the collectives of `step` load
-        their links unlike."""
+        """Whether one rank represents ranks at unequal positions in the network, whose collectives in `step`
+        load their links unequally.
+        """
         if not self.is_folded:
             return False
         works = [collective_of(info) for info in dict.fromkeys(step.infos) if info.kind in _KINDS]
@@ -56,10 +58,10 @@ class Place:
 def run_replay(
     step: Trace, ranks: Mapping[int, RecordedRank], place: Place | None, num_steps: int = 1
 ) -> tuple[dict[int, float], Trace]:
-    """Seconds of each rank's step, and the step as a trace; of `num_steps` steps in the programs the last
+    """Seconds of each rank's step, and the step as a trace. Of the `num_steps` steps in the programs the last
     counts.
 
-    Without a `place` nothing changes, and every span has its recorded time.
+    Without `hardware` nothing changes, and every span has its recorded time.
     """
     if place is None:
         ranks = {number: as_recorded(rank) for number, rank in ranks.items()}
@@ -140,7 +142,9 @@ def collective_of(info: SpanInfo) -> Collective:
 
 
 def shift_of(way: str, places: int, group_size: int) -> int:
-    """The places in its group from a message's sender to its receiver; `places`: to the other side."""
+    """The distance in the group from a message's sender to its receiver. `distance` is the one to the other
+    side.
+    """
     return (places if way == "send" else -places) % group_size
 
 
@@ -154,13 +158,13 @@ def messages_of(info: SpanInfo) -> list[tuple[bool, Collective]]:
 
 
 def _side(message: Collective, is_sent: bool, counts: Counter[tuple[str, bool]]) -> Side:
-    """The next message of its pair; `counts`: those before it."""
+    """The next message of its pair. `counts` holds the numbers of those before it."""
     counts[message.group, is_sent] += 1
     return Side(message, is_sent, counts[message.group, is_sent] - 1)
 
 
 class _Replayed:
-    """A replayed rank: its lane from the start of the step that counts, the last of `num_steps`."""
+    """A replayed rank: its simulated rank from the start of the step that counts, the last of `num_steps`."""
 
     def __init__(self, rank: RecordedRank, lane: Lane, zero: float, num_steps: int) -> None:
         self.rank, self.lane, self.works = rank.rank, lane, rank.works
@@ -173,14 +177,15 @@ class _Replayed:
 
     @property
     def end(self) -> float:
-        """The end of the step that counts; a step after another one ends with its last op, without the host's
-        time after it."""
+        """The end of the step that counts. A step that follows another one ends with its last op, without the
+        host's time after it.
+        """
         last = max(self._shown_ends(self.first, len(self.works)), default=0.0)
         return last if self.first else max(last, self.lane.host_time)
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of the step that counts, from the rank's own start on."""
+        """Seconds of the step that counts, from the rank's start on."""
         return self.end - self.begin
 
     @property
@@ -192,8 +197,9 @@ class _Replayed:
         return worked_seconds(self.lane.recorded_blocks, since, self.begin)
 
     def rows(self) -> Iterator[tuple[SpanInfo, float, float, float]]:
-        """(info, issue, start, end) of each span that a trace shows; what was issued before a step that
-        follows another counts as issued when it began."""
+        """(info, issue, start, end) of each span that a trace shows. In a step that follows another one, ops
+        that were issued before it began count as issued when it began.
+        """
         lane, earliest = self.lane, self.begin if self.first else -math.inf
         for op in range(self.first, len(self.works)):
             info = self.works[op].info
@@ -202,8 +208,9 @@ class _Replayed:
                 yield info, issue, lane.start[op], lane.ended[op]
 
     def in_allocator(self) -> Iterator[tuple[float, float]]:
-        """The host's spans (start, end) in torch's allocator; waits in them may take longer or shorter than
-        recorded."""
+        """The host's spans (start, end) in torch's allocator. Waits in them may take longer or shorter than
+        recorded.
+        """
         before = self.begin
         for op in range(self.first, len(self.works)):
             issue = self.lane.issue[op]

@@ -24,8 +24,9 @@ def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tupl
 
 
 def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
-    """How often a rank makes a call in a step, by program, phase and the call's group (of messages, the one
-    of their ranks)."""
+    """How often a rank makes a call in a step, by program, phase and the call's group (for messages, the
+    group of their ranks).
+    """
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
         columns = program.once(op_columns)

@@ -1,4 +1,4 @@
-"""Simulate one job: plan, classes, executor and allocator; the result is an `Outcome`."""
+"""Simulate one job: plan, classes, executor and allocator. The result is an `Outcome`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ OWN_NAME = "this job"
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """One of the co-located jobs on a fabric: seconds of its step alone and together with the other jobs;
-    `steps`: number of counted steps."""
+    """A co-located job on a fabric: seconds of its step in isolation and concurrently with the others."""
 
     name: str
     job: Job
@@ -57,12 +56,7 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `prepared`: the input of its run, whose fabric is idle again; `allocation`: of
-    torch's allocator of the fullest rank, if it was simulated; `settled`: of each program; `calls`: the limit
-    of each collective; `meetings`: by (group, simulated rank), the index of the communicator in which the
-    rank waits for others; `peers`: by (simulated rank, op) of a call with messages, the calls that it
-    exchanged messages with; `jittered`: the drawn steps; `sent`: bytes per GPU inside its node and between
-    nodes, by phase, kind of collective and group; `together`: all co-located jobs, this job first."""
+    """One simulated step, with the allocator of each program and the limit of each collective."""
 
     job: Job
     plan: Plan
@@ -70,20 +64,26 @@ class Outcome:
     classes: Classes
     slowdowns: Floats
     prepared: Prepared
+    """The input of its run, whose fabric is idle again."""
     trace: Trace
     stats: SimulationStats
     traffic: dict[str, LinkLoad]
     devices: tuple[DeviceTraffic, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
+    """That of torch's allocator of the fullest rank, if it was simulated."""
     settled: tuple[Settled, ...] = ()
     notes: tuple[str, ...] = ()
     calls: Mapping[Collective | PointToPoint, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """By (group, simulated rank), the index of the communicator in which the rank waits for others."""
     peers: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """By (simulated rank, op) of a call with messages, the calls that it exchanged messages with."""
     jittered: Jittered | None = None
     sent: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    """Bytes per GPU inside its node and between nodes, by phase, kind of collective and group."""
     together: tuple[JobTimes, ...] = ()
+    """All co-located jobs, this job first."""
 
 
 def simulate_job(
@@ -95,15 +95,15 @@ def simulate_job(
     is_serial: bool = False,
     plans: Plans | None = None,
 ) -> Outcome:
-    """Simulate one steady step, or as many as `[jitter]` draws, or a few together with the jobs of `[jobs]`.
+    """Simulate a steady step, the steps that `[jitter]` draws, or a few while other `[jobs]` run theirs.
 
-    One lane represents all ranks of a class, which run the same program on equal hardware at symmetric
-    places; `unfold` simulates every rank instead. A given `plan` is run once, from an idle machine, and
-    without co-located jobs. `is_for_network`: for comparing fabrics, without the time that torch's allocator
-    costs when it runs short, and with groups that do the same as slow as the slowest of them. A job that does
-    not fit runs as if torch's allocator had room for it; a job that is `known_to_fit` only if its tensors
-    exceed the GPU's memory. `is_serial`: kernels and collectives run one after the other. `plans`: the cache
-    of plans that simulations share.
+    One simulated rank represents all ranks of a class, which run the same program on equal hardware at
+    symmetric positions. `unfold` simulates every rank instead. A given `plan` is run once, from an idle
+    machine, without co-located jobs. `is_for_network` serves to compare fabrics: it leaves out the cost of a
+    torch allocator that runs short, and groups that do the same are as slow as the slowest. With `is_serial`,
+    kernels and collectives run one after the other. `plans` is the cache of plans that simulations share. A
+    job that does not fit runs as if torch's allocator had room for it. A job that is `known_to_fit` does so
+    only if its tensors exceed the GPU's memory.
     """
     plans = plans or Plans()
     began = time.perf_counter()
@@ -142,8 +142,9 @@ def _by_itself(
     by_links: bool = True,
     is_serial: bool = False,
 ) -> Outcome:
-    """Simulate a job without co-located jobs. `has_allocator`: with torch's allocator. `by_links` as in
-    `find_classes`; `is_steady`: the step follows other steps."""
+    """Simulate a job without co-located jobs. `has_allocator` simulates torch's allocator too. `by_links` is
+    that of `find_classes`. With `is_steady` the step follows other steps.
+    """
     jitter = job.jitter
     if jitter is not None and len(job.types) > 1 and plan.has_messages:
         raise NotSimulatedError(
@@ -176,8 +177,9 @@ def _by_itself(
 
 
 def seconds_alone(job: Job) -> float:
-    """Seconds of one steady step as `simulate_job` has them for a job without jitter and other jobs, if
-    torch's allocator has room; without its trace and its allocator's."""
+    """Seconds of one steady step as `simulate_job` has them without jitter and other jobs, if torch's
+    allocator has room. No trace is made, and no allocator is simulated.
+    """
     topology, plan = job_topology(job), make_plan(job)
     slowdowns = slowdowns_of(job, topology)
     with garbage_collection.paused():
@@ -188,9 +190,10 @@ def seconds_alone(job: Job) -> float:
 
 
 def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
-    """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, under another
-    assumption: kernels and collectives one after the other (`is_serial`), or `connections` hardware queues.
-    Plan, classes and the allocators before the first step are taken from the outcome."""
+    """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, if kernels and
+    collectives ran one after the other (`is_serial`), or with `connections` hardware queues. Plan, classes
+    and the allocators before the first step are taken from the outcome.
+    """
     if is_serial:
         seconds = _serial_seconds(outcome)
         if seconds is not None:
@@ -215,8 +218,9 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
 
 
 def _serial_seconds(outcome: Outcome) -> float | None:
-    """Seconds of the step with kernels and collectives one after the other; None where only a clock tells
-    them: with several simulated ranks, offloading or messages, or where an allocator runs short."""
+    """Seconds of the step with kernels and collectives one after the other. None where they need a clock:
+    with several simulated ranks, offloading or messages, or where an allocator runs short.
+    """
     prepared = outcome.prepared
     if not is_one_rank(prepared):
         return None
@@ -230,8 +234,9 @@ def _have_room(
     settled: Sequence[Settled],
     times: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> bool:
-    """Whether the allocators, whose results at other times of a run are `settled`, have room at these `times`
-    of issue and end, program by program; also where none is simulated."""
+    """Whether the allocators, with results at other times in `steady_allocators`, have room at these `times`
+    of issue and end, program by program. True also where none is simulated.
+    """
     return all(
         has_room_at(priced.program, one.empty, one.allocation, *own)
         for one, priced, own in zip(settled, prepared.programs, times, strict=False)
@@ -244,15 +249,14 @@ def _has_room(job: Job, plan: Plan) -> bool:
 
 
 def _has_allocator(job: Job, plan: Plan) -> bool:
-    """Whether torch's allocator is simulated: not for tensors that do not fit, which no allocator could hold,
-    unless the job is known to have run."""
+    """Whether torch's allocator is simulated: if all tensors fit, or if the job is known to have run."""
     if not (plan.changes_memory and job.cluster.gpu.has_caching_allocator):
         return False
     return job.simulation.known_to_fit or _has_room(job, plan)
 
 
 def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
-    """The lane of each program's first simulated rank."""
+    """The first simulated rank of each program."""
     program_of = prepared.program_of
     return [run.executor.lanes[program_of.index(n)] for n in range(len(prepared.plan.programs))]
 
@@ -260,9 +264,10 @@ def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
 def _with_allocators(
     prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator]
 ) -> tuple[Prepared, ProgramRun, Allocation, tuple[Settled, ...]]:
-    """The run, the allocation of the fullest rank, and the allocations of all programs; if the fullest rank's
-    allocator runs short, a run with the allocators' delays. A job whose tensors do not fit is run as if they
-    did. `empty`: each program's allocator before the first step."""
+    """The run, the allocation of the fullest rank, and the allocations of all programs. If the fullest rank's
+    allocator runs short, the run is repeated with the allocators' delays. A job whose tensors do not fit is
+    run as if they did. `initial` has each program's allocator before the first step.
+    """
     job, plan = prepared.job, prepared.plan
     lanes = _first_lanes(prepared, run)
     allocators = tuple(one.copy() for one in empty)
@@ -298,8 +303,9 @@ def _with_allocators(
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
-    """The job's step while its co-located jobs run theirs, and the times of each job alone and together,
-    without the cost of allocators that run short."""
+    """The job's step while its co-located jobs run theirs, and the times of each job in isolation and
+    concurrently. The cost of allocators that run short is left out.
+    """
     if job.jitter is not None:
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"

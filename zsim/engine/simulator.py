@@ -21,7 +21,9 @@ _NOT_SIMULATED = {"experiment", "strategy", "notes", "cost"}
 
 
 class Simulator:
-    """Resolves, plans and simulates the jobs of one study. Each result is that of the job simulated alone."""
+    """Resolves, plans and simulates the jobs of one study. Each result is the same as if the job were
+    simulated in isolation.
+    """
 
     def __init__(self) -> None:
         self._library = Library()
@@ -29,7 +31,7 @@ class Simulator:
         self._outcomes: list[Outcome] = []  # that used last at the end
 
     def job(self, experiment: Experiment) -> Job:
-        """The experiment resolved; each file is read once. Raises what `resolve` raises."""
+        """The experiment resolved. Each file is read once. Raises what `resolve` raises."""
         return resolve(experiment, self._library)
 
     def plan(self, job: Job) -> Plan:
@@ -41,8 +43,9 @@ class Simulator:
         return simulate_step(job, simulate=self.outcome)
 
     def outcome(self, job: Job, *, unfold: bool = False) -> Outcome:
-        """The outcome of one steady step, shared with jobs that differ only in settings without effect, but
-        for one of every rank (`unfold`). Raises what `simulate_job` raises."""
+        """The outcome of one steady step. Jobs that differ only in settings without effect share it, unless
+        every rank is simulated (`unfold`). Raises what `simulate_job` raises.
+        """
         if unfold:
             return simulate_job(job, unfold=True, plans=self._plans)
         plan = self.plan(job)
@@ -59,8 +62,9 @@ class Simulator:
 
 
 def _differ_in_strategy_alone(job: Job, other: Job) -> bool:
-    """Whether the jobs, which have one plan, are alone on their fabric and equal in all that a simulation may
-    read of a job beside its plan."""
+    """Whether two jobs that have one plan simulate the same: neither shares its fabric, and they are equal in
+    everything that a simulation may read of a job besides its plan.
+    """
     if job.others or other.others:
         return False
     read = [field.name for field in fields(Job) if field.name not in _NOT_SIMULATED]

@@ -1,7 +1,7 @@
 """Co-located jobs on one fabric and one clock.
 
 All jobs start at the same instant, and every job repeats its step until each has run `_ROUNDS` rounds. They
-share links as the flows of one job do; all other resources are per job. The first round of each job is not
+share links as the flows of one job do. All other resources are per job. The first round of each job is not
 counted, because the other jobs are not in their steady state.
 """
 
@@ -30,7 +30,7 @@ _ROUNDS = 4  # per job; the first is not counted
 
 @dataclass(frozen=True)
 class ConcurrentJob:
-    """A co-located job: its ranks' places (`topology`), their kernel slowdowns, and its plan."""
+    """A co-located job: the positions of its ranks (`topology`), their kernel slowdowns, and its plan."""
 
     job: Job
     topology: Topology
@@ -40,12 +40,14 @@ class ConcurrentJob:
 
 @dataclass
 class Loop:
-    """A job that repeats its step until all jobs have run enough rounds; `traces`: its counted steps."""
+    """A job that repeats its step until all jobs have run enough rounds."""
 
     prepared: Prepared
     done: simpy.Event
     others: list[Loop] = field(default_factory=list)
+    """The loops of all jobs, this one included."""
     traces: list[Trace] = field(default_factory=list)
+    """Its counted steps."""
     rounds: int = 0
     events: int = 0
     executor: Executor = field(init=False)

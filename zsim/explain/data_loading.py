@@ -11,7 +11,9 @@ from zsim.specs.experiment.job import Job
 
 
 def with_data_loading(job: Job, step: TracedStep) -> TracedStep:
-    """The step with what it waits for its samples, as a part of its breakdown; as it is without `[data]`."""
+    """The step with the seconds that it waits for its samples, as a part of its breakdown. It is unchanged
+    without `[data]`.
+    """
     table = job.experiment.data
     if table.samples_per_second_per_host is None:
         return step
@@ -23,7 +25,7 @@ def with_data_loading(job: Job, step: TracedStep) -> TracedStep:
 
 
 def lengths_note(job: Job) -> list[str]:
-    """A sentence on documents of different lengths; none without them."""
+    """A sentence on documents of different lengths. There is none without them."""
     lengths = job.training.lengths
     if lengths is None:
         return []

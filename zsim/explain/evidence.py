@@ -13,7 +13,8 @@ from zsim.specs.experiment.job import Job
 
 def evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
     """The weakest grade among the numbers behind each part of the result. A part that is used outside of the
-    range of its measurements is "assumed"."""
+    range of its measurements is "assumed".
+    """
     cluster, used = job.cluster, [job.cluster.gpus[kind] for kind in job.types]
     parts: Mapping[str, list[Evidence]] = {
         "compute": [

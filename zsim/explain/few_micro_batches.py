@@ -20,7 +20,9 @@ from zsim.report.report import Report, TracedStep
 
 
 def whole_step(step: SimulatedStep) -> TracedStep:
-    """The simulated micro-batches as a traced step, with the breakdown and the seconds of the whole step."""
+    """The simulated micro-batches as a traced step, with the breakdown and the seconds of the
+    complete step.
+    """
     traced = traced_step_of(step.outcome)
     parts = [(times, traced_step_of(outcome).breakdown) for times, outcome in step.terms]
     breakdown = _whole_breakdown(traced.breakdown, parts)
@@ -28,7 +30,7 @@ def whole_step(step: SimulatedStep) -> TracedStep:
 
 
 def whole_allocation(step: SimulatedStep) -> Allocation | None:
-    """torch's allocator over the whole step: as often short for a micro-batch as in the simulated ones."""
+    """torch's allocator over the complete step: as often short for a micro-batch as in the simulated ones."""
     found = step.outcome.allocation
     if found is None or not found.is_short:
         return found
@@ -43,7 +45,9 @@ def whole_allocation(step: SimulatedStep) -> Allocation | None:
 
 
 def whole_pipeline(step: SimulatedStep) -> PipelineSection | None:
-    """The pipeline of the simulated micro-batches with breakdowns of the whole step; None without one."""
+    """The pipeline of the simulated micro-batches with breakdowns of the complete step. None without a
+    pipeline.
+    """
     shown = pipeline_of(step.outcome)
     if shown is None:
         return None
@@ -67,7 +71,7 @@ def _section(outcome: Outcome) -> PipelineSection:
 
 
 def _whole_breakdown(shown: Breakdown, parts: Sequence[tuple[float, Breakdown]]) -> Breakdown:
-    """The weighted sum of breakdowns by cause and phase; its waits are those of `shown`."""
+    """The weighted sum of breakdowns by cause and phase. Its waits are those of `simulated`."""
     return replace(
         shown,
         seconds=_summed([(times, part.seconds) for times, part in parts]),
@@ -79,7 +83,7 @@ def _whole_breakdown(shown: Breakdown, parts: Sequence[tuple[float, Breakdown]])
 
 
 def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Weighted sums of (weight, values by name), by name; negative sums become 0."""
+    """Weighted sums of (weight, values by name), by name. Negative sums become 0."""
     total: dict[str, float] = {}
     for times, values in parts:
         for name, value in values.items():
@@ -88,7 +92,7 @@ def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, flo
 
 
 def lengthened(variants: Variants, step: SimulatedStep) -> Variants:
-    """The variants of the simulated micro-batches, scaled to the whole step."""
+    """The variants of the simulated micro-batches, scaled to the complete step."""
     times = step.times_longer
     ends = variants.offload_range
     return replace(

@@ -38,8 +38,9 @@ def traced_step_of(outcome: Outcome) -> TracedStep:
 
 
 def own_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
-    """Usable bytes of each traced rank's GPU, and bytes of its node's host memory; None where all nodes are
-    alike."""
+    """Usable bytes of each traced rank's GPU, and bytes of its node's host memory. None where all nodes are
+    equal.
+    """
     job, plan = outcome.job, outcome.plan
     if len(job.types) == 1:
         return None
@@ -57,8 +58,10 @@ def own_capacities(outcome: Outcome) -> dict[str, dict[int, int]] | None:
 def gpu_type_rows(
     outcome: Outcome, step_seconds: float, terms: Terms | None = None
 ) -> tuple[GpuTypeRow, ...]:
-    """One row per type of GPUs; none where all are alike. `terms`: of the whole step, if the outcome has only
-    some of its micro-batches."""
+    """One row per type of GPUs. There are none where all are of one type.
+
+    `terms` are those of the complete step, if the outcome has only some of its micro-batches.
+    """
     job, plan = outcome.job, outcome.plan
     if len(job.types) == 1:
         return ()
@@ -90,8 +93,9 @@ def gpu_type_rows(
 
 
 def mean_energy(outcome: Outcome, step_seconds: float, terms: Terms | None = None) -> Energy | None:
-    """The energy of one GPU in a step, as mean over GPUs of several types; None where the power of one is not
-    known."""
+    """The energy of one GPU in a step, as mean over GPUs of several types. None where the power of one is not
+    known.
+    """
     job, plan = outcome.job, outcome.plan
     seconds = _seconds_of(terms or [(1.0, outcome)])
     weights = (np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size).tolist()

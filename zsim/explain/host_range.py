@@ -27,15 +27,18 @@ _Issue = tuple[str | None, int, int]  # overhead, events and launches of an op
 
 @dataclass(frozen=True, slots=True)
 class HostRange:
-    """Seconds of the step with hosts at the `fast` and at the `slow` end of how far hosts of one kind differ,
-    whose factors on a host's time are `factors`. `issue_seconds`: in which the busiest rank's host issues the
-    step's work; `cpu`: the processors that the cluster names."""
+    """Seconds of the step with hosts at both ends of how far hosts of one kind differ."""
 
     fast_seconds: float
+    """With hosts at the fast end."""
     slow_seconds: float
+    """With hosts at the slow end."""
     factors: tuple[float, float]
+    """The factors of both ends on a host's time."""
     issue_seconds: float
+    """Seconds in which the busiest rank's host issues the step's work."""
     cpu: str
+    """The processors that the cluster names."""
 
     def times(self, factor: float) -> HostRange:
         """The range of a step that is `factor` times as long."""
@@ -48,7 +51,9 @@ class HostRange:
         )
 
     def note(self, bound_fraction: float) -> str:
-        """The host that is taken, and what hangs on it; `bound_fraction`: of the step, waiting for it."""
+        """The host that is taken, and what depends on it. `bound_fraction` is the fraction of the step that
+        waits for it.
+        """
         low, high = self.factors
         issued, step = format_seconds(self.issue_seconds), range_words((self.fast_seconds, self.slow_seconds))
         return (
@@ -60,11 +65,14 @@ class HostRange:
 
 
 def host_range(outcome: Outcome) -> HostRange | None:
-    """The step with its hosts at both ends of their spread; None where it waits for them at neither, where
-    their speed was measured, on a CPU's ranks, and with jitter or other jobs.
+    """The step with its hosts at both ends of their range of speeds.
+
+    None where the step waits for them at neither end, where their speed was measured, on a CPU's ranks, and
+    with jitter or other jobs.
 
     A host that has issued everything before the GPU is done, and would have at its slow end, is not simulated
-    again: slower by f, it holds the step up by at most (f - 1) H, H the seconds in which it issues.
+    again. When it is slower by a factor f, it holds the step up by at most (f - 1) H, where H is the seconds
+    in which it issues.
     """
     job = outcome.job
     hosts = job.cluster.hosts

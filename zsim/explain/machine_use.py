@@ -56,7 +56,7 @@ _TIERS = {
 
 
 def _tiers(outcome: Outcome) -> list[TierRow]:
-    """Load of offloading on each kind of resource; resources of a single rank (queues) are left out."""
+    """Load of offloading on each kind of resource. Resources of a single rank (queues) are left out."""
     return [
         TierRow(_TIERS[row.name], None if row.is_time else row.per_rank, row.utilisation_fraction)
         for row in outcome.devices

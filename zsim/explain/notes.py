@@ -19,8 +19,10 @@ from zsim.units import format_bytes
 
 
 def domains_note(job: Job) -> str | None:
-    """A sentence on NVLink domains of several nodes that the job does not fill, or fills unevenly; None
-    without such domains, and where it has all nodes of each."""
+    """A sentence on NVLink domains of several nodes that the job does not fill, or fills unevenly.
+
+    None without such domains, and where the job has all nodes of each.
+    """
     per_domain = job.cluster.node_link.nodes_per_domain
     if per_domain == 1:
         return None

@@ -34,8 +34,11 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
 
 
 def no_range_note(outcome: Outcome) -> str | None:
-    """A note on why an offloaded step is not simulated at both ends: it is drawn with jitter, it shares the
-    cluster, or its plan is too long for two more simulations; None where it is simulated."""
+    """A note on why an offloaded step is not simulated at both ends. None where it is simulated.
+
+    The reasons are that the step is drawn with jitter, that it shares the cluster, or that its plan is too
+    long for two more simulations.
+    """
     if outcome.jittered is not None:
         why = "the step is drawn with jitter"
     elif outcome.together:

@@ -16,7 +16,7 @@ from zsim.specs.experiment.job import Job
 
 
 def pipeline_of(outcome: Outcome) -> PipelineSection | None:
-    """The section on the pipeline; None without one."""
+    """The section on the pipeline. None without a pipeline."""
     job, plan = outcome.job, outcome.plan
     layers = rank_layers(job)
     return pipeline_section(
@@ -36,7 +36,7 @@ def bubbles_of(outcome: Outcome) -> Bubbles:
 
 
 def rank_layers(job: Job) -> list[int]:
-    """Number of layers on each pipeline rank; none without a pipeline."""
+    """Number of layers on each pipeline rank. Empty without a pipeline."""
     asked = job.parallelism
     if not asked.layers_per_stage:
         return []

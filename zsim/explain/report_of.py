@@ -61,7 +61,7 @@ from zsim.version import __version__
 
 
 def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
-    """The report of a simulated step; `variants` are of its simulated micro-batches."""
+    """The report of a simulated step. `variants` are those of its simulated micro-batches."""
     if step.is_whole:
         return report_of(step.outcome, wall_seconds, variants)
     notes = (*step.outcome.notes, few_note(step))
@@ -87,9 +87,11 @@ def report_of(
     pipeline: PipelineSection | None = None,
     terms: Terms | None = None,
 ) -> Report:
-    """The report of one simulated step, with its `variants` under other assumptions. `step`, `pipeline`: the
-    traced step and its pipeline, where their breakdowns are not those of the outcome's trace; then the step
-    is the sum of `terms`."""
+    """The report of one simulated step, with its `variants` under other assumptions.
+
+    `step` and `pipeline` are the traced step and its pipeline, where their breakdowns are not those of the
+    outcome's trace. Then the step is the sum of `terms`.
+    """
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
     if step is None:
@@ -221,8 +223,11 @@ def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
 
 
 def _allocator(outcome: Outcome, step_seconds: float) -> AllocatorRow | None:
-    """The row of torch's allocator in a step of `step_seconds`; None where it was not simulated (on a CPU,
-    with co-located jobs), and where the tensors alone do not fit."""
+    """The row of torch's allocator in a step of `step_seconds`.
+
+    None where the allocator was not simulated (on a CPU, with co-located jobs), and where the tensors alone
+    do not fit.
+    """
     found, job = outcome.allocation, outcome.job
     if found is None or excess_bytes(job, outcome.plan) > 0:
         return None
@@ -253,7 +258,7 @@ def _notes(
 
 
 def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | None:
-    """The costs of a run; None without `[cost]` in the experiment."""
+    """The costs of a run. None without `[cost]` in the experiment."""
     table = job.cost
     if table is None:
         return None
@@ -279,8 +284,11 @@ def _critical_seconds(outcome: Outcome) -> dict[str, float]:
 
 
 def _ranks(outcome: Outcome, *, has_bubbles: bool) -> tuple[RankRow, ...]:
-    """The classes of ranks that differ; none where steps are drawn with jitter, and where they differ by
-    pipeline rank alone (`has_bubbles`: there are several), which has a table of its own."""
+    """The classes of ranks that differ.
+
+    There are none where steps are drawn with jitter, and where ranks differ only by pipeline rank
+    (`has_bubbles`: there are several), which has a separate table.
+    """
     classes = outcome.classes
     if outcome.jittered is not None or (has_bubbles and len(classes.sizes) == len(outcome.plan.programs)):
         return ()

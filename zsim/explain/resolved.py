@@ -51,14 +51,16 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
 
 
 def _plain_of(value: Any) -> Any:
-    """A setting that is an object (fp8's recipe) as its fields by name; all else as it is."""
+    """A setting that is an object (fp8's recipe) as its fields by name. Every other value is unchanged."""
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def model_size(job: Job) -> dict[str, int]:
-    """Parameters of the whole model, whatever part of it a rank holds; active ones are all but those of the
-    experts that a token is not routed to; trainable ones are said if some are frozen. Modules for multi-token
-    prediction are counted apart, simulated or not."""
+    """Parameters of the whole model, whatever part of it a rank holds.
+
+    Active ones are all but those of the experts that a token is not routed to. Trainable ones are stated if
+    some are frozen. Modules for multi-token prediction are counted separately, simulated or not.
+    """
     alone = without_prediction(job.model)
     found = {
         "parameters": alone.numel,
@@ -86,7 +88,8 @@ def resolved_parallelism(job: Job) -> dict[str, Any]:
 
 def _besides(job: Job) -> dict[str, Any]:
     """Tables of the training loop and of the simulation where they differ from the defaults, and the
-    sequences per GPU where they are set."""
+    sequences per GPU where they are set.
+    """
     found: dict[str, Any] = {
         name: table.model_dump()
         for name, table in (("trainer", job.experiment.trainer), ("simulation", job.simulation))
@@ -96,7 +99,7 @@ def _besides(job: Job) -> dict[str, Any]:
 
 
 def _irregularities(job: Job) -> dict[str, Any]:
-    """Placement, faults and co-located jobs, as far as the job has them."""
+    """Placement, faults and co-located jobs, where the job has them."""
     found: dict[str, Any] = {}
     if not job.placement.is_plain:
         found["placement"] = asdict(job.placement)

@@ -1,5 +1,6 @@
-"""The spread of routers in a step's range: simulations with loads of experts as even, and as uneven, as was
-seen."""
+"""The range of routers in a step's range: simulations with loads of experts as even, and as uneven, as was
+seen.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from zsim.specs.strategy.expert_loads import End
 
 
 def routing_ends(outcome: Outcome) -> tuple[float, float] | None:
-    """Seconds of the step with loads as even and as uneven as was seen; None where loads are said or do not
-    count, and where two more simulations are too long or not of this step alone."""
+    """Seconds of the step with loads as even and as uneven as was seen.
+
+    None where loads are given or do not count, and where two more simulations are too long or not of this
+    step alone.
+    """
     job = outcome.job
     split, experts = job.parallelism.experts, experts_of(job.model)
     is_assumed = split.deviation > 0 and split.ranks > 1 and not split.pads_to_capacity

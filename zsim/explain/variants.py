@@ -16,7 +16,7 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 def step_seconds_without_overlap(outcome: Outcome) -> float | None:
-    """Seconds of the step with kernels and collectives one after the other; None where the overlap is not in
+    """Seconds of the step with kernels and collectives one after the other. None where the overlap is not in
     doubt.
 
     # [Note: overlap in doubt]
@@ -33,8 +33,10 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
 
 
 def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
-    """Seconds of the step with CUDA's default number of hardware queues; None where no streams share a queue,
-    and where co-located jobs or jitter change the step as well."""
+    """Seconds of the step with CUDA's default number of hardware queues.
+
+    None where no streams share a queue, and where co-located jobs or jitter change the step as well.
+    """
     job = outcome.job
     connections = job.training.device_max_connections
     programs = outcome.plan.programs
@@ -50,15 +52,16 @@ def _is_drawn(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Seconds of the same step under other assumptions, None where these do not apply; `routing`: the step
-    with even and with uneven loads of experts, over the step; `notes` say why a variant is missing."""
+    """Seconds of the same step under other assumptions, None where these do not apply."""
 
     without_overlap: float | None = None
     own_queues: float | None = None
     offload_range: tuple[float, float] | None = None
     hosts: HostRange | None = None
     routing: tuple[float, float] | None = None
+    """The step with even and with uneven loads of experts, over the step."""
     notes: tuple[str, ...] = ()
+    """Why a variant is missing."""
 
 
 def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:

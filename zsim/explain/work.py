@@ -29,8 +29,11 @@ _MUCH = 0.25  # of the model's FLOPs
 
 
 def step_work(job: Job) -> StepWork:
-    """Tokens of one replica's step, and FLOPs of one GPU's: the whole model's, shared by all GPUs that train
-    on a replica, whatever part of the model each holds."""
+    """Tokens of one replica's step, and FLOPs of one GPU's step.
+
+    The FLOPs are those of the whole model, shared by all GPUs that train on a replica, whatever part of the
+    model each of them holds.
+    """
     training = job.training
     tokens: float = training.micro_batch_tokens * training.gradient_accumulation_steps
     if job.sequences is not None:
@@ -82,7 +85,7 @@ def _masked_flops(model: ModelSpec, length: int, policies: Sequence[Checkpointin
 
 
 def attention_note(work: StepWork) -> Iterator[str]:
-    """A note on what MFU counts, where much of it is attention that a mask leaves out."""
+    """A note on the FLOPs that MFU counts, where much of them is attention that a mask leaves out."""
     part = work.masked_flops[0] / work.model_flops if work.model_flops else 0.0
     if part >= _MUCH:
         yield (
@@ -92,7 +95,7 @@ def attention_note(work: StepWork) -> Iterator[str]:
 
 
 def mean_peak(job: Job) -> float | None:
-    """The dense peak in the precision of training, as mean over all ranks' GPUs; None if one has none."""
+    """The dense peak in the precision of training, as mean over all ranks' GPUs. None if one GPU has none."""
     peaks: list[float | None] = [getattr(gpu.peak, job.training.precision) for gpu in job.cluster.gpus]
     counts: list[int] = np.bincount(job.rank_types, minlength=len(peaks)).tolist()
     used = [(peak, count) for peak, count in zip(peaks, counts, strict=True) if count]
@@ -104,8 +107,9 @@ def mean_peak(job: Job) -> float | None:
 
 
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
-    """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs; every distinct
-    work is evaluated once."""
+    """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs. Every distinct
+    work is evaluated once.
+    """
     parts = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
     for number, (program, fraction) in enumerate(zip(plan.programs, ranks.tolist(), strict=True)):
@@ -128,7 +132,7 @@ def program_activity(program: Program, gpu: Gpu) -> GpuActivity:
 
 
 def _compute_works(program: Program) -> tuple[list[Kernels], list[int]]:
-    """The distinct kernels of the compute stream, and the place among them of each op's."""
+    """The distinct kernels of the compute stream, and the index of each op's kernels among them."""
     place_of: dict[int, int] = {}
     works: list[Kernels] = []
     places: list[int] = []

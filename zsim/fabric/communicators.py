@@ -25,11 +25,7 @@ _MIB = 2.0**20
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`.
-
-    `seconds_alone`: duration on otherwise idle links; `choice_seconds`: the same for a single group of its
-    kind. `beside`: the profile while kernels run on at least one of its GPUs.
-    """
+    """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`."""
 
     latency_seconds: float
     size: float
@@ -37,8 +33,11 @@ class Transfer:
     algorithm: str
     protocol: str
     seconds_alone: float
+    """Duration on otherwise idle links."""
     choice_seconds: float = 0.0
+    """The same for a single group of its kind."""
     beside: Profile | None = None
+    """The profile while kernels run on at least one of its GPUs."""
 
 
 class Limits(NamedTuple):
@@ -54,7 +53,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmChoice:
-    """One algorithm and protocol of one communicator; see [Note: a communicator knows only itself]."""
+    """One algorithm and protocol of one communicator. See [Note: a communicator knows only itself]."""
 
     method: Method
     protocol: str
@@ -90,20 +89,19 @@ class UsedLinks(NamedTuple):
 
 @dataclass(slots=True)
 class Communicator:
-    """One simulated communicator: the groups of a kind that share one activity.
-
-    `methods`: algorithms by kind of collective; `used`: by shape, the links that all its groups use and the
-    bytes on each per bus byte; `own_used`: of a single group, where there are several; `num_domains`: maximum
-    of NVLink domains that a group spans; `delays`: seconds that faults add to messages, per channel (inside
-    domains, across).
-    """
+    """One simulated communicator: the groups of a kind that share one activity."""
 
     methods: dict[CallKind, list[Method]]
+    """The algorithms by kind of collective."""
     used: dict[Shape, Usage]
+    """By shape, the links that all its groups use and the bytes on each per bus byte."""
     own_used: dict[Shape, Usage]
+    """The same of a single group, where there are several."""
     num_domains: int
+    """Maximum number of NVLink domains that a group spans."""
     longer: Longer
     delays: list[tuple[Floats, Floats]]
+    """Seconds that faults add to messages, per channel (inside domains, across)."""
     choices: dict[CallKind, list[AlgorithmChoice]] = field(default_factory=dict)
 
     def shape_of(self, kind: CallKind, algorithm: str) -> Shape:
@@ -111,8 +109,11 @@ class Communicator:
         return next(method.shape for method in self.methods[kind] if method.algorithm == algorithm)
 
     def fault_seconds(self, kind: str, rounds: Rounds) -> float:
-        """Seconds that faults add to the latency. A chain of messages passes as many edges as there are
-        rounds, the worst among them; an all-reduce passes each twice. The slowest channel counts."""
+        """Seconds that faults add to the latency.
+
+        A chain of messages passes as many edges as there are rounds, the worst among them. An all-reduce
+        passes each edge twice. The slowest channel counts.
+        """
         laps = 2 if kind == "all_reduce" else 1
         visited = -(-rounds.intra // laps), -(-rounds.inter // laps)
         return laps * max(
@@ -132,7 +133,9 @@ def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple
 
 
 def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> float:
-    """Seconds that sending a tensor in pieces adds: `ramp` times sqrt(S / 1 MiB); see `ProtocolCosts`."""
+    """Seconds that sending a tensor in pieces adds: `ramp` times sqrt(S / 1 MiB), where S is the tensor's
+    bytes. See `ProtocolCosts`.
+    """
     ramp = costs.ramp + (costs.network_ramp if rounds.inter > 0 else 0.0)
     return ramp * sqrt(full_bytes / _MIB)
 

@@ -45,13 +45,13 @@ Usages = dict[Hashable, Usage]  # by algorithm's shape and rows of slots
 class Fabric:
     """The links of a topology as resources, and the communicators of a plan on them.
 
-    `blocks`: per kind of group, the communicator index of each of its groups (rows of `Group.members`).
-    Groups with the same index share one activity, which simulates the collective of all of them and carries
-    the load of all. Without `blocks`, `is_folded` puts all groups of a kind into one communicator, else each
-    into a separate one. `works`: the collectives to expect (None: any of the usual kinds in every group).
-    `program_of`: the program that each rank runs, where there are several. Fabrics of co-located jobs are
-    made with `is_connected` false, and then joined with `connect`. `usages`: what is known of the links that
-    groups use on fabrics of the same form (`Topology.form`), and is added to.
+    `communicator_indices` gives, per kind of group, the communicator index of each of its groups (rows of
+    `Group.members`). Groups with the same index share one activity, which simulates the collective of all of
+    them and carries the load of all. Without these indices, `is_folded` puts all groups of a kind into one
+    communicator, else each into a separate one. `collectives` are those to expect (None: any of the usual
+    kinds in every group). `program_of` is the program of each rank, where there are several. Fabrics of
+    co-located jobs are made with `is_connected` false, then joined with `connect`. `usages` caches the links
+    that groups use on fabrics of one form (`Topology.form`).
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Fabric:
         known: dict[tuple[Shape, float, float], Profile],
         leaves_node: Bools,
     ) -> tuple[Profile, Profile]:
-        """The profiles of a usage of lumped links on idle GPUs, and beside kernels."""
+        """The profiles of a usage of aggregated links: on idle GPUs, and while kernels run."""
         found = []
         for slowdown in (1.0, self.slowdown):
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
@@ -191,12 +191,11 @@ class Fabric:
     # -- running ------------------------------------------------------------------------------------
 
     def communicator(self, group_name: str, communicator: int = 0) -> Communicator:
-        """The communicator of index `communicator` of a kind of group."""
+        """The communicator with an index, of a kind of group."""
         return self._communicators[group_name, communicator]
 
     def communicator_of(self, group_name: str, rank: int) -> int:
-        """Index of the communicator that simulates the rank's group; -1 where the rank is in no group of the
-        kind."""
+        """Index of the communicator that simulates the rank's group. -1: in no group of the kind."""
         row = int(self._row_of[group_name][rank])
         return int(self._blocks[group_name][row]) if row >= 0 else -1
 
@@ -255,7 +254,7 @@ class Fabric:
         return found
 
     def _fill(self, work: Collective, choice: AlgorithmChoice, limits: Limits, num_domains: int) -> float:
-        """Seconds to fill the pipeline of a tree; 0 for every other algorithm."""
+        """Seconds to fill the pipeline of a tree. 0 for every other algorithm."""
         if choice.method.shape != "tree" or not work.bytes:
             return 0.0
         num_ranks = self.groups[work.group].size
@@ -302,8 +301,7 @@ class Fabric:
         return self._communicators[work.group, communicator].shape_of(self._call_kind(work), algorithm)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
-        """Start a transfer now; `on_end` is called when it is done. `busy`: number of its GPUs on which
-        kernels run."""
+        """Start a transfer. `on_end` is called at its end. Kernels run on `num_busy` of its GPUs."""
         self.num_transfers += 1
         flight = Flight(self.pool, transfer, on_end, busy)
         if transfer.latency_seconds <= 0:
@@ -316,12 +314,11 @@ class Fabric:
     # -- accounting ---------------------------------------------------------------------------------
 
     def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
-        """Load of each class of links when every rank calls `works` in all of its groups."""
+        """Load of each class of links when every rank calls `collectives` in all of its groups."""
         return self.loads(self.usage(works))
 
     def loads(self, total: Floats, beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
-        """Load by class of links of `total` bytes per link. `beside`: background traffic, bytes per link;
-        counted in utilisation, not in traffic."""
+        """Load by class of links of `total` bytes per link. Background bytes count in utilisation only."""
         needed = total + beside
         if self.topology.condition is not None:
             needed = needed / self.topology.condition.fractions
@@ -334,8 +331,7 @@ class Fabric:
         }
 
     def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
-        """Bytes over every link when every rank of a program calls `works` (which may be `counted`) in all of
-        its groups."""
+        """Bytes per link when every rank of a program calls `collectives` (or counts of them) everywhere."""
         counts = works if isinstance(works, Mapping) else counted(works)
         total = np.zeros(self.topology.num_links)
         for (name, number), communicator in self._communicators.items():
@@ -388,8 +384,7 @@ def connect(fabrics: Sequence[Fabric]) -> None:
 def _kinds_by_group(
     groups: Mapping[str, Group], works: Iterable[Collective] | None
 ) -> dict[str, tuple[CallKind, ...]]:
-    """The kinds of collectives of every group, and its tables of unequal parts; where it runs reduce-scatters
-    also all-reduce, which gloo runs in their place."""
+    """Each group's kinds of collectives, or tables of unequal parts. Gloo all-reduces to reduce-scatter."""
     if works is None:
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
     found: dict[str, dict[CallKind, None]] = {name: {} for name in groups}

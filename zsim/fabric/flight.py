@@ -2,7 +2,7 @@
 
 Kernels and the copies of a collective compete for time slices of multiprocessors, caches and HBM bandwidth. A
 ring is as fast as its slowest rank, so one busy GPU slows the whole collective. The fabric decides on which
-links it is slowed (`Transfer.beside`); its latency is not affected.
+links it is slowed (`Transfer.slow_profile`). Its latency is not affected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from zsim.fluid.pool import Activity, FluidPool
 
 
 class Flight:
-    """One run of a transfer; `busy` is the number of its GPUs on which kernels run, `under_way` the lists of
-    its members' collectives in flight, which it leaves when it ends."""
+    """One run of a transfer.
+
+    `num_busy` is the number of its GPUs on which kernels run. `member_transfers` are the lists of its
+    members' collectives in flight, which it leaves when it ends.
+    """
 
     __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy", "under_way")
 
@@ -30,7 +33,7 @@ class Flight:
         self.under_way: Sequence[list[Flight]] = ()
 
     def begin(self, _event: object = None) -> None:
-        """Move the bytes; called when the latency is over."""
+        """Move the bytes. Called when the latency is over."""
         transfer = self._transfer
         profile = transfer.beside if self.busy and transfer.beside is not None else transfer.profile
         self._activity = self._pool.start(profile, transfer.size, self._land)

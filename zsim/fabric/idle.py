@@ -13,14 +13,16 @@ from zsim.specs.topology.topology import Topology
 
 
 def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective] | None = None) -> Fabric:
-    """The idle links of `topology`, ready to run `works` in all groups of `group`'s kind at once; None: any
-    collective."""
+    """The idle links of `topology`, ready to run `collectives` in all groups of `group`'s kind at once. None:
+    any collective.
+    """
     return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, works=works)
 
 
 def idle_seconds(topology: Topology, groups: Mapping[str, Group], works: Iterable[Collective]) -> float:
-    """Seconds of all `works` one after the other on otherwise idle links. The groups of a kind run at once,
-    all as slow as the slowest of them."""
+    """Seconds of all `collectives` one after the other on otherwise idle links. The groups of a kind run at
+    once, all as slow as the slowest of them.
+    """
     calls = Counter(works)
     fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, works=calls)
     return sum(count * fabric.transfer(work, 0).seconds_alone for work, count in calls.items())

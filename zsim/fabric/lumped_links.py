@@ -24,10 +24,12 @@ NO_USAGE: Usage = np.zeros(0, dtype=np.int64), np.zeros(0)
 
 class Extra(NamedTuple):
     """Resources other than links, numbered after the links, and the usages of kinds of work that are not
-    collectives: (key, numbers of links or resources, units per unit of work)."""
+    collectives.
+    """
 
     capacities: Floats
     usages: Sequence[tuple[Hashable, Ints, Floats]]
+    """(key, numbers of links or resources, units per unit of work) of each kind of work."""
 
 
 NO_EXTRA = Extra(np.zeros(0), [])
@@ -45,8 +47,9 @@ class Lumped(NamedTuple):
 def lump(
     env: simpy.Environment, topology: Topology, usages: Sequence[Usage], extras: Sequence[Extra]
 ) -> Lumped:
-    """A pool for activities that put `usages` on links, and for the activities of `extras`; see [Note: lumped
-    links]. Extras do not share resources other than links."""
+    """A pool for activities that put `usages` on links, and for the activities of `extras`. See [Note: lumped
+    links]. Extras do not share resources other than links.
+    """
     capacities = np.concatenate([topology.capacities(), *(extra.capacities for extra in extras)])
     num_links = topology.num_links
     signature = np.stack([capacities, capacities])
@@ -78,7 +81,7 @@ def lump(
 
 
 def at_representatives(representatives: Ints, usage: Usage) -> Usage:
-    """A usage of the links that represent all others, by their places among these."""
+    """A usage of the links that represent all others, by their positions among these."""
     links, weights = usage
     places = np.minimum(np.searchsorted(links, representatives), max(len(links) - 1, 0))
     used = np.flatnonzero(links[places] == representatives) if len(links) else places[:0]
@@ -102,7 +105,7 @@ def _places(links: Ints) -> Ints | slice:
 
 
 def _numbered(extras: Sequence[Extra], num_links: int) -> list[tuple[int, Hashable, Ints, Floats]]:
-    """(extra, key, resource numbers, weights) of all usages; resources are numbered extra by extra."""
+    """(extra, key, resource numbers, weights) of all usages. Resources are numbered extra by extra."""
     found, first = [], 0
     for number, extra in enumerate(extras):
         for key, indices, weights in extra.usages:

@@ -1,8 +1,8 @@
 """Messages between two ranks, as collectives of pairs.
 
-All messages that the ranks of a kind of group send to the rank a given number of places further on form a
-kind of group too: its groups are the (sender, receiver) pairs. So a message is the collective "send" of a
-pair, and pairs have routes, latency, sharing and folding like any other groups.
+All messages that the ranks of a kind of group send over a given distance in the group form a kind of group
+too: its groups are the (sender, receiver) pairs. So a message is the collective "send" of a pair, and pairs
+have routes, latency, sharing and folding like any other groups.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Pairs(Group):
     """Rows are (sender, receiver). A rank sends in at most one row, and receives in at most one."""
 
     def row_of(self, world_size: int) -> Ints:
-        """Row in which each rank sends; -1 where it sends in none."""
+        """Row in which each rank sends. It is -1 where the rank sends in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members[:, 0]] = np.arange(len(self.members))
         return rows
 
     def receiving_row_of(self, world_size: int) -> Ints:
-        """Row in which each rank receives; -1 where it receives in none."""
+        """Row in which each rank receives. It is -1 where the rank receives in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members[:, 1]] = np.arange(len(self.members))
         return rows
@@ -90,7 +90,9 @@ def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
 
 
 def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collective]:
-    """All work that a rank of a program puts on links, in order: its collectives and its sends."""
+    """All collectives and sends that a rank of a program puts on links, in order. A send is the collective of
+    a pair.
+    """
     found: list[Collective] = []
     for op in program.ops:
         if type(op.work) is Collective:
@@ -101,8 +103,10 @@ def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collecti
 
 
 def counted(works: Iterable[Collective]) -> dict[Collective, int]:
-    """How often each of `works` is among them, in the order of the first ones. Ops share their works, and a
-    work takes long to hash, so they are counted by identity first."""
+    """How often each of `collectives` is among them, in the order of the first ones.
+
+    Ops share their collectives, and a collective takes long to hash, so they are counted by identity first.
+    """
     shared = list(works)
     by_id = {id(work): work for work in shared}
     counts: dict[Collective, int] = {}
@@ -130,5 +134,7 @@ def _calls(program: Program) -> Iterator[tuple[int, PointToPoint]]:
 
 
 def pair_name(group: str, shift: int) -> str:
-    """Name of the kind of pairs whose receivers are `shift` places on in a kind of group."""
+    """Name of the kind of pairs whose receivers are at the distance `shift` from the senders in a kind of
+    group.
+    """
     return f"{group} +{shift}"

@@ -13,7 +13,8 @@ Owner = TypeVar("Owner")
 
 class Alarm(simpy.Event, Generic[Owner]):
     """An event that calls `call(owner)` at every time for which it is scheduled. It does not keep its owner
-    alive, which has it."""
+    alive: the owner holds the timer.
+    """
 
     def __init__(self, env: simpy.Environment, owner: Owner, call: Callable[[Owner], None]) -> None:
         super().__init__(env)

@@ -25,16 +25,18 @@ _NEVER = -1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """The `resources` that an activity uses; `usage`: each with its units per unit of size."""
+    """The resources that an activity uses."""
 
     number: int
     usage: tuple[tuple[int, float], ...]
+    """The number of each resource, with its units per unit of size."""
     resources: frozenset[int] = frozenset()
 
 
 class Activity:
-    """A running activity: `remaining` units of size were left at the last change; it runs at `rate` units per
-    second since."""
+    """A running activity. At the last change `remaining` units of size were left, and since then it runs at
+    `rate` units per second.
+    """
 
     __slots__ = ("on_end", "profile", "rate", "remaining", "size", "started")
 
@@ -50,7 +52,7 @@ class Activity:
 class FluidPool:
     """All resources that are shared by rate, and the activities that use them now.
 
-    A stalled pool (work left, all rates zero) never ends its activities; the executor reports the lanes that
+    A stalled pool (work left, all rates zero) never ends its activities. The executor reports the ranks that
     wait for them.
     """
 
@@ -70,14 +72,14 @@ class FluidPool:
         self._end_of_instant = Alarm(env, self, FluidPool._solve)
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
-        """Register a usage vector (resource index, weight); zero weights are dropped."""
+        """Register a usage vector (resource index, weight). Zero weights are dropped."""
         used = tuple((r, w) for r, w in usage if w > 0)
         profile = Profile(len(self._profiles), used, frozenset(r for r, _ in used))
         self._profiles.append(profile)
         return profile
 
     def start(self, profile: Profile, size: float, on_end: Callable[[], None]) -> Activity:
-        """Start an activity; `on_end` is called when its `size` units are done.
+        """Start an activity. `on_end` is called when its `size` units are done.
 
         An activity of size 0, or one that uses no resource, ends at this instant.
         """
@@ -128,8 +130,9 @@ class FluidPool:
         self.env.schedule(self._end_of_instant, priority=_END_OF_INSTANT)
 
     def _run_alone(self, activity: Activity, rate: float) -> None:
-        """Set the rate of the only activity, and plan its end; solved again at the end of the instant if
-        another one starts until then."""
+        """Set the rate of the only activity, and plan its end. The rates are solved again at the end of the
+        instant if another one starts until then.
+        """
         self._end_time = _NEVER
         activity.rate = rate
         if activity.remaining <= 0:
@@ -170,7 +173,7 @@ class FluidPool:
         self.env.schedule(self._wake_up, delay=delay)
 
     def _rates_of(self, numbers: tuple[int, ...]) -> dict[int, float]:
-        """The rates of activities of these profiles together, by profile."""
+        """The rates of concurrent activities of these profiles, by profile."""
         known = self._rates.get(numbers)
         if known is None:
             self.num_solutions += 1
@@ -178,7 +181,7 @@ class FluidPool:
         return known
 
     def _solution(self, numbers: tuple[int, ...]) -> list[float]:
-        """The rates of activities of these profiles together."""
+        """The rates of concurrent activities of these profiles."""
         profiles = [self._profiles[number] for number in numbers]
         used = [profile.resources for profile in profiles]
         if len(used) > 1 and len(frozenset().union(*used)) == sum(map(len, used)):

@@ -4,11 +4,11 @@ Every instant of the step belongs to one of `compute`, `exposed_communication`, 
 `allocator` and `host_bound`, so their sum is the step.
 
 # [Note: why the compute stream stands still]
-A gap ends when the next op starts. Until the host had issued that op, the gap is put down to the host:
-torch's allocator where it had run short and waited or called the driver, else the op that the host was
-blocked on, else host-bound. After that the op waited for other streams. Which of them is found backwards from
-the end of the gap: the op waited for the span that ended last, before that span began for the span that ended
-before it, and so on to the start of the gap.
+A gap ends when the next op starts. Until the host had issued that op, the gap is attributed to the host: to
+torch's allocator where it had run short and waited or called the driver, else to the op that the host was
+blocked on, else it is host-bound. After that the op waited for other streams. The spans for which it waited
+are determined backwards from the end of the gap: the op waited for the span that ended last, before that span
+began for the span that ended before it, and so on to the start of the gap.
 """
 
 from __future__ import annotations
@@ -42,34 +42,43 @@ class Breakdown:
 
 
 class _Ops(NamedTuple):
-    """The distinct ops of a trace as they are seen from the compute stream: whether they are on it, or on any
-    other; the cause (by its place in `CAUSES`) of their seconds on it, and of waits for them elsewhere;
-    whether their seconds on it are waits; and their phases, as places in `phase_names`."""
+    """The distinct ops of a trace as they are seen from the compute stream."""
 
     are_on_it: Bools
+    """Whether they are on the compute stream."""
     are_elsewhere: Bools
+    """Whether they are on another stream."""
     meanings: Ints
+    """The cause of their seconds on the compute stream, by its index in `CAUSES`."""
     causes: list[int]
+    """The cause of waits for them elsewhere, by its index in `CAUSES`."""
     are_waits: Bools
+    """Whether their seconds on the compute stream are waits."""
     phases: Ints
+    """Their phases, as indices in `phase_names`."""
     phase_names: list[str]
 
 
 class _Rows(NamedTuple):
-    """The spans of the compute stream in order, each with the gap before it: the gap's start, the span's
-    start and end, when the host issued it, its phase, and the index of its information. The last row is the
-    end of the step, without an information and in the phase before it."""
+    """The spans of the compute stream in order, each with the gap before it. The last row is the end of the
+    step, without an information and in the phase before it.
+    """
 
     before: Floats
+    """The starts of the gaps before the spans."""
     starts: Floats
     ends: Floats
     issues: Floats
+    """When the host issued the spans."""
     phases: Ints
     infos: Ints
+    """The indices of the spans' information."""
 
 
 class _Parts(NamedTuple):
-    """All of a step in order: times, the cause, the index of the information (`HOST`: none), the phase."""
+    """The intervals of the step in order: times, the cause, the index of the information (`HOST`: none), the
+    phase.
+    """
 
     starts: Floats
     ends: Floats
@@ -79,7 +88,7 @@ class _Parts(NamedTuple):
     are_waits: Bools
 
     def waits(self, phase_names: Sequence[str]) -> Waits:
-        """The parts that are waits."""
+        """The intervals that are waits."""
         return Waits(
             self.starts[self.are_waits],
             self.ends[self.are_waits],
@@ -142,7 +151,7 @@ def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
 
 
 def _parts(rows: _Rows, ops: _Ops, scene: _Scene) -> _Parts:
-    """The step in parts: the stretches of each gap, and then the span that ends it."""
+    """The step in intervals: those of each gap, and then the span that ends the gap."""
     gaps = np.flatnonzero(rows.starts > rows.before)
     before, until, issues = (column[gaps].tolist() for column in (rows.before, rows.starts, rows.issues))
     found = [_gap(*gap, scene) for gap in zip(before, until, issues, strict=True)]
@@ -163,7 +172,7 @@ def _parts(rows: _Rows, ops: _Ops, scene: _Scene) -> _Parts:
 
 
 def _ops_seen_from(infos: SpanInfos, stream: str) -> _Ops:
-    """The distinct ops as seen from `stream`, for `SpanInfos.once`."""
+    """The distinct ops as seen from `stream`, to be cached with the infos."""
     alike, of_ops = numbered([(info.stream, info.kind, info.phase) for info in infos])
     phase_names, phases = numbered(["forward", *(phase for _, _, phase in alike)])
     are_on_it = np.array([of == stream for of, _, _ in alike], np.bool_)
@@ -188,8 +197,9 @@ def _meaning_on_compute_stream(kind: str, phase: str) -> str:
 
 
 def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[_Rows, _Scene]:
-    """The spans of the compute stream with the gaps before them, clipped to the step; and the scene of all
-    other spans."""
+    """The spans of the compute stream with the gaps before them, clipped to the step, and everything that
+    they can wait for.
+    """
     lasts = own.end_seconds > own.start_seconds
     mine = np.flatnonzero(ops.are_on_it[own.info_indices] & lasts)
     theirs = np.flatnonzero(ops.are_elsewhere[own.info_indices] & lasts)
@@ -225,8 +235,9 @@ def _rows_and_scene(own: Trace, ops: _Ops) -> tuple[_Rows, _Scene]:
 
 
 def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
-    """The host's blocks in order. Where blocks of two threads overlap, the first is kept whole, and of the
-    second the part after it."""
+    """The host's stalls in order. Where stalls of two threads overlap, the first is kept, and of the second
+    the part after it.
+    """
     blocks: list[tuple[float, float, int]] = []
     free = -math.inf
     for start, end, info in sorted(block[1:] for block in own.host_blocks):
@@ -248,7 +259,9 @@ def _gap(gap_start: float, start: float, issue: float, scene: _Scene) -> list[_S
 
 
 def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
-    """Split an interval in which the host had not issued the next op: in torch's allocator, or elsewhere."""
+    """Split an interval in which the host had not issued the next op: in torch's allocator, or
+    outside of it.
+    """
     for index in range(bisect_right(scene.allocator, start, key=itemgetter(1)), len(scene.allocator)):
         asked, answered = scene.allocator[index]
         if asked >= end:

@@ -12,7 +12,9 @@ _PLAIN = (str, int, bool)  # a tuple: a union would be made anew for each value
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON data: mappings, lists, text, finite numbers; None for numbers that are not finite."""
+    """`value` as JSON data: mappings, lists, text and finite numbers. Numbers that are not finite become
+    None.
+    """
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, float):

@@ -16,20 +16,24 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Energy of one GPU in a step. `activity_seconds` add up to the step; `watts` is the mean power."""
+    """Energy of one GPU in a step."""
 
     joules: float
     watts: float
+    """The mean power."""
     activity_seconds: Mapping[str, float]
+    """They add up to the step."""
     evidence: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """Costs by the experiment's `[cost]`. A "run" is training on `tokens`; its fields are None without
-    `tokens`, money is None without a price, energy where the GPU's power is not known. Energy is at the
-    meter: GPUs and `node_power`, times `pue`."""
+    """Costs by the experiment's `[cost]`.
+
+    A "run" is training on `tokens`, and its fields are None without `tokens`. Money is None without a price,
+    energy where the GPU's power is not known. Energy is at the meter: GPUs and `node_power`, times `pue`.
+    """
 
     currency: str
     gpu_hour_price: float | None
@@ -51,11 +55,11 @@ _IDLE = ("bubble", "offload_stall", "allocator", "host_bound")
 
 
 def step_energy(breakdown: Breakdown, kernels: GpuActivity, power: Power | None) -> Energy | None:
-    """The energy of one GPU in a step; None where its power is not known.
+    """The energy of one GPU in a step. None where its power is not known.
 
-    `kernels`: seconds of the compute stream's kernels by limiting resource, on an idle GPU; they are scaled
-    to the time that the kernels took in the step. Exposed communication counts as communication, every other
-    wait as idle, a pipeline's bubbles too.
+    `kernels` has the seconds of the compute stream's kernels by limiting resource, on an idle GPU. They are
+    scaled to the time that the kernels took in the step. Exposed communication counts as communication, every
+    other wait as idle, a pipeline's bubbles too.
     """
     seconds = breakdown.seconds
     computing = seconds["compute"] + seconds["optimizer"]
@@ -86,7 +90,7 @@ def run_cost(
 
         money = price * GPUs * t / 3600        energy = PUE * (GPUs * E + nodes * P * t)
 
-    t: seconds of a step; E: joules of one GPU; P: watts of the rest of a node.
+    Here t is the seconds of a step, E the joules of one GPU, and P the watts of the rest of a node.
     """
     step_hours = gpus * step_seconds / _SECONDS_PER_HOUR
     money = None if cost.gpu_hour_price is None else cost.gpu_hour_price * step_hours

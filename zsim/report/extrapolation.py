@@ -10,8 +10,9 @@ from zsim.specs.cluster.cluster import Cluster
 
 
 def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
-    """Work out of the measured range by part of the result ("compute", "network"); empty where nothing is
-    extrapolated."""
+    """Work out of the measured range by part of the result ("compute", "network"). Empty where nothing is
+    extrapolated.
+    """
     gpu, ranges = cluster.gpu, cluster.collectives.measured_range
     tables = (gpu.gemm, gpu.attention, gpu.memory_bound)
     if not ranges and not any(table.measured_range for table in tables):

@@ -1,5 +1,7 @@
-"""Whether a job fits in memory: one verdict with its words, for the terminal, the file and the page, and the
-moments beside its step: notes on them, and the one that breaks it."""
+"""Whether a job fits in memory: one verdict with its words, for the terminal, the file and the page.
+
+Also the moments besides the job's step: notes on them, and the one that breaks the job.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Fit:
 
     @property
     def line(self) -> str:
-        """The first line of what a command prints: "FITS  52.10 GB of ..."."""
+        """The first line that a command prints: "FITS  52.10 GB of ..."."""
         return f"{self.verdict.word.upper()}  {self.words}"
 
 
@@ -64,15 +66,17 @@ def _in_use(report: Report) -> str:
 
 
 def allocated_bytes(report: Report) -> int:
-    """`torch.cuda.max_memory_allocated` of the fullest rank: what is in use without the CUDA context and the
-    buffers of communicators, which `memory_reserved` does not count either."""
+    """`torch.cuda.max_memory_allocated` of the fullest rank: the bytes in use without the CUDA context and
+    the buffers of communicators, which `memory_reserved` does not count either.
+    """
     peak = report.peaks["gpu"]
     return peak.total - peak.at_total.get("framework", 0)
 
 
 def torch_words(report: Report) -> str:
-    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB of 83.64 GB"; "" where its allocator was not
-    simulated."""
+    """E.g. "torch allocates 52.10 GB and reserves 83.55 GB of 83.64 GB". Empty where its allocator was not
+    simulated.
+    """
     row = report.allocator
     if row is None:
         return ""
@@ -90,20 +94,21 @@ _SHOWN = 0.5  # of a tier's capacity: a moment that needs less troubles nobody
 
 
 def needs(moment: JobMoment) -> dict[str, int]:
-    """The moment's bytes by device, where it needs more than is held between steps."""
+    """The moment's bytes by device, where it needs more than is allocated between steps."""
     found = {"gpu": moment.gpu_bytes, "host": moment.host_bytes}
     return {device: size for device, size in found.items() if size is not None}
 
 
 def exceeds(moment: JobMoment, report: Report) -> str:
-    """The device whose capacity the moment exceeds; "" where it has room."""
+    """The device whose capacity the moment exceeds. Empty where it has room."""
     limits = report.capacity_bytes
     return next((name for name, size in needs(moment).items() if size > (limits.get(name) or size)), "")
 
 
 def moment_notes(report: Report) -> Iterator[str]:
     """Notes on the moments that the job passes through and that need more than its step and at least half of
-    a tier, with their cause; and one on those without room that only some scripts have."""
+    a tier, with their cause. One more note is on those without room that only some scripts have.
+    """
     for moment in report.moments:
         if moment.is_certain and _is_worth_a_note(moment, report):
             over = ", more than it has" if exceeds(moment, report) else ""
@@ -125,7 +130,7 @@ def _is_worth_a_note(moment: JobMoment, report: Report) -> bool:
 
 
 def breaking_sentence(report: Report) -> str:
-    """When a job breaks that does not fit: in which of its moments first; "" for one that fits."""
+    """When a job breaks that does not fit: in which of its moments first. Empty for one that fits."""
     broken = next((one for one in report.moments if one.is_certain and exceeds(one, report)), None)
     if broken is not None:
         device = exceeds(broken, report)

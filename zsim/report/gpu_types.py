@@ -1,4 +1,4 @@
-"""Types of GPUs in one job: what each computes, waits for and holds, and what the fast ones lose."""
+"""Types of GPUs in one job: their work, their waits, their memory, and the losses of the fast ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _LEAST_LOSS = 0.005  # of the step: less is not worth a sentence
 
 @dataclass(frozen=True, slots=True)
 class GpuTypeRow:
-    """The GPUs of one type of nodes. `busy_seconds`: of its kernels in a step; `waiting_seconds`: for other
-    ranks and for transfers (exposed communication, and a pipeline's bubbles); `lost_seconds`: the part of
-    them beyond those of the type that waits least, which sets the pace; `peak_bytes`: of the fullest GPU;
-    `capacity_bytes`: usable."""
+    """The GPUs of one type of nodes."""
 
     name: str
     gpu: str
@@ -25,10 +22,15 @@ class GpuTypeRow:
     gpus: int
     micro_batch_size: int
     busy_seconds: float
+    """Of its kernels in a step."""
     waiting_seconds: float
+    """For other ranks and for transfers (exposed communication, and a pipeline's bubbles)."""
     peak_bytes: int
+    """Of the fullest GPU."""
     capacity_bytes: int
+    """The usable bytes."""
     lost_seconds: float = 0.0
+    """The part of the waiting seconds beyond those of the type that waits least, which sets the pace."""
     lost_fraction: float = 0.0
     lost_gpu_hours_per_day: float = 0.0
 
@@ -43,11 +45,12 @@ def waiting_seconds(seconds: Mapping[str, float]) -> float:
 
 
 def with_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTypeRow, ...]:
-    """The rows with what each type loses to the one that waits least.
+    """The rows with the loss of each type against the one that waits least.
 
         hours = 24 n w / t
 
-    n: GPUs of the type; w: seconds that each waits more than one of the type that waits least; t: the step.
+    Here n is the number of GPUs of the type, w the seconds that each waits more than one of the type that
+    waits least, and t the step.
     """
     least = min(row.waiting_seconds for row in rows)
     found = []
@@ -60,7 +63,7 @@ def with_losses(rows: Sequence[GpuTypeRow], step_seconds: float) -> tuple[GpuTyp
 
 
 def loss_note(rows: Sequence[GpuTypeRow]) -> str:
-    """The type that sets the pace, and the losses of the others; "" where none loses much."""
+    """The type that sets the pace, and the losses of the others. Empty where none loses much."""
     pace = min(rows, key=lambda row: row.waiting_seconds)
     losers = [row for row in rows if row.lost_fraction > _LEAST_LOSS]
     if not losers:

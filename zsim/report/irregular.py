@@ -66,9 +66,12 @@ class StepSpread:
 def rank_rows(
     trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float], bubbles: Bubbles | None = None
 ) -> tuple[RankRow, ...]:
-    """One row per class of ranks; none where all ranks are alike, where no two are, or where there are too
-    many classes to list. `trace` has one rank of each class; `sizes` and `slowdowns` are per class; `bubbles`
-    of a pipeline are no exposed communication."""
+    """One row per class of ranks.
+
+    There are none where all ranks are equal, where no two are, or where there are too many classes to list.
+    `trace` has one rank of each class. `sizes` and `slowdowns` are per class. `bubbles` of a pipeline are no
+    exposed communication.
+    """
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
@@ -86,7 +89,7 @@ def rank_rows(
 
 
 def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) -> StepSpread:
-    """The spread of `steps`, each traced on the first rank; `seconds_without`: the step without jitter."""
+    """The spread of `steps`, each traced on the first rank. `seconds_without` is the step without jitter."""
     exposed = [step_breakdown(step).seconds["exposed_communication"] for step in steps]
     return StepSpread(
         jitter.seed,

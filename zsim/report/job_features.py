@@ -35,8 +35,11 @@ _NETWORKS = (("EFA", r"\bEFA\b"), ("RoCE", r"RoCE"), ("InfiniBand", r"InfiniBand
 def job_features(
     job: Job, seconds: Mapping[str, float], step_seconds: float, retries: float, network: str | None = None
 ) -> Features:
-    """Features of `job`. `seconds`: the step by the breakdown's names; `retries`: of torch's allocator in the
-    step; `network`: the network between nodes, where the cluster file does not name it."""
+    """Features of `job`.
+
+    `seconds` is the step by the breakdown's names. `retries` are those of torch's allocator in the step.
+    `network` is the network between nodes, where the cluster file does not name it.
+    """
     shares = {name: part / step_seconds for name, part in seconds.items()}
     return Features(
         framework=framework_of(job),
@@ -53,8 +56,11 @@ def job_features(
 
 
 def step_validation(job: Job, plan: Plan, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
-    """The validation of a step's time by all validated runs. Where torch's allocator runs short, the interval
-    spans the step with its retries and without: neither their number nor what one takes is certain."""
+    """The validation of a step's time by all validated runs.
+
+    Where torch's allocator runs short, the interval spans the step with its retries and without, because
+    neither their number nor the time of one is certain.
+    """
     retries = 0 if allocator is None else allocator.retries
     features = job_features(job, step.breakdown.seconds, step.seconds, retries)
     judged = plan.once(_validation_of_plan, features)
@@ -76,14 +82,15 @@ def framework_of(job: Job) -> str:
 
 
 def strategy_name(job: Job) -> str:
-    """The sharding strategy, the parallelisms beside it, and whether it offloads: "ZeRO-3 + qwZ", "HSDP",
-    "FSDP2 + TP + PP", "FSDP2 offloaded"."""
+    """The sharding strategy, the other parallelisms, and whether it offloads: "ZeRO-3 + qwZ", "HSDP", "FSDP2
+    + TP + PP", "FSDP2 offloaded".
+    """
     beside = "".join(f" + {name}" for name in degrees_of(job))
     return _data_strategy(job) + beside + (" offloaded" if is_offloaded(job) else "")
 
 
 def degrees_of(job: Job) -> dict[str, int]:
-    """The degrees above 1 of the parallelisms beside data parallelism."""
+    """The degrees above 1 of the parallelisms other than data parallelism."""
     asked = job.parallelism
     degrees = {"TP": asked.tensor, "CP": asked.context, "PP": asked.pipeline, "EP": asked.experts.ranks}
     return {name: degree for name, degree in degrees.items() if degree > 1}
@@ -122,12 +129,12 @@ def node_fabric(cluster: Cluster) -> str:
 
 
 def network_fabric(cluster: Cluster) -> str:
-    """The network between the nodes, as the cluster file names it; "" where it does not."""
+    """The network between the nodes, as the cluster file names it. Empty where it does not."""
     if cluster.node_link.nodes_per_domain > 1:
         return _DOMAIN
     return network_word(cluster.description) or network_word(cluster.nic.source)
 
 
 def network_word(text: str) -> str:
-    """The first of EFA, RoCE, InfiniBand and Ethernet that is found in `text`; "" without any."""
+    """The first of EFA, RoCE, InfiniBand and Ethernet in `text`. Empty without any."""
     return next((name for name, pattern in _NETWORKS if re.search(pattern, text)), "")

@@ -1,4 +1,4 @@
-"""The times of a simulated step by rank and by place among the rank's ops with work."""
+"""The times of a simulated step by rank and by position among the rank's ops with work."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Block = tuple[float, float, int]
 
 
 class LaneTimes:
-    """One rank's times by place among the ops with work. `blocks`: when its host was blocked, sorted by end,
-    as (end, start, place of the op that it waited for); `allocator`: (start, end) of the host's time in
-    torch's allocator when that had run short."""
+    """One rank's times by position among the ops with work.
+
+    `stalls` are the times in which its host was blocked, sorted by end, as (end, start, position of the op
+    that it waited for). `allocator` has (start, end) of the host's time in torch's allocator when that had
+    run short.
+    """
 
     def __init__(
         self,
@@ -49,8 +52,11 @@ class LaneTimes:
 
 class StepTimes:
     """The trace as one row per rank and one column per op with work (padded with -inf where other ranks have
-    more ops). A chain visits few ranks, so lanes are made on demand. `first_info`: by program, the index of
-    its first span information in the trace."""
+    more ops).
+
+    A chain visits few ranks, so the times of a rank are made on demand. `first_info` is, by program, the
+    index of its first span information in the trace.
+    """
 
     def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
         ranks, self._counts = np.unique(trace.ranks, return_counts=True)
@@ -79,21 +85,22 @@ class StepTimes:
         return lane
 
     def columns(self, rank: int) -> tuple[Floats, Floats, Floats]:
-        """When the rank's ops with work were issued, started and ended, by place."""
+        """When the rank's ops with work were issued, started and ended, by position."""
         row = self.row_of[rank]
         count = self._counts[row]
         return self._issue[row, :count], self.start[row, :count], self._end[row, :count]
 
     def last(self) -> tuple[int, int]:
-        """The rank that ends last, and the place of its last op; of equal ones the first rank and the last
-        place."""
+        """The rank that ends last, and the position of its last op. Of equal ones these are the first rank
+        and the last position.
+        """
         row = int(np.argmax(self._end.max(axis=1)))
         ends = self._end[row]
         return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
 
 
 def _order(trace: Trace) -> Ints | None:
-    """The spans sorted by rank and information; None if they are in that order."""
+    """The spans sorted by rank and information. None if they are in that order."""
     places = trace.ranks * len(trace.infos) + trace.info_indices
     if (places[1:] >= places[:-1]).all():
         return None

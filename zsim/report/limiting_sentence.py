@@ -32,7 +32,8 @@ def limiting_sentence(
     kernel_fraction: float | None = None,
     peak_dtype: str = "",
 ) -> str:
-    """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly the all-gather of ...".
+    """The sentence on what limits the step, such as "Compute-bound: 84 % compute; exposed communication 11 %,
+    mostly the all-gather of ...".
 
     Where the step mostly computes, the sentence goes on with the fraction of communication that is hidden and
     the fraction of the peak (fp8's peak where the step computes in fp8) that the kernels reach.
@@ -57,7 +58,7 @@ def limiting_sentence(
 
 
 def without_overlap_sentence(step_seconds: float, without_overlap: float | None) -> str:
-    """The sentence to add where the overlap is in doubt; "" where it makes no difference."""
+    """The sentence to add where the overlap is in doubt. Empty where it makes no difference."""
     if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
         return ""
     return (
@@ -67,14 +68,15 @@ def without_overlap_sentence(step_seconds: float, without_overlap: float | None)
 
 
 def _share(fraction: float) -> str:
-    """Whole percents; tenths of a percent below 1 % and above 99 %."""
+    """Whole percents, and tenths of a percent below 1 % and above 99 %."""
     is_extreme = 0 < fraction < 0.01 or 0.99 < fraction < 1
     return f"{fraction * 100:.1f} %" if is_extreme else f"{fraction * 100:.0f} %"
 
 
 def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     """Words for the one op, or else the one kind of op, that more than half of the waits with this cause were
-    for; "" without one."""
+    for. Empty without one.
+    """
     infos, seconds = breakdown.waits.of_cause(cause)
     if not len(infos):
         return ""
@@ -92,14 +94,14 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
 
 
 def _most(groups: Ints, seconds: Floats) -> tuple[int, float]:
-    """The group with the most seconds (of equal ones the first to come), and its seconds."""
+    """The group with the most seconds (of equal ones the first), and its seconds."""
     sums = np.bincount(groups, seconds)
     most = float(sums.max())
     return next(group for group in groups.tolist() if sums[group] == most), most
 
 
 class _Words(NamedTuple):
-    """The distinct (kind, name or "", phase) of ops and the distinct kinds, and the place of each op's."""
+    """The distinct (kind, name or "", phase) of ops and the distinct kinds, and the index of each op's."""
 
     distinct: list[tuple[str, str, str]]
     of_ops: Ints
@@ -108,6 +110,6 @@ class _Words(NamedTuple):
 
 
 def _ops_in_words(infos: SpanInfos) -> _Words:
-    """The words for the ops, for `SpanInfos.once`."""
+    """The words for the ops, to be cached with the infos."""
     words = [(one.kind, one.module or (one.name if one.name != one.kind else ""), one.phase) for one in infos]
     return _Words(*numbered(words), *numbered([one.kind for one in infos]))

@@ -16,8 +16,9 @@ _SAME = 0.001  # of the step
 
 
 def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
-    """Seconds that launches of the first rank's compute stream, issued and otherwise ready, waited behind
-    other launches in their hardware queue. `trace` is the simulated trace of `plan`."""
+    """Seconds that launches of the first rank's compute stream, issued and otherwise ready, waited for other
+    launches in their hardware queue. `trace` is the simulated trace of `plan`.
+    """
     own = trace.of_rank(int(trace.ranks[0]))
     program = plan.program_on(int(trace.ranks[0]))
     before = program.once(predecessors, connections)
@@ -36,7 +37,9 @@ def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
 def shared_queues_notes(
     plan: Plan, trace: Trace, connections: int, step_seconds_apart: float | None
 ) -> list[str]:
-    """The note on the cost of hardware queues that the streams of `plan` share; none where they do not."""
+    """The note on the cost of hardware queues that the streams of `plan` share. There is none where they do
+    not.
+    """
     if all(program.once(queued_behind, connections) is None for program in plan.programs):
         return []
     held_up = held_up_seconds(plan, trace, connections)
@@ -44,8 +47,11 @@ def shared_queues_notes(
 
 
 def shared_queues_note(connections: int, held_up: float, seconds: float, seconds_apart: float | None) -> str:
-    """The note on shared hardware queues. `seconds`: the step as it is; `seconds_apart`: the step with CUDA's
-    default number of queues, where that was simulated."""
+    """The note on shared hardware queues.
+
+    `seconds` is the step as it is. `default_seconds` is the step with CUDA's default number of queues, where
+    that was simulated.
+    """
     queues = "one hardware queue" if connections == 1 else f"{connections} hardware queues"
     compute = f", the compute stream's for {format_seconds(held_up)} of the step" if held_up > 0 else ""
     note = (

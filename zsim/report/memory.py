@@ -23,16 +23,16 @@ DEVICES = ("gpu", "host", "nvme")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Maximum bytes of one device: `total` is the maximum of the sum, `by_category` the maximum of each
-    category at any time.
-
-    `at_total`: bytes of each category when the total was at its maximum; `seconds`: when that was.
-    """
+    """Maximum bytes of one device."""
 
     total: int
+    """The maximum of the sum."""
     by_category: dict[str, int]
+    """The maximum of each category at any time."""
     at_total: dict[str, int]
+    """Bytes of each category when the total was at its maximum."""
     seconds: float
+    """When that was."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,24 @@ class MemoryLevels:
         return np.cumsum(self.changes)
 
     def name(self, event: int) -> str:
-        """The name of an event's op; "" where the trace has no names."""
+        """The name of an event's op. Empty where the trace has no names."""
         return self.event_names[self.events[event]] if self.event_names else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change that makes a job fit: `overrides` of the experiment, in `words`; the fullest GPU's peak and
-    the step with it; `script_changes` that the training script needs, where no file has the setting."""
+    """A change that makes a job fit."""
 
     overrides: Mapping[str, Any]
+    """The overrides of the experiment."""
     words: str
+    """The overrides in words."""
     gpu_peak_bytes: int
+    """The fullest GPU's peak with the change."""
     step_seconds: float
+    """The step with the change."""
     script_changes: tuple[str, ...] = ()
+    """Changes that the training script needs, where no file has the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ PINNED = "pinned"  # the `pool` of an OutOfMemory of page-locked memory
 
 
 def over_limit(op: str, pool: str, found: int, limit: int) -> OutOfMemory:
-    """The finding that `found` bytes exceed a `limit` from the start on."""
+    """The finding that `needed` bytes exceed a `limit` from the start on."""
     return OutOfMemory(op, pool, 0, 0.0, found - limit, found - limit, limit)
 
 
@@ -137,8 +141,11 @@ class Ledger:
         return Ledger(events, categories, columns, by_rank)
 
     def pools(self, device: str, gpus_per_node: int, nodes: Sequence[Pool] | None) -> list[Pool]:
-        """The memories of `device`: one GPU per traced rank; for host and NVMe the `nodes`, by default one
-        node per traced rank with `gpus_per_node` ranks like it."""
+        """The memories of `device`.
+
+        These are one GPU per traced rank. For host and NVMe they are the `nodes`, by default one node per
+        traced rank with `gpus_per_node` ranks like it.
+        """
         if device != "gpu" and nodes is not None:
             return list(nodes)
         return [{rank: 1 if device == "gpu" else gpus_per_node} for rank in self.by_rank[device]]
@@ -169,8 +176,10 @@ class Ledger:
         nodes: Sequence[Pool] | None = None,
         capacities: Mapping[str, Mapping[int, int]] | None = None,
     ) -> MemoryLevels:
-        """Levels of the memory with the highest total: the fullest rank, or the fullest node; with
-        `capacities` of ranks' own by device, of the one with the least room left."""
+        """Levels of the memory with the highest total: the fullest rank, or the fullest node.
+
+        With `capacities` of the ranks by device, it is the one with the least room left.
+        """
         pools = self.pools(device, gpus_per_node, nodes)
         found = [self.usage(device, pool) for pool in pools]
         if len(found) < 2:
@@ -185,13 +194,13 @@ def _numbered(words: tuple[str, ...]) -> tuple[list[str], Ints]:
 
 
 def _capacity_of(device: str, pool: Pool, capacities: Mapping[str, Mapping[int, int]] | None) -> int | None:
-    """The pool's own capacity; None where all of the device are alike."""
+    """The capacity of this pool. None where all pools of the device have the same."""
     own = None if capacities is None else capacities.get(device)
     return None if own is None else own[next(iter(pool))]
 
 
 def peak(held: MemoryLevels) -> Peak:
-    """The maximum of the levels; zeros where nothing was ever held."""
+    """The maximum of the levels. Zeros where nothing was ever held."""
     if not len(held.changes):
         return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)
     totals = held.totals
@@ -211,7 +220,7 @@ def memory_peaks(
     nodes: Sequence[Pool] | None = None,
     capacities: Mapping[str, Mapping[int, int]] | None = None,
 ) -> dict[str, Peak]:
-    """The peak of the fullest GPU, host and NVMe; `capacities` as in `Ledger.fullest`."""
+    """The peak of the fullest GPU, host and NVMe. `capacities` are those of `Ledger.fullest`."""
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     return {device: peak(ledger.fullest(device, gpus_per_node, nodes, capacities)) for device in DEVICES}
 
@@ -223,8 +232,10 @@ def first_over_capacity(
     nodes: Sequence[Pool] | None = None,
     capacities: Mapping[str, Mapping[int, int]] | None = None,
 ) -> OutOfMemory | None:
-    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited);
-    `capacities`: by device those of traced ranks, if they differ."""
+    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
+
+    `capacities` are, by device, those of traced ranks, if they differ.
+    """
     ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     found: list[tuple[float, OutOfMemory]] = []
     for device in DEVICES:

@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """`count` owners of one kind that hold `total_bytes` together, each at most `each_bytes`."""
+    """`count` owners of one kind that hold `total_bytes` in sum, each at most `each_bytes`."""
 
     owner: str
     category: str
@@ -46,15 +46,18 @@ class Holder:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """One GPU's step: the `peak`, the peak of every phase (`phases`), bytes by owner at the peak (`at_peak`)
-    and when the first forward ends (`kept`), and the maximum of every owner at any time (`highest`)."""
+    """One GPU's step."""
 
     num_ops: int
     peak: Moment
     phases: tuple[Moment, ...]
+    """The peak of every phase."""
     at_peak: Mapping[Owned, int]
+    """Bytes by owner at the peak."""
     kept: Mapping[Owned, int]
+    """Bytes by owner when the first forward ends."""
     highest: Mapping[Owned, int]
+    """The maximum of every owner at any time."""
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain data, every owner by its full name."""
@@ -68,7 +71,9 @@ class MemoryProfile:
 
 
 def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
-    """The profile of the fullest rank; `more`: memory that the plan does not have (the CUDA context)."""
+    """The profile of the fullest rank. `extra_memory` is memory that the plan does not have (the CUDA
+    context).
+    """
     program = fullest_program(plan)
     start = on_device("gpu", program.resident, more)
     changes = [change for change in program.memory if change.device == "gpu"]

@@ -1,8 +1,9 @@
 """Costs of offloading: the stall by cause, and the bytes that each tier carried.
 
 # [Note: the cause of a stall]
-A wait for a copy, the CPU or a drive is put down to the resource that bounds this kind of work when nothing
-else runs: a wait for a copy to PCIe, or to host memory where that is slower for all GPUs of a node at once.
+A wait for a copy, the CPU or a drive is attributed to the resource that bounds this kind of work when nothing
+else runs. A wait for a copy counts for PCIe, or for host memory where that is slower for all GPUs of a node
+at once.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class OffloadSection:
-    """The report's section on offloading. `moved_bytes`: bytes of one rank's step by kind of span;
-    `pinned_bytes`: maximum page-locked host memory of a node; `range_seconds`: the step with all inputs of
-    offloading at the fast and at the slow end of the range of their evidence (None: not simulated)."""
+    """The report's section on offloading."""
 
     stall_seconds: Mapping[str, float]
     moved_bytes: Mapping[str, int]
+    """Bytes of one rank's step by kind of span."""
     tiers: tuple[TierRow, ...]
     pinned_bytes: int = 0
+    """Maximum page-locked host memory of a node."""
     range_seconds: tuple[float, float] | None = None
+    """The step with all inputs of offloading at the fast and at the slow end of the range of their evidence.
+    None: not simulated.
+    """
 
 
 def offload_section(
@@ -54,8 +58,11 @@ def offload_section(
     tiers: Sequence[TierRow],
     pinned_bytes: int = 0,
 ) -> OffloadSection | None:
-    """The section on offloading; None without offloaded work. `limits`: the resource that bounds each kind of
-    span; see [Note: the cause of a stall]. The causes add up to the breakdown's offload stall."""
+    """The section on offloading. None without offloaded work.
+
+    `limits` is the resource that bounds each kind of span, see [Note: the cause of a stall]. The causes add
+    up to the breakdown's offload stall.
+    """
     if not trace.infos.once(are_of_kinds, frozenset(_BY_KIND)).any():
         return None
     own = trace.of_rank(rank)

@@ -28,14 +28,17 @@ class NodeRanks:
 
 @dataclass(frozen=True, slots=True)
 class RankMap:
-    """The axes of the mesh, (name, size) from the slowest to the fastest, and the first of `num_nodes` nodes;
-    `world_size`: of all nodes; `expert_axes`: of the mesh that routed experts have, those of other names."""
+    """The axes of the mesh, and the ranks of the first nodes."""
 
     axes: tuple[tuple[str, int], ...]
+    """(name, size) of each axis, from the slowest to the fastest."""
     nodes: tuple[NodeRanks, ...]
+    """The first of the nodes."""
     num_nodes: int
     world_size: int
+    """Number of ranks of all nodes."""
     expert_axes: tuple[tuple[str, int], ...] = ()
+    """The axes with other names of the mesh that routed experts have."""
 
     @property
     def shown_axes(self) -> tuple[str, ...]:

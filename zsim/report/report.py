@@ -38,59 +38,62 @@ from zsim.validated.verdict import Verdict, verdict_content, verdict_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """The parts of a report that do not depend on the simulated step.
-
-    `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
-    for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
-    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may have "model",
-    "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
-    each GPU held before the first step, where that is more than in the step. `own_capacities`: by device, of
-    each traced rank's GPU and host, where they differ. `over_limits`: exceeded limits that memory over time
-    does not show. `parallelism`: the degrees and how they are run; `rank_map`: None
-    for data parallelism alone; `model`: the numbers of its parameters; `moments`: what it needs beside its
-    step.
-    """
+    """The parts of a report that do not depend on the simulated step."""
 
     zsim_version: str
     experiment: Mapping[str, Any]
+    """The resolved experiment as plain values."""
     work: StepWork
     capacity_bytes: Mapping[str, int | None]
+    """Per GPU for "gpu", per node for "host" and "nvme". None is unlimited."""
     evidence: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    """May have "model", "cluster", "strategy". Missing labels are taken from the trace's metadata."""
     gpus_per_node: int = 1
     nodes: Sequence[Pool] | None = None
+    """Which traced ranks share a node, and how many of each. Without it a node holds `gpus_per_node` ranks
+    like the traced one.
+    """
     startup_bytes: int = 0
+    """Bytes that each GPU held before the first step, where that is more than in the step."""
     own_capacities: Mapping[str, Mapping[int, int]] | None = None
+    """By device, the capacity of each traced rank's GPU and host, where they differ."""
     over_limits: Sequence[OutOfMemory] = ()
+    """Exceeded limits that memory over time does not show."""
     parallelism: Mapping[str, Any] = field(default_factory=dict)
+    """The degrees and how they are run."""
     rank_map: RankMap | None = None
+    """None where there is only data parallelism."""
     model: Mapping[str, int] = field(default_factory=dict)
+    """The numbers of the model's parameters."""
     moments: Sequence[JobMoment] = ()
+    """What the job needs outside of its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineUse:
-    """Load of a step on links and on the resources of offloading, which no span shows. `limits`: the resource
-    that bounds offloaded work, by kind of span. `pinned_bytes`: maximum page-locked memory of a node."""
+    """Load of a step on links and on the resources of offloading, which no span shows."""
 
     traffic: Sequence[TrafficRow] = ()
     sent: Sequence[SentRow] = ()
     tiers: Sequence[TierRow] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
+    """The resource that bounds offloaded work, by kind of span."""
     pinned_bytes: int = 0
+    """Maximum page-locked memory of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step as `rank` saw it: its breakdown, and the fraction of communication that is hidden (None
-    without communication). `whole_seconds`: the step's time, where the trace has only some of its
-    micro-batches."""
+    """One step as `rank` saw it."""
 
     trace: Trace
     rank: int
     breakdown: Breakdown
     overlap_fraction: float | None
+    """The fraction of communication that is hidden. None without communication."""
     whole_seconds: float | None = None
+    """The step's time, where the trace has only some of its micro-batches."""
 
     @property
     def seconds(self) -> float:
@@ -99,16 +102,16 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step of `rank`, explained. `labels` are the words of the headline: model, cluster, strategy;
-    `gpus_per_node` and `nodes` say which ranks share a node's memory, as in `JobFacts`.
-    `step_seconds_without_overlap`: the step with kernels and collectives one after the other, where the
-    overlap is in doubt."""
+    """One step of `rank`, explained."""
 
     zsim_version: str
     rank: int
     gpus_per_node: int
+    """Number of ranks that share a node's memory."""
     nodes: Sequence[Pool] | None
+    """Which ranks share a node's memory, as in `JobFacts`."""
     labels: Mapping[str, str]
+    """The words of the headline: model, cluster, strategy."""
     experiment: Mapping[str, Any]
     step_seconds: float
     work: StepWork
@@ -135,6 +138,7 @@ class Report:
     gpu_types: tuple[GpuTypeRow, ...] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
+    """The step with kernels and collectives one after the other, where the overlap is in doubt."""
     validation: Validation | None = None
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     pipeline: PipelineSection | None = None
@@ -144,8 +148,9 @@ class Report:
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """The interval in which the measured step lies with a probability of 80 %, by validated runs; None
-        where the step is not judged by them."""
+        """The interval in which the measured step lies with a probability of 80 %, by validated runs. None
+        where the step is not judged by them.
+        """
         return None if self.validation is None else self.validation.range_of(self.step_seconds)
 
     @property
@@ -155,12 +160,12 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        """Whether all tensors have room on every tier, by zsim's best estimate; its odds: `verdict`."""
+        """Whether all tensors have room on every tier, by zsim's best estimate. Its odds are in `verdict`."""
         return self.out_of_memory is None
 
     @property
     def load(self) -> float:
-        """Bytes at the peak over usable bytes, of the tier and the moment where that is most."""
+        """Bytes at the peak over usable bytes, of the tier and the moment where this is highest."""
         limits = {name: limit for name, limit in self.capacity_bytes.items() if limit}
         loads = [self.peaks[name].total / limit for name, limit in limits.items() if name in self.peaks]
         for moment in (one for one in self.moments if one.is_certain):
@@ -210,7 +215,7 @@ class Report:
 
     @property
     def masked_hfu_fraction(self) -> float | None:
-        """HFU with attention counted over the pairs that its mask leaves; never above 1."""
+        """HFU with attention counted over the pairs that its mask leaves. It is never above 1."""
         return self.work.utilisation(self.work.hardware_flops - self.work.masked_flops[1], self.step_seconds)
 
     @property

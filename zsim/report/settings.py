@@ -49,7 +49,7 @@ _BY_TABLE: dict[str, Callable[[float], str]] = {"peak": format_flops, "power": l
 
 
 def sections(experiment: Mapping[str, Any], title: str = "experiment") -> SettingsTable:
-    """`experiment` as nested sections; unset values are left out."""
+    """`experiment` as nested sections. Unset values are left out."""
     section = SettingsTable(title.replace("_", " "))
     for key, value in plain(experiment).items():
         if value is None or value == {} or value == []:

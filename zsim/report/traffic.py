@@ -17,26 +17,27 @@ _SAME = 1e-9  # relative: times closer than this are the same
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor.
-
-    `exposed_seconds`: time that the compute stream waited for them (delay by other ranks included).
-    `busy_seconds`: from the beginning of each call to its end, with the part of that wait in which the other
-    ranks had not come yet, `peers_seconds`; so what is exposed is never longer.
-    """
+    """All calls of one (kind, group, dtype, bytes) of one rank in one step."""
 
     kind: str
     group: str
     group_size: int
     count: int
     bytes: int
+    """Bytes of one full tensor."""
     dtype: str
     busy_seconds: float
+    """From the beginning of each call to its end, with `peers_seconds`. So the exposed seconds are never
+    more.
+    """
     exposed_seconds: float = 0.0
+    """Time that the compute stream waited for the calls (delay by other ranks included)."""
     peers_seconds: float = 0.0
+    """The part of that wait in which the other ranks had not arrived yet."""
 
     @property
     def algorithm_bytes_per_second(self) -> float | None:
-        """nccl-tests' algbw: the full tensor over the time of one call, once all ranks have come."""
+        """nccl-tests' algbw: the full tensor over the time of one call, once all ranks have arrived."""
         seconds = self.busy_seconds - self.peers_seconds
         return self.bytes * self.count / seconds if seconds > 0 else None
 
@@ -71,14 +72,14 @@ class SentRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """All calls of one rank and step on the communicators of one kind of group: their number, the bytes of
-    their full tensors together (of messages: sent plus received), and their seconds, waits for other ranks
-    included."""
+    """All calls of one rank and step on the communicators of one kind of group."""
 
     group: str
     count: int
     bytes: int
+    """The sum of the bytes of their full tensors. For messages it is sent plus received."""
     busy_seconds: float
+    """Waits for other ranks included."""
     exposed_seconds: float
 
 
@@ -120,8 +121,9 @@ def bus_factor(kind: str, group_size: int) -> float:
 def collective_rows(
     trace: Trace, rank: int | None = None, waits: Waits = NO_WAITS
 ) -> tuple[CollectiveRow, ...]:
-    """The collectives of `rank` (by default the first) in the order of their first call; `waits` are the
-    waits of its breakdown."""
+    """The collectives of `rank` (by default the first) in the order of their first call. `waits` are the
+    waits of its breakdown.
+    """
     own = _of(trace, rank)
     kinds, of_info = own.infos.once(_calls_alike)
     spans = _indices(own, COLLECTIVES)
@@ -150,8 +152,9 @@ def collective_rows(
 
 
 def _outside(starts: Floats, ends: Floats, calls: Floats, called: Floats) -> float:
-    """Seconds of the intervals from `starts` to `ends` in which none of the calls was under way; they began
-    at `calls` and ended at `called`."""
+    """Seconds of the intervals from `starts` to `ends` in which none of the calls was running. The calls
+    began at `call_starts` and ended at `call_ends`.
+    """
     order = np.argsort(calls, kind="stable")
     calls, called = calls[order], np.maximum.accumulate(called[order])
     begins = np.maximum(calls, np.append(-np.inf, called[:-1]))  # of what the calls before leave of each
@@ -171,7 +174,8 @@ _Alike = tuple[str, str, int, int, str]
 
 def _calls_alike(infos: SpanInfos) -> tuple[list[_Alike], Ints]:
     """The distinct (kind, group, its size, bytes, dtype) of collectives, and each op's index among them (-1:
-    no collective), for `SpanInfos.once`."""
+    no collective), to be cached with the infos.
+    """
     found: dict[_Alike, int] = {}
     numbers = np.full(len(infos), -1, dtype=np.int64)
     for place in np.flatnonzero(infos.once(are_of_kinds, COLLECTIVES)).tolist():
@@ -182,7 +186,7 @@ def _calls_alike(infos: SpanInfos) -> tuple[list[_Alike], Ints]:
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
-    """Fraction of communication time during which kernels ran on any stream; None without communication."""
+    """Fraction of communication time during which kernels ran on any stream. None without communication."""
     own = _of(trace, rank)
     communication = _union(own, _indices(own, COLLECTIVES))
     computing = _union(own, _indices(own, COMPUTE_KINDS))

@@ -16,13 +16,13 @@ HOST = -1  # in place of an information's index: a wait for the host
 
 
 class Wait(NamedTuple):
-    """An interval in which the compute stream did not compute; `info` is the index of the span information
-    that it waited for, None where it waited for the host."""
+    """An interval in which the compute stream did not compute."""
 
     start_seconds: float
     end_seconds: float
     cause: str
     info: int | None
+    """The index of the span information that it waited for. None where it waited for the host."""
     phase: str
 
     @property
@@ -31,13 +31,15 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """Waits in the order in which they begin. `starts`, `ends`, `seconds`, `causes` (places in `CAUSES`),
-    `infos` (`HOST`: for the host): one entry per wait."""
+    """Waits in the order in which they begin, as columns with one entry per wait.
+
+    `causes` are indices in `CAUSES`. `infos` are indices of span information (`HOST`: a wait for the host).
+    """
 
     def __init__(
         self, starts: Floats, ends: Floats, causes: Ints, infos: Ints, phases: Ints, names: Sequence[str]
     ) -> None:
-        """`phases`: places in `names`."""
+        """`phases` are indices in `names`."""
         self.seconds: Floats = ends - starts
         self.causes, self.infos = causes, infos
         self.starts, self.ends, self._phases, self._names = starts, ends, phases, names

@@ -24,7 +24,9 @@ def rank_factors(jitter: Jitter, world_size: int) -> Floats:
 
 
 def op_seconds(jitter: Jitter, step: int, rank: int, seconds: Seconds, concentration: Floats) -> Seconds:
-    """Seconds of one rank's kernels in one drawn step; `seconds`: without jitter from step to step."""
+    """Seconds of one rank's kernels in one drawn step. `seconds` are those without jitter from step
+    to step.
+    """
     normal = np.random.default_rng([jitter.seed, _OPS, step, rank]).standard_normal(len(seconds))
     factors = lognormal(normal, spread(jitter.kernel_sigma, concentration)).tolist()
     return [None if own is None else own * factor for own, factor in zip(seconds, factors, strict=True)]

@@ -1,6 +1,6 @@
 """A job's programs as segments: the units of work when ranks are run through them without a clock.
 
-A run without jitter gives the seconds of each segment once it can start; the programs give the waits.
+A run without jitter gives the seconds of each segment once it can start. The programs give the waits.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ class Partner(NamedTuple):
 class JitterSegment:
     """Ops of a program that run as one segment: consecutive kernels, a collective, a call with messages, or
     other work of fixed length.
-
-    `before`: segments that it waits for; `seconds`: per class of the program's ranks; `sigma`: of the
-    kernels' sum; `group`: of a collective; `partner_of`: the segments that have it as a partner.
     """
 
     program: int
     ops: list[int]
     before: list[int]
+    """The segments that it waits for."""
     seconds: Floats
+    """Per class of the program's ranks."""
     sigma: float = 0.0
+    """Of the sum of the kernels."""
     group: str | None = None
+    """The group of a collective."""
     is_kernels: bool = False
     partners: list[Partner] = field(default_factory=list)
     partner_of: list[int] = field(default_factory=list)
+    """The segments that have this one as a partner."""
 
 
 def segments_of(prepared: Prepared, base: Executor, sigma: float) -> list[JitterSegment]:
@@ -141,8 +143,9 @@ class _Reader:
         node.sigma = float(spread(self.sigma, np.array([concentration]))[0])
 
     def _begins(self, number: int, op: int, program: PricedProgram) -> list[float]:
-        """Per lane, the time at which an op could start in the run: a collective when the last member of its
-        communicator started, messages when the other sides did."""
+        """Per rank, the time at which an op could start in the run: a collective when the last member of its
+        communicator started, messages when the other sides did.
+        """
         work = program.program.ops[op].work
         if not isinstance(work, Collective):
             of_rank = {lane.rank: lane for lane in self.base.lanes}

@@ -1,16 +1,18 @@
-"""Expected maximum over a class of ranks under jitter, where one lane represents the class.
+"""Expected maximum over a class of ranks under jitter, where one simulated rank represents the class.
 
 # [Note: the slowest of many]
-A lane that draws jitter for itself is a typical rank. But a step waits for the slowest of thousands of ranks,
-which is another rank at every collective. Taking the largest factor for every kernel would be far too slow
-(no rank is the slowest everywhere), taking one rank's sum over the step too fast (ranks wait for each other
-in between). So jitter is drawn for all ranks of the class, and all run through the program at once, without a
-clock: each rank's kernels take their drawn time, a collective starts when the last member of its group
-arrives and takes as long as without jitter, and a message starts when both sides have arrived. For the
-kernels between collectives the envelope's work is E = max of the ends - max of the starts over the class; a
-lane with that work arrives at every collective when the slowest rank of the class does.
+A simulated rank that draws jitter for itself is a typical rank. But a step waits for the slowest of thousands
+of ranks, which is another rank at every collective. The largest factor for every kernel would be far too
+slow, because no rank is the slowest everywhere. One rank's sum over the step would be too fast, because ranks
+wait for each other in between.
 
-The segments between collectives are sums of kernels, so they are nearly normal; ranks whose factor over the
+So jitter is drawn for all ranks of the class, and all run through the program at once, without a clock. Each
+rank's kernels take their drawn time. A collective starts when the last member of its group arrives and takes
+as long as without jitter. A message starts when both sides have arrived. For the kernels between collectives
+the envelope's work is E = max of the ends - max of the starts over the class. A simulated rank with that work
+arrives at every collective when the slowest rank of the class does.
+
+The segments between collectives are sums of kernels, so they are nearly normal. Ranks whose factor over the
 whole run is more than five standard deviations faster than the slowest are never the slowest and are left
 out.
 """
@@ -39,14 +41,16 @@ Times = Floats | float
 
 @dataclass(slots=True)
 class _Groups:
-    """The communicators of one group over the drawn ranks of a program. `order`: sorts the ranks by
-    communicator; `starts`: first place of each communicator in `order`; `of_rank`: per rank the index of its
-    communicator among these; `rows`: per rank the number of its communicator in the group."""
+    """The communicators of one group over the drawn ranks of a program."""
 
     order: Ints
+    """Sorts the ranks by communicator."""
     starts: Ints
+    """First index of each communicator in `order`."""
     of_rank: Ints
+    """Per rank, the index of its communicator among these."""
     rows: Ints
+    """Per rank, the number of its communicator in the group."""
 
     @staticmethod
     def of(rows: Ints) -> _Groups:
@@ -67,13 +71,15 @@ class _Groups:
 
 @dataclass
 class _Drawn:
-    """The drawn ranks of a program, in order. `of_rank`: per rank the index of its class among the program's;
-    `members`: per class the places of its ranks; `classes`: the classes' numbers among all classes."""
+    """The drawn ranks of a program, in order."""
 
     ranks: Ints
     of_rank: Ints
+    """Per rank, the index of its class among the program's."""
     members: list[Ints]
+    """Per class, the indices of its ranks."""
     classes: list[int]
+    """The numbers of the classes among all classes."""
     factors: Floats
     groups: dict[str, _Groups]
 
@@ -84,14 +90,13 @@ class _Drawn:
 
 @dataclass
 class ClassOfRanks:
-    """All ranks of a job, run through its programs without a clock.
-
-    `base`: a run without jitter; `rank_factors`: per rank, the factor on its kernels over the whole run.
-    """
+    """All ranks of a job, run through its programs without a clock."""
 
     prepared: Prepared
     base: Executor
+    """A run without jitter."""
     rank_factors: Floats
+    """Per rank, the factor on its kernels over the whole run."""
     kernel_sigma: float
     _segments: list[JitterSegment] = field(init=False)
     _drawn: list[_Drawn] = field(init=False)
@@ -126,13 +131,14 @@ class ClassOfRanks:
         )
 
     def step(self, generator: np.random.Generator) -> list[Seconds]:
-        """Draw one step: per class, the kernels' seconds of its envelope; see [Note: the slowest of many]."""
+        """Draw one step: per class, the kernels' seconds of its envelope. See [Note: the slowest of many]."""
         return _Step(self, generator).found
 
 
 class _Step:
-    """One drawn step of all ranks. Of the segments that can start the first is run, so that those of one
-    program run in order."""
+    """One drawn step of all ranks. Of the segments that can start the first is run, so that the segments of
+    one program run in order.
+    """
 
     def __init__(self, ranks_of_class: ClassOfRanks, generator: np.random.Generator) -> None:
         self.ranks_of_class, self.generator = ranks_of_class, generator
@@ -220,8 +226,9 @@ class _Step:
         return begin
 
     def _peer_places(self, number: int, partner: int, pair: str, is_sent: bool) -> Ints:
-        """Per rank, the place of its peer among the drawn ranks of the peer's program; -1 if it is not
-        drawn."""
+        """Per rank, the index of its peer among the drawn ranks of the peer's program. It is -1 if the peer
+        is not drawn.
+        """
         program, theirs = self.segments[number].program, self.segments[partner].program
         key = program, pair, is_sent
         if key not in self.ranks_of_class._peers:

@@ -36,13 +36,15 @@ class ProgramRun:
 
 @dataclass(frozen=True)
 class Jittered:
-    """Steps drawn with jitter. `steps`: traces of the first simulated rank; `median`: trace of all simulated
-    ranks of the step of median length; `plain_seconds`: of the step without jitter."""
+    """Steps drawn with jitter."""
 
     jitter: Jitter
     steps: tuple[Trace, ...]
+    """Traces of the first simulated rank."""
     median: Trace
+    """Trace of all simulated ranks of the step of median length."""
     plain_seconds: float
+    """Of the step without jitter."""
     events: int
 
 
@@ -53,7 +55,7 @@ def run_once(prepared: Prepared, kernel_seconds: Sequence[Seconds] | None = None
 
 
 def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jittered:
-    """Draw `jitter.steps` steps; `plain`: the run without jitter.
+    """Draw `jitter.steps` steps. `plain` is the run without jitter.
 
     A class of one rank draws its factors, a larger class the envelope of its slowest members.
     """

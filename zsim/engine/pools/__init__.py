@@ -1,1 +1,1 @@
-"""The pools of an allocator, each settled by itself, and what repeats in them."""
+"""The pools of an allocator: each simulated by itself, and the repeats in its requests."""

@@ -1,12 +1,12 @@
-"""An allocator's pools in two groups, each settled by itself as if the driver had room for anything.
+"""An allocator's pools in two groups, each simulated by itself as if the driver had room for anything.
 
 # [Note: pools apart]
-As long as the driver has room, an allocator's pools are independent of each other, and a pool whose blocks
-can be reused at once does the same whatever the times of a run, and whatever the GPU's capacity. So pools
-without blocks that `record_stream` protects are settled once for all runs of a program; pools with protected
-blocks are settled for every run, with each block free before the first request of any pool at which its last
-use has ended (`process_events`). Segments are never given back meanwhile: the driver had room for all if it
-has room for what both groups reserve at the end.
+As long as the driver has room, an allocator's pools are independent of each other. A pool whose blocks can be
+reused at once does the same whatever the times of a run, and whatever the GPU's capacity. So pools without
+blocks that `record_stream` protects are brought to their steady state once for all runs of a program. Pools
+with protected blocks are simulated for every run. Each of their blocks is free before the first request of
+any pool at which its last use has ended (`process_events`). Segments are never given back meanwhile: the
+driver had room for all if it has room for what both groups reserve at the end.
 """
 
 from __future__ import annotations
@@ -26,23 +26,31 @@ from zsim.engine.pools.part import FREE, PartRun, PoolsPart, by_tensor
 
 @dataclass(frozen=True)
 class ChangesApart:
-    """The changes of one run of a program. `timed`: in pools with blocks that are protected when freed
-    (`timed_pools`); `others`: in the other pools. `requests` and `request_ops`: the places of all requests
-    and the ops before which they are made; `given_back`: the indices in `timed` of frees of protected blocks;
-    `uses`: the ops that use these blocks last."""
+    """The changes of one run of a program, partitioned by whether their pools have blocks that are protected
+    when freed.
+    """
 
     timed: PoolsPart
+    """The changes in pools with protected blocks."""
     others: PoolsPart
+    """The changes in the other pools."""
     timed_pools: frozenset[PoolName]
     ops: Ints
     requests: Ints
+    """The positions of all requests."""
     request_ops: Ints
+    """The ops before which the requests are made."""
     given_back: Ints
+    """The indices in `protected` of frees of protected blocks."""
     uses: Ints
+    """The ops that use these blocks last."""
 
     def timed_places(self, issue: Sequence[float], ended: Sequence[float]) -> Ints:
-        """The places of the timed changes; the free of a block in use is just before the first request at
-        which its last use has ended (after all changes if there is none)."""
+        """The positions of the changes in pools with protected blocks.
+
+        The free of a block in use is just before the first request at which its last use has ended. If there
+        is none it is after all changes.
+        """
         places = self.timed.places.copy()
         if len(self.given_back):
             times = np.append(np.asarray(issue), max(ended))[np.minimum(self.request_ops, len(issue))]
@@ -52,7 +60,7 @@ class ChangesApart:
         return places
 
     def place_of_op(self, op: int) -> int:
-        """Twice the place of the first change from `op` on; 0 if there is none."""
+        """Twice the index of the first change from `op` on. It is 0 if there is none."""
         number = int(np.searchsorted(self.ops, op))
         return 2 * number if number < len(self.ops) else 0
 
@@ -95,31 +103,41 @@ def changes_apart(changes: Changes) -> ChangesApart:
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one run of some pools. `reserved`: bytes reserved at its end, more than before the first
-    run; `segments`: segments requested in its last step; `has_grown`: whether the whole run requested any;
-    `places` and `active`: per change its place and its difference of active bytes, which start at
-    `active_before`; `pools`: reserved bytes by pool of the memory it ran in, if it has not grown."""
+    """The result of one run of some pools."""
 
     reserved: int
+    """Bytes reserved at the end of the run, more than before the first run."""
     segments: int
+    """Number of segments requested in the last step of the run."""
     has_grown: bool
+    """Whether the run requested any segment in any of its steps."""
     places: Ints
+    """The position of each change."""
     active: Ints
+    """By change, its difference of active bytes."""
     active_before: int
+    """Active bytes before the first change."""
     pools: dict[PoolName, int] = field(default_factory=dict)
+    """Reserved bytes by pool of the memory it ran in. Empty if the memory has grown."""
 
 
 @dataclass
 class PoolPasses:
-    """Runs of some pools through a program, one after the other: `first`, then `later` repeatedly (each: its
-    part, the places of its changes, and the place from which on segments are counted). `memory`: before the
-    next run, of unlimited capacity. `come_back`: the blocks of one of a model's equal blocks are free again
-    before the next ones, or soon after, so that repeats are looked for."""
+    """Runs of some pools through a program, one after the other: the first run, and then later runs that are
+    all alike.
+
+    The input of a run is its events, the positions of its changes, and the position from which on segments
+    are counted.
+    """
 
     memory: CachingAllocator
+    """The memory before the next run, of unlimited capacity."""
     first: tuple[PoolsPart, Ints, int]
     later: tuple[PoolsPart, Ints, int]
     come_back: bool = False
+    """Whether the blocks of one of a model's equal blocks are free again before the next ones, or soon after,
+    so that repeats are looked for.
+    """
     done: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -175,7 +193,7 @@ class PoolPasses:
 
 
 def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
-    """Maximum active bytes in one run of all pools; `resident` bytes are active in both parts."""
+    """Maximum active bytes in one run of all pools. `resident` bytes are active in both groups."""
     order = np.argsort(np.concatenate([timed.places, others.places]), kind="stable")
     change = np.concatenate([timed.active, others.active])[order]
     before = timed.active_before + others.active_before - resident
@@ -183,8 +201,9 @@ def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
 
 
 class ProgramApart:
-    """The parts that all runs of a program with one allocator (`empty` before the first step) have in
-    common."""
+    """The changes that all runs of a program with one allocator have in common. The allocator is `initial`
+    before the first step.
+    """
 
     def __init__(self, empty: Allocator) -> None:
         self.later = changes_apart(empty.changes)
@@ -200,12 +219,14 @@ class ProgramApart:
         return PoolPasses(empty.memory.copy(UNLIMITED), first, later, come_back=True)
 
     def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
-        """The places of the timed changes in the first run and in later runs, at the times of one run."""
+        """The positions of the changes in pools with protected blocks, in the first run and in later runs, at
+        the times of one run.
+        """
         later = self.later.timed_places(issue, ended)
         return later if self.first is self.later else self.first.timed_places(issue, ended), later
 
     def timed(self, empty: Allocator, places: tuple[Ints, Ints]) -> PoolPasses:
-        """The runs of the pools with protected blocks, at `places`."""
+        """The runs of the pools with protected blocks, at `positions`."""
         later = self._part(self.later, self.later.timed, places[1])
         first = later
         if self.first is not self.later:

@@ -18,27 +18,29 @@ FREE = -1  # the kind of a change that frees a tensor
 
 @dataclass(frozen=True)
 class PoolsPart:
-    """The changes of some pools in one run of a program: their `tensors`; their `kinds`, the index in
-    `requests` (bytes and stream) or `FREE`; and `places`, twice the place of each among the changes of all
-    pools."""
+    """The changes of some pools in one run of a program."""
 
     tensors: Ints
     kinds: Ints
+    """By change, the index in `requests`, or `FREE`."""
     requests: tuple[tuple[int, str], ...]
+    """Bytes and stream of each kind of request."""
     places: Ints
+    """Twice the index of each change among the changes of all pools."""
 
     def __len__(self) -> int:
         return len(self.places)
 
 
 def by_tensor(tensors: Ints) -> Ints:
-    """Zeros, one for each number of `tensors`; those below 0 count from the end."""
+    """Zeros, one for each number of `tensors`. Numbers below 0 count from the end."""
     return np.zeros(tensors.max(initial=0) - tensors.min(initial=0) + 1, dtype=np.int64)
 
 
 class _Known(NamedTuple):
-    """The end of a period: its place among the changes, the number of requests until then, and the tensors
-    that were live, in the order of their requests."""
+    """The end of a period: its position among the changes, the number of requests until then, and the tensors
+    that were live, in the order of their requests.
+    """
 
     place: int
     num_sizes: int
@@ -46,10 +48,13 @@ class _Known(NamedTuple):
 
 
 class PartRun:
-    """The changes of a part in the `order` of their places, and what making them gives: `blocks` in use, by
-    tensor, and `sizes`, of the block of each request. A change before `cut` and one from it on are made
-    apart. `repeats`: those from `cut` on, if it `finds_repeats`; `half`: so many changes (from `cut` on) are
-    made twice, the second time for other tensors (0: they are not)."""
+    """The changes of some pools in the `order` of their positions, and the result of making them.
+
+    The result is the `blocks` in use, by tensor, and the `sizes` of the blocks of all requests. A change
+    before `cut` and one from it on are made separately. `repeats` are the repeats from `cut` on, where
+    `finds_repeats` is set. `half` is the number of changes (from `cut` on) that are made twice, the second
+    time for other tensors. It is 0 where they are not.
+    """
 
     def __init__(
         self, memory: CachingAllocator, part: PoolsPart, order: Ints, cut: int, *, finds_repeats: bool
@@ -88,7 +93,7 @@ class PartRun:
         return half if are_alike else 0
 
     def make(self, first: int, end: int) -> None:
-        """Make the changes from place `first` to before `end`."""
+        """Make the changes from index `first` to before `end`."""
         memory, blocks, requests = self.memory, self.blocks, self._requests
         serve, free, passing_bytes, add = memory.serve, memory.free, memory.passing_bytes, self.sizes.append
         steps = zip(*(column[first:end] for column in self._columns), strict=True)
@@ -107,7 +112,7 @@ class PartRun:
             add(block.bytes)
 
     def make_repeat(self, repeat: Repeat) -> None:
-        """Make the changes of a repeat; see [Note: a period that changes nothing] of repeats.py."""
+        """Make the changes of a repeat. See [Note: a period that changes nothing] of repeats.py."""
         place, end, period = repeat
         known: dict[Hashable, _Known] = {}  # by state, at the ends of periods
         while place + period <= end and len(known) < _MAX_STATES:
@@ -131,8 +136,9 @@ class PartRun:
         return live, *(tuple(pool.keys) for pool in pools.values())
 
     def _rename(self, were_live: Sequence[int], cycle: int, num_cycles: int) -> None:
-        """Give the blocks in use the tensors that have them `num_cycles` times `cycle` changes later; a cycle
-        ago the tensors `were_live` had them."""
+        """Give the blocks in use to the tensors that have them `num_cycles` times `cycle` changes later. A
+        cycle ago the tensors `live_before` had them.
+        """
         later: dict[int, MemoryBlock] = {}
         for (tensor, block), old in zip(self.blocks.items(), were_live, strict=True):
             if tensor == old:  # from before the repeat, and still in use after it
@@ -144,7 +150,7 @@ class PartRun:
         self.blocks = later
 
     def free_the_rest(self) -> None:
-        """Free what a step leaves but the states that its first update makes."""
+        """Free the blocks that a step leaves, except for the states that its first update makes."""
         for tensor, block in self.blocks.items():
             if tensor >= 0:
                 self.memory.free(block)

@@ -32,10 +32,12 @@ class Repeat(NamedTuple):
 
 
 def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
-    """The repeats of at least `_LEAST_PERIODS` periods among changes, which do not overlap. The longest come
-    first: micro-batches that repeat, rather than the blocks in each. `kinds`: of allocations, what is asked
-    for; `made_at`: per change the place at which its tensor is allocated. Frees
-    are the same that free what was allocated as many changes ago."""
+    """The repeats of at least `_LEAST_PERIODS` periods among changes, which do not overlap.
+
+    The longest come first: micro-batches that repeat, rather than the blocks in each. `kinds` holds the
+    requests of allocations, and `allocated_at` the index at which the tensor of each change is allocated. Two
+    frees are the same if they free what was allocated as many changes ago.
+    """
     count = len(kinds)
     ago = np.arange(count) - made_at
     codes = np.where(ago > 0, -1 - ago, kinds)
@@ -59,8 +61,9 @@ def repeats(kinds: Ints, made_at: Ints) -> list[Repeat]:
 
 
 def _runs(codes: Ints, period: int) -> Iterator[Repeat]:
-    """The longest stretches that repeat themselves after `period` changes, of `_LEAST_PERIODS` periods or
-    more."""
+    """The longest intervals that repeat themselves after `period` changes, of `_LEAST_PERIODS` periods or
+    more.
+    """
     is_same = np.concatenate([[False], codes[:-period] == codes[period:], [False]])
     edges = np.flatnonzero(np.diff(is_same)).reshape(-1, 2)
     for first, end in (edges + np.array([0, period])).tolist():
@@ -69,7 +72,7 @@ def _runs(codes: Ints, period: int) -> Iterator[Repeat]:
 
 
 def _gaps(chosen: Sequence[Repeat], first: int, end: int) -> list[tuple[int, int]]:
-    """The stretches from `first` to `end` that no repeat of `chosen`, which are in order, has."""
+    """The intervals from `first` to `end` that no repeat of `repeats`, which are in order, has."""
     edges = [first]
     for other in chosen:
         if other.first < end and other.end > first:

@@ -39,7 +39,7 @@ def call_kind(work: Collective) -> CallKind:
 
 
 class UnequalShape(NamedTuple):
-    """The link usage of an all-to-all of unequal parts; `name`: that of the all-to-all of equal parts."""
+    """The link usage of an all-to-all of unequal parts. `name` is that of the all-to-all of equal parts."""
 
     name: str
     parts: Parts
@@ -56,14 +56,15 @@ Shape = str | UnequalShape | ForwardedShape
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One algorithm: `shape` is its link usage (`zsim.fabric.algorithms.others.link_usage`), `fraction` the
-    part of the links' bandwidth that it reaches."""
+    """One algorithm."""
 
     algorithm: str
     shape: Shape
+    """Its link usage (`zsim.fabric.algorithms.link_usage.link_usage`)."""
     rounds: Rounds
     protocols: Mapping[str, ProtocolCosts]
     fraction: float = 1.0
+    """The part of the links' bandwidth that it reaches."""
 
 
 def methods(
@@ -75,11 +76,12 @@ def methods(
     has_switch: bool,
     most_local_ranks: int | None = None,
 ) -> list[Method]:
-    """All methods that the backend may run; the first is preferred between equally fast ones.
+    """All methods that the backend may run. The first is preferred between equally fast ones.
 
-    `num_domains`: NVLink domains that the group spans; `has_switch`: GPUs of a domain share a switch;
-    `most_local_ranks`: maximum of ranks in one domain, where domains differ (then no in-switch reduction).
-    A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) excludes the others where the collective has it.
+    `num_domains` is the number of NVLink domains that the group spans. With `has_switch` the GPUs of a domain
+    share a switch. `most_local_ranks` is the maximum of ranks in one domain, where domains differ (then there
+    is no in-switch reduction). A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) excludes the others
+    where the collective has it.
     """
     most = most_local_ranks or num_ranks // num_domains
     is_even = most * num_domains == num_ranks
@@ -149,7 +151,7 @@ def _by_library(
     own: Mapping[AlgorithmName, Mapping[str, ProtocolCosts]],
     basic: Mapping[str, ProtocolCosts],
 ) -> Method:
-    """A library's exchange, at the backend's costs where it has none of its own."""
+    """A library's exchange, at the backend's costs where the library has none."""
     inside, pair, across = LIBRARIES[kind.name]
     name = {1: inside, 2: pair}.get(num_domains, across)
     protocols = own.get("all_to_all", basic)

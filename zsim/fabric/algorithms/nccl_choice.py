@@ -15,8 +15,9 @@ def planned_seconds(
     num_ranks: int,
     num_domains: int,
 ) -> float:
-    """Seconds that NCCL's tuning model expects (`zsim.cost.collectives.nccl_tuning`); infinite where NCCL
-    never runs the algorithm with the protocol."""
+    """Seconds that NCCL's tuning model expects (`zsim.cost.collectives.nccl_tuning`). Infinite where NCCL
+    never runs the algorithm with the protocol.
+    """
     generation = cluster.collectives.generation
     assert generation is not None
     link, nic = cluster.node_link, cluster.nic

@@ -5,7 +5,7 @@ Groups are rows of slots.
 With n ranks on k domains, g on each, and S the tensor, an all-reduce has 2 S (n-1)/n bus bytes:
 
     tree        a chain inside each domain, two binary trees across, S/2 each way on each of their edges,
-                one pair of trees per local rank; a card sends 2 S/g as on the ring, times n/(n-1)
+                one pair of trees per local rank. A card sends 2 S/g as on the ring, times n/(n-1)
     nvls        every GPU sends its S once, to be reduced in the switch, and S/n that is multicast:
                 S (n+1)/n each way, against 2 S (n-1)/n on the ring (NVLink SHARP)
     nvls_tree   S (g+1)/g each way inside the domain, and the two trees of S/g for every rail across
@@ -39,9 +39,12 @@ _MAX_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are coun
 
 
 def tree_parents(count: int) -> tuple[Ints, Ints]:
-    """Parent of each of `count` nodes (-1: the root) in NCCL's two trees: the second is the first shifted by
-    one node, or mirrored where the count is even, so that inner nodes of one are leaves of the other
-    (NCCL src/graph/trees.cc, ncclGetBtree and ncclGetDtree; Sanders, Speck, Traff 2009)."""
+    """Parent of each of `count` nodes (-1: the root) in NCCL's two trees.
+
+    The second tree is the first shifted by one node, or mirrored where the count is even, so that inner nodes
+    of one are leaves of the other (NCCL src/graph/trees.cc, ncclGetBtree and ncclGetDtree. Sanders, Speck,
+    Traff 2009).
+    """
     nodes = np.arange(count, dtype=np.int64)
     lowest = nodes & -nodes
     up = (nodes ^ lowest) | (lowest << 1)
@@ -57,8 +60,11 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
 
 
 def tree_usage(topology: Topology, members: Ints) -> Floats:
-    """Double binary trees across domains, chains inside them; one pair of trees per channel: as many as the
-    smallest domain has ranks with live cards, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
+    """Double binary trees across domains, chains inside them.
+
+    There is one pair of trees per channel: as many as the smallest domain has ranks with live cards, see
+    [Note: dead cards] in zsim.fabric.algorithms.rings.
+    """
     usage = np.zeros(topology.num_links)
     for rows in by_entries(topology, members):
         size = rows.shape[1]
@@ -87,7 +93,7 @@ def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) ->
 
 
 def nvls_usage(topology: Topology, members: Ints) -> Floats:
-    """In-switch reduction inside domains; across domains a pair of trees per rail."""
+    """In-switch reduction inside domains. Across domains there is a pair of trees per rail."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     local = local_ranks(topology, members)
@@ -106,8 +112,9 @@ def nvls_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def pat_usage(topology: Topology, members: Ints) -> Floats:
-    """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far (Bruck's
-    pattern; NCCL 2.23 release notes), S/n min(2^d, n - 2^d) bytes."""
+    """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far, S/n min(2^d, n
+    - 2^d) bytes (Bruck's pattern, NCCL 2.23 release notes).
+    """
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     distance = 1
@@ -121,10 +128,13 @@ def pat_usage(topology: Topology, members: Ints) -> Floats:
 def all_to_all_usage(
     topology: Topology, members: Ints, *, by_rail: bool = False, parts: Parts | None = None
 ) -> Floats:
-    """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: bytes that leave a node
-    first go over NVLink to the GPU on the target's rail (PXN). `parts`: the table of one of unequal parts, of
-    which the member that sends most sends one bus byte. NCCL has all-to-alls as grouped sends and receives
-    (ncclSend, ncclRecv), so that every pair's bytes are on the pair's route."""
+    """S/n from every rank to every other: 1/(n-1) of a bus byte per pair.
+
+    With `by_rail`, bytes that leave a node first go over NVLink to the GPU on the target's rail (PXN).
+    `split_sizes` is the table of an all-to-all of unequal parts, in which the member that sends most sends
+    one bus byte. NCCL has all-to-alls as grouped sends and receives (ncclSend, ncclRecv), so that every
+    pair's bytes are on the pair's route.
+    """
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     if size > _MAX_PAIRS:
@@ -168,8 +178,10 @@ def forwarded_usage(topology: Topology, members: Ints, times: float) -> Floats:
 
 
 def binomial_usage(topology: Topology, members: Ints) -> Floats:
-    """gloo's broadcast: in every round, each rank that has the tensor sends the whole of it to one that has
-    not. The root sends in every round, so the load of its links is that of all rounds."""
+    """gloo's broadcast: in every round, each rank that has the tensor sends it to one that does not.
+
+    The root sends in every round, so the load of its links is that of all rounds.
+    """
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     distance = 1

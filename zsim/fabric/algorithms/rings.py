@@ -1,14 +1,14 @@
 """Link usage of rings.
 
-One entry of a usage is the bytes a link carries while every rank sends one bus byte (one byte per ring
-edge). NCCL runs one ring per channel, each leaving the node through a different GPU's card, so that all cards
-share the load; with g local ranks there are g rotations, each with 1/g of the bytes.
+One entry of a usage is the bytes a link carries while every rank sends one bus byte (one byte per ring edge).
+NCCL runs one ring per channel, each leaving the node through a different GPU's card, so that all cards share
+the load. With g local ranks there are g rotations, each with 1/g of the bytes.
 
 # [Note: rails]
 A ring enters and leaves a node by cards of the same number (NCCL_CROSS_NIC=0, and 2 where that is as fast),
-so that on rail-optimised fabrics it never crosses the spine. The node's last rank hands the bytes over
-NVLink to the GPU of that card (PXN, NCCL 2.12 and later). So every GPU sends one whole byte over NVLink per
-bus byte, and a large ring across nodes is as fast as NVLink or as all cards together, whichever is slower.
+so that on rail-optimised fabrics it never crosses the spine. The node's last rank hands the bytes over NVLink
+to the GPU of that card (PXN, NCCL 2.12 and later). So every GPU sends one whole byte over NVLink per bus
+byte, and a large ring across nodes is as fast as NVLink or as all cards together, whichever is slower.
 
 # [Note: dead cards]
 NCCL looks for as many channels as a node's live cards can carry, and then every node takes the minimum over
@@ -21,8 +21,8 @@ whose card is dead, shares another card of the node.
 # [Note: few cards]
 NCCL enters a node by the GPUs nearest to a card (2.8 src/graph/search.cc, ncclTopoSearchRecNet: the fewest
 hops). Here every local rank has a channel, which is as fast as long as only ports bind. Where bytes cross the
-uplink of a card's switch twice (specs/topology/node_links.py, [Note: staged bytes]) they do not, and the
-channels enter by the GPUs under that switch (tests/fabric/test_staged.py holds that to measurements).
+uplink of a card's switch twice (specs/topology/node_links.py, [Note: staged bytes]) ports are not what binds,
+and the channels enter by the GPUs under that switch (tests/fabric/test_staged.py holds that to measurements).
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
-    """The groups (rows of slots), partitioned by the places at which they go from domain to domain, and by
-    the domains to which they come back."""
+    """The groups (rows of slots), partitioned by the positions at which they go from domain to domain, and by
+    the domains to which they come back.
+    """
     domains = topology.domain_of(members)
     changes = np.diff(domains, axis=1) != 0
     returns = changes.sum(axis=1) > (np.diff(np.sort(domains, axis=1), axis=1) != 0).sum(axis=1)
@@ -63,9 +64,11 @@ def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
 
 
 def by_entries(topology: Topology, members: Ints) -> list[Ints]:
-    """The rows of `members` that channels enter at the same places: those whose cards all work, together
-    (where [Note: few cards] holds, by their places under the cards' switches), and each other row by
-    itself. Their members are `by_domain`."""
+    """The rows of `members`, sorted by domain, partitioned by the positions at which channels enter them.
+
+    Rows whose cards all work are in one partition (where [Note: few cards] holds, in one per position under
+    the cards' switches). Each other row is in a partition by itself.
+    """
     members = by_domain(topology, members)
     is_whole = live_cards(topology, members).all(axis=1)
     whole, broken = members[is_whole], np.flatnonzero(~is_whole)
@@ -77,32 +80,38 @@ def by_entries(topology: Topology, members: Ints) -> list[Ints]:
 
 
 def domain_order(domains: Ints) -> Ints:
-    """Places of a group's members, whose `domains` these are, with those of one domain together: NCCL numbers
-    nodes by their first rank, wherever the others are (2.21 src/init.cc, initTransportsRank)."""
+    """The order of a group's members, whose `domains` these are, in which the members of each domain follow
+    one another.
+
+    NCCL numbers nodes by their first rank, wherever the others are (2.21 src/init.cc, initTransportsRank).
+    """
     order: Ints = np.argsort(first_places(domains), kind="stable")
     return order
 
 
 def first_places(domains: Ints) -> Ints:
-    """By member of a group, whose `domains` these are, the place of the first member of its domain."""
+    """By member of a group, whose `domains` these are, the index of the first member of its domain."""
     _, firsts, inverse = np.unique(domains, return_index=True, return_inverse=True)
     return firsts[inverse]
 
 
 def by_domain(topology: Topology, members: Ints) -> Ints:
-    """Groups of one pattern of domains with the members of one domain together; see `domain_order`."""
+    """Groups of one pattern of domains with the members of each domain next to one another. See
+    `domain_order`.
+    """
     return members[:, domain_order(topology.domain_of(members[0]))]
 
 
 def live_cards(topology: Topology, members: Ints) -> Bools:
-    """Whether each slot's own card works."""
+    """Whether the network card of each slot works."""
     alive: Bools = topology.nic_of(members) == topology.own_card_of(members)
     return alive
 
 
 def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
-    """Place in the domain at which the channel enters, per domain and channel; see [Note: dead cards] and
-    [Note: few cards]."""
+    """Position in the domain at which the channel enters, per domain and channel. See [Note: dead cards] and
+    [Note: few cards].
+    """
     alive = live_cards(topology, members[0])
     if alive.all() and not topology.copies_twice:
         fewest = int(counts.min())
@@ -141,8 +150,9 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
 
 
 def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
-    """Slots of every row in the order of its ring, and after which of them the ring goes to another domain;
-    per channel."""
+    """Slots of every row in the order of its ring, and after which of them the ring goes to another domain,
+    per channel.
+    """
     starts, counts = segments(topology, members)
     entries = channel_entries(topology, members, starts, counts)
     crosses = np.zeros(members.shape[1], dtype=bool)
@@ -158,7 +168,10 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
 
 def fault_delays(topology: Topology, members: Ints) -> list[tuple[Floats, Floats]]:
     """Seconds that faults add to a message on each of the ring's edges inside domains, and on each across
-    them, the largest first; per channel of all groups."""
+    them.
+
+    The largest come first. There is one entry per channel of all groups.
+    """
     if topology.condition is None or not topology.condition.delays.any() or members.shape[1] < 2:
         return []
     delays = topology.condition.delays
@@ -181,7 +194,8 @@ def _ring_delays(topology: Topology, members: Ints, delays: Floats) -> list[tupl
 
 def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
     """Where each domain's ranks start in a group, and how many they are. When the groups change domains at
-    different places, every rank is a segment by itself."""
+    different positions, every rank is a segment by itself.
+    """
     changes = np.diff(topology.domain_of(members), axis=1) != 0
     size = members.shape[1]
     if not (changes == changes[0]).all():

@@ -1,1 +1,1 @@
-"""Classes of ranks and groups that behave alike, and are simulated by one representative each."""
+"""Classes of ranks and groups that behave equally, and are simulated by one representative each."""

@@ -5,9 +5,11 @@ Ranks of a class run the same program on equally fast hardware, and for every ki
 of one class. Groups of a class have the same number of members of each class of ranks, and put the same bytes
 on links of the same classes. Links of a class have the same capacity and carry the same bytes of each class
 of groups. Where that holds, members of a class stay equal at every instant: the fluid rates of their
-activities depend on nothing else. The coarsest such classes are found by colour refinement: begin with one
-colour for everything that looks alike, and split colours that break a rule until none does (Cardon,
-Crochemore 1982; for Markov chains and fluid models it is called exact lumping).
+activities depend on nothing else.
+
+The coarsest such classes are found by colour refinement: begin with one colour for everything that looks the
+same, and split colours that break a rule until none does (Cardon, Crochemore 1982). For Markov chains and
+fluid models it is called exact lumping.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ _EQUAL = 1e-9  # relative: sums closer than this are one value up to rounding
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """`of_rank[r]`: class of rank r; `blocks[kind][i]`: class of the i-th group of a kind. Classes are
-    numbered in the order of their first members."""
+    """Classes of ranks and of groups, numbered in the order of their first members."""
 
     of_rank: Ints
+    """By rank, its class."""
     blocks: Mapping[str, Ints]
+    """By kind of group, the class of each of its groups."""
 
     @property
     def representatives(self) -> list[int]:
@@ -50,15 +53,17 @@ class Classes:
 
 @dataclass(frozen=True)
 class JobPlacement:
-    """One job on a fabric: the places of its ranks, its groups and the collectives that it runs. `kinds`: a
-    number per rank, equal for ranks that are alike before refinement. `shares_nodes`: ranks of a node share
-    more than the links of collectives (host memory, cores, drives and the links to them)."""
+    """One job on a fabric: the positions of its ranks, its groups and the collectives that it runs."""
 
     topology: Topology
     groups: Mapping[str, Group]
     works: Sequence[Collective]
     kinds: Ints
+    """A number per rank, equal for ranks that are equal before refinement."""
     shares_nodes: bool = False
+    """Whether ranks of a node share more than the links of collectives (host memory, cores, drives and the
+    links to them).
+    """
 
 
 def first_apart(classes: Classes) -> Classes:
@@ -83,8 +88,11 @@ def each_by_itself(topology: Topology, groups: Mapping[str, Group]) -> Classes:
 
 
 def stable_classes(all_placed: Sequence[JobPlacement], *, by_links: bool = True) -> list[Classes]:
-    """The coarsest classes of each job; see [Note: stable colours]. `by_links` false leaves the links out:
-    groups with members of the same classes are then alike wherever they are."""
+    """The coarsest classes of each job. See [Note: stable colours].
+
+    `by_links` false leaves the links out: groups with members of the same classes are then equal wherever
+    they are.
+    """
     colourings = [_Colouring(placed) for placed in all_placed]
     is_needed = by_links and any(
         len(kind.members) > 1 or colouring.placed.shares_nodes

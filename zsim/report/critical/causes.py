@@ -51,7 +51,7 @@ CAUSES: dict[str, Meaning] = {
 
 
 def cause_meaning(cause: str) -> Meaning:
-    """The meaning of a cause; a tier of links that is not in `CAUSES` is shown by its name."""
+    """The meaning of a cause. A tier of links that is not in `CAUSES` is shown by its name."""
     return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
 
 
@@ -76,15 +76,18 @@ _OF_RESOURCE = {
 
 
 class Alone(NamedTuple):
-    """An op on an idle machine: `causes`, its seconds by cause, `seconds` in all. `is_computing`: it runs
-    kernels; `shared`: the cause of its resource that others share; `slowed_seconds`: maximum of seconds that
-    kernels can add to a collective (else 0)."""
+    """An op on an idle machine."""
 
     causes: Mapping[str, float]
+    """Its seconds by cause."""
     seconds: float
+    """Its seconds in all."""
     is_computing: bool
+    """Whether it runs kernels."""
     shared: str
+    """The cause of its resource that others share."""
     slowed_seconds: float
+    """Maximum of seconds that kernels can add to a collective (else 0)."""
 
     @staticmethod
     def of(causes: Mapping[str, float], slowed_seconds: float = 0.0) -> Alone:
@@ -103,8 +106,10 @@ _NO_OP = {
 class OpCauses:
     """Seconds by cause of each op on an idle machine, computed once per distinct work.
 
-    `gpu`: of all ranks, or of each program's; `calls`: the limit of each collective; `limits`: the class of
-    resources that bounds each kind of offloaded work (`zsim.engine.offload.Offload.limits`)."""
+    `gpu` is that of all ranks, or one per program. `call_limits` has the limit of each collective, and
+    `limits` the class of resources that bounds each kind of offloaded work
+    (`zsim.engine.offload.Offload.limits`).
+    """
 
     def __init__(
         self,
@@ -118,8 +123,9 @@ class OpCauses:
         self._calls, self._limits = calls, limits
 
     def of(self, ops: Ints, ranks: Ints) -> tuple[list[Alone], Ints]:
-        """The distinct ones among the ranks' ops (or what stands in place of an op number in a chain), each
-        on an idle machine; and the place of each op among them."""
+        """The distinct ones among the ranks' ops (or the number that stands in place of an op in a chain),
+        each on an idle machine, and the index of each op among them.
+        """
         found: list[Alone] = []
         places = np.empty(len(ops), dtype=np.int64)
         for number in distinct(ops[ops < 0]):
@@ -161,7 +167,9 @@ def _of_kernels(activity: GpuActivity) -> dict[str, float]:
 
 
 def _works_of_ops(program: Program) -> tuple[list[Work | None], Ints]:
-    """The distinct works of a program's ops, and the place of each op's among them, for `Program.once`."""
+    """The distinct works of a program's ops, and the index of each op's work among them, to be cached with
+    the program.
+    """
     works = program.once(op_columns).work
     by_id = {id(work): work for work in works}
     ids, places = numbered(list(map(id, works)))
@@ -169,10 +177,10 @@ def _works_of_ops(program: Program) -> tuple[list[Work | None], Ints]:
 
 
 def critical_seconds(links: Chain | Iterable[Link], causes: OpCauses) -> dict[str, float]:
-    """Seconds of the chain by cause; they add up to the chain.
+    """Seconds of the chain by cause. They add up to the chain.
 
     Extra time of an op over its time on an idle machine is `interference` for kernels (slowed by collectives,
-    by other kernels or by a slow GPU) and for collectives up to `Alone.slowed_seconds`; the rest of a
+    by other kernels or by a slow GPU) and for collectives up to `IsolatedOp.slowed_seconds`. The rest of a
     transfer's extra time counts for the resource that bounds it, which others share.
     """
     chain = links if isinstance(links, Chain) else Chain.of(links)
@@ -227,8 +235,9 @@ class CriticalSeconds(Mapping[str, float]):
 
 
 def _in_order(causes: Iterable[str]) -> list[str]:
-    """Causes in the order of `CAUSES`; tiers that are not in it (spines of a fabric) after the network
-    cards."""
+    """Causes in the order of `CAUSES`. Tiers that are not in it (spines of a fabric) come after the network
+    cards.
+    """
     places = {cause: float(place) for place, cause in enumerate(CAUSES)}
     between = places["network"] + 0.5
     return sorted(causes, key=lambda cause: (places.get(cause, between), cause))

@@ -30,7 +30,7 @@ class Link(NamedTuple):
 
 
 class Chain:
-    """Links in order; one entry of each column per link."""
+    """Links in order, as columns with one entry per link."""
 
     def __init__(self, ranks: Ints, ops: Ints, starts: Floats, ends: Floats) -> None:
         self.ranks, self.ops, self.starts, self.ends = ranks, ops, starts, ends

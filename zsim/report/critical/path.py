@@ -3,12 +3,13 @@
 # [Note: reading the chain backwards]
 An op begins when the last of three things has happened: the previous op on its stream ended, an op that it
 depends on ended, the host issued it. The one that happened last is the previous link of the chain. An op in a
-shared hardware queue may be held up by a waiting launch before it; it begins when that launch does, so the
+shared hardware queue may be held up by a waiting launch before it. It begins when that launch does, so the
 chain goes on with the predecessors of that launch (`zsim.plan.passes.queues`). A link of the host goes back
-to the last time that the host was blocked, and from there to the op that it waited for. A collective begins
-when its last rank has arrived, so the chain goes on at that rank; a message begins when both sides have
-arrived, and a call with several messages ends with the one that began last. The chain covers the whole step
-without gaps: its parts add up to the step's time.
+to the last time that the host was blocked, and from there to the op that it waited for.
+
+A collective begins when its last rank has arrived, so the chain goes on at that rank. A message begins when
+both sides have arrived, and a call with several messages ends with the one that began last. The chain covers
+the whole step without gaps: its parts add up to the step's time.
 """
 
 from __future__ import annotations
@@ -40,28 +41,34 @@ def critical_path(
     connections: int = DEFAULT_CONNECTIONS,
     peers: Peers | None = None,
 ) -> Chain:
-    """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
-    backwards]. `trace` must be the simulated trace of `plan`, with one span per op with work. `meetings`: by
-    (group, rank), a number that is equal for ranks that wait for each other; by default the ranks of a group
-    do. `connections`: number of hardware queues that the streams share. `peers`: by (rank, op) of a call with
-    messages, the (rank, op) of the calls at the other side."""
+    """The chain from the step's beginning to its end, in that order. See [Note: reading the chain backwards].
+
+    `trace` must be the simulated trace of `plan`, with one span per op with work. `communicators` gives, by
+    (group, rank), a number that is equal for ranks that wait for each other. By default the ranks of a group
+    do. `connections` is the number of hardware queues that the streams share. `peers` gives, by (rank, op) of
+    a call with messages, the (rank, op) of the calls at the other side.
+    """
     return _Walk(plan, trace, meetings or {}, connections, peers or {}).links()
 
 
 class _Lane(NamedTuple):
-    """A rank's ops by place: when each started and ended; the launch that held it up in their hardware queue
-    (itself where none did); of that launch, the predecessor that ended last (-1 without any), when that was
-    (0 without any) and when the host issued it. `onward`: that predecessor, where the chain goes on with it
-    and nothing else is to be seen to; else -1."""
+    """A rank's ops with work, by position."""
 
     part: Predecessors
     start: Floats
+    """When each started."""
     end: Floats
+    """When each ended."""
     held: Ints
+    """The launch that held it up in their hardware queue, itself where none did."""
     previous: Ints
+    """The predecessor of that launch that ended last. -1 without any."""
     waited: Floats
+    """When that predecessor ended. 0 without any."""
     issued: Floats
+    """When the host issued that launch."""
     onward: list[int]
+    """That predecessor, where the chain goes on with it and nothing else is to be checked, else -1."""
 
 
 class _Walk:
@@ -100,8 +107,10 @@ class _Walk:
         return self._found()
 
     def _ops(self, rank: int, place: int) -> tuple[int, int] | None:
-        """Add the op at `place` and those that it waited for in turn, up to one that waited for the host;
-        return the (rank, place) that the host waited for. None at the step's beginning."""
+        """Add the op at `position` and those that it waited for in turn, up to one that waited for the host.
+
+        Returns the (rank, position) that the host waited for. None at the step's beginning.
+        """
         lane = self._lane(rank)
         while True:
             first = len(self.places)
@@ -130,8 +139,11 @@ class _Walk:
         return self._host(rank, issued, int(lane.held[place]))
 
     def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
-        """Add the link of the host that ends at `until`, and return the op that it was last blocked on; only
-        places below `before`, since ops shorter than the tolerance end at the same instant."""
+        """Add the link of the host that ends at `until`, and return the op that it was last blocked on.
+
+        Only positions below `end_position` count, since ops shorter than the tolerance end at the same
+        instant.
+        """
         blocks = self.times.of(rank).blocks
         number = bisect_right(blocks, until + self.tolerance, key=itemgetter(0)) - 1
         while number >= 0 and blocks[number][2] >= before:
@@ -183,8 +195,9 @@ class _Walk:
         return self.plan.program_on(rank)
 
     def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
-        """The simulated rank that was the last to arrive at the same collective or message, and the place of
-        its call; `rank` and `place` for other work."""
+        """The simulated rank that was the last to arrive at the same collective or message, and the position
+        of its call. For other work they are `rank` and `position`.
+        """
         number = self._part(rank).numbers[place]
         work = self._program(rank).ops[number].work
         times = self.times
@@ -204,7 +217,7 @@ class _Walk:
         return times.ranks[rows[latest]], places if isinstance(places, int) else places[latest]
 
     def _calls(self, rank: int, group: str) -> list[int]:
-        """Places of the rank's calls of a group."""
+        """Positions of the rank's calls of a group."""
         return self._program(rank).once(_places_of_calls, self.connections)[group]
 
     def _last_side(self, rank: int, number: int, place: int) -> tuple[int, int]:
@@ -217,7 +230,7 @@ class _Walk:
         return found[1:]
 
     def _rows_at(self, group: str, meeting: int) -> list[int]:
-        """Rows of the simulated ranks that wait for each other in this meeting of the group."""
+        """Rows of the simulated ranks that wait for each other in this communicator of the group."""
         if group not in self.rows:
             rows: dict[int, list[int]] = {}
             for row, rank in enumerate(self.times.ranks):
@@ -234,7 +247,7 @@ class _Walk:
         return int(self.communicators[group][rank])
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
-        """Add a link that is not an op with its own times."""
+        """Add a link that is not an op whose times are in the trace."""
         self.ranks.append(rank)
         self.others.append((op, start, end))
         self.places.append(-len(self.others))
@@ -256,13 +269,13 @@ class _Walk:
 
 
 def _are_calls(program: Program, connections: int) -> Bools:
-    """Whether each op with work calls other ranks, by place."""
+    """Whether each op with work calls other ranks, by position."""
     numbers = program.once(predecessors, connections).numbers
     return np.array([isinstance(program.ops[n].work, Collective | PointToPoint) for n in numbers], np.bool_)
 
 
 def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
-    """Places of the calls of each group, by group."""
+    """Positions of the calls of each group, by group."""
     found: dict[str, list[int]] = {}
     for place, number in enumerate(program.once(predecessors, connections).numbers):
         work = program.ops[number].work

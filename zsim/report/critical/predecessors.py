@@ -14,9 +14,12 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 class Predecessors:
-    """The ops with work that must end before an op may start, as places among the ops with work (`numbers`).
-    Ops without work (waits, hooks) are replaced by their predecessors. `ahead[place]`: the launch right
-    before the one at `place` in a hardware queue that streams share."""
+    """The ops with work that must end before an op may start, as positions among the ops with work
+    (`numbers`).
+
+    Ops without work (waits, hooks) are replaced by their predecessors. `previous_in_queue[position]` is the
+    launch right before the one at `position` in a hardware queue that streams share.
+    """
 
     def __init__(self, program: Program, connections: int = DEFAULT_CONNECTIONS) -> None:
         self.numbers: list[int] = []
@@ -55,19 +58,22 @@ class Predecessors:
 
     @cached_property
     def _ahead_of(self) -> Ints:
-        """By place, the launch right before it in its hardware queue; -1 without one."""
+        """By position, the launch right before it in its hardware queue. -1 without one."""
         found = np.full(len(self.numbers), -1, np.int64)
         found[list(self.ahead)] = list(self.ahead.values())
         return found
 
     def of(self, place: int) -> tuple[int, ...]:
-        """The places that the op at `place` waits for."""
+        """The positions that the op at `position` waits for."""
         first, end = self._firsts[place], self._firsts[place + 1]
         return tuple(self._before[first + (self._before[first] < 0) : end])
 
     def last_ended(self, ends: Floats) -> Ints:
-        """By place, the one of the places that it waits for that ended last, of equal ones the highest; -1
-        where it waits for none. `ends`: by place, when it ended."""
+        """By position, the one of its predecessors that ended last, of equal ones the highest. -1 where it
+        waits for none.
+
+        `ends` gives, by position, when the op ended.
+        """
         before, firsts = self._arrays
         by_end = np.append(np.argsort(ends, kind="stable"), -1)
         ranks = np.empty(len(by_end), np.int64)
@@ -76,8 +82,11 @@ class Predecessors:
         return by_end[np.maximum.reduceat(ranks[before], firsts)] if len(firsts) else firsts
 
     def held_by(self, start: Floats, ready: Floats, tolerance: float) -> Ints:
-        """By place, the launch that held it up in their hardware queue; itself where none did. `start`: when
-        it started; `ready`: when the host had issued it, and what it waits for had ended."""
+        """By position, the launch that held it up in their hardware queue, itself where none did.
+
+        `start` is when it started. `ready` is when the host had issued it, and everything that it waits for
+        had ended.
+        """
         held = np.arange(len(start))
         if not self.ahead:
             return held
@@ -92,5 +101,5 @@ class Predecessors:
 
 
 def predecessors(program: Program, connections: int) -> Predecessors:
-    """The predecessors of a program's ops, for `Program.once`."""
+    """The predecessors of a program's ops, to be cached with the program."""
     return Predecessors(program, connections)

@@ -4,12 +4,13 @@ yet.
 # [Note: what is a bubble]
 A gap of the compute stream is followed by an op. If that op waits, directly or through ops of other streams
 or a block of the host, for messages of another pipeline rank, then the gap is a bubble until the last of
-their other sides has come (a message moves when both sides have; `PointToPoint`): at a pipeline's beginning
-the lead-in, later the gaps. Communication that runs meanwhile does not end a bubble. The rest of the gap, in
-which the messages are transferred, is none. A rank that has done its last forward or backward is in the drain
-until the last rank of its pipeline has done so too: all time of the drain without kernels is a bubble, the
-reductions of gradients that run in it included; what comes after it, such as the collectives at the end of
-the step, is none.
+their other sides has arrived (a message moves when both sides have, see `PointToPoint`). At a pipeline's
+beginning this is the lead-in, later the gaps. Communication that runs meanwhile does not end a bubble. The
+rest of the gap, in which the messages are transferred, is none.
+
+A rank that has done its last forward or backward is in the drain until the last rank of its pipeline has done
+so too. All time of the drain without kernels is a bubble, the reductions of gradients that run in it
+included. Work that comes after it, such as the collectives at the end of the step, is none.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def is_pipeline(plan: Plan) -> bool:
 
 
 class Bubbles:
-    """The bubbles of the ranks of a simulated step; see [Note: what is a bubble].
+    """The bubbles of the ranks of a simulated step. See [Note: what is a bubble].
 
-    `trace`: the step of `plan`, with one span per op with work. `peers`: by (rank, op) of a call with
-    messages, the (rank, op) of the calls at the other side. `connections`: number of hardware queues that the
-    streams share.
+    `trace` is the step of `plan`, with one span per op with work. `peers` gives, by (rank, op) of a call with
+    messages, the (rank, op) of the calls at the other side. `connections` is the number of hardware queues
+    that the streams share.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Bubbles:
             self._neighbours.setdefault(rank, set()).update(found)
 
     def of(self, rank: int) -> list[Interval]:
-        """The bubbles of `rank`, apart and in order, on the trace's clock."""
+        """The bubbles of `rank`, disjoint and in order, on the trace's clock."""
         if rank not in self._found:
             self._found[rank] = self._of(rank)
         return self._found[rank]
@@ -91,7 +92,7 @@ class Bubbles:
         return _union([(start, end) for start, end in found if end > start + self._tolerance])
 
     def cut_from(self, breakdown: Breakdown, rank: int) -> Breakdown:
-        """The breakdown of `rank`, on the clock of its own step, with its bubbles."""
+        """The breakdown of `rank`, on the clock of the rank's step, with its bubbles."""
         begin = self._trace.begins.get(rank, 0.0)
         over = max(self._times.of(rank).end, default=begin) - begin - self._tolerance
         bubbles = [(start - begin, end - begin) for start, end in self.of(rank)]
@@ -105,8 +106,9 @@ class Bubbles:
         part: Predecessors,
         arrivals: Mapping[int, float],
     ) -> float:
-        """When the other side of the last message had come that the op at `place` waits for and that was not
-        over at `since`; 0 without one."""
+        """When the other side of the last message had arrived that the op at `position` waits for and that
+        was not over at `since`. 0 without one.
+        """
         waiting, seen = [place], {place}
         until = 0.0
         for number in range(bisect_right(lane.blocks, since, key=itemgetter(0)), len(lane.blocks)):
@@ -131,7 +133,9 @@ class Bubbles:
         return until
 
     def _arrivals(self, rank: int) -> dict[int, float]:
-        """By place of a call with messages of other programs' ranks, when the last of these had come."""
+        """By position of a call with messages of other programs' ranks, when the last of these ranks had
+        arrived.
+        """
         program, found = self._program(rank), dict[int, float]()
         places = {number: place for place, number in enumerate(self._part(rank).numbers)}
         for number in program.calls_with_messages:
@@ -191,9 +195,11 @@ class Bubbles:
 def with_bubbles(
     breakdown: Breakdown, bubbles: Sequence[Interval], over_seconds: float = math.inf
 ) -> Breakdown:
-    """The breakdown with the waits within `bubbles` counted as such; both on the clock of the rank's step.
-    `over_seconds`: when the rank has done all its work; what it then waits for is the others' communication
-    at the end of the step."""
+    """The breakdown with the waits within `bubbles` counted as such, both on the clock of the rank's step.
+
+    `work_end_seconds` is when the rank has done all its work. After it the rank waits for the others'
+    communication at the end of the step.
+    """
     waits: list[Wait] = []
     waited: dict[tuple[str, str], list[float]] = {}
     for wait in breakdown.waits:
@@ -245,7 +251,7 @@ def _places_on_compute_stream(program: Program) -> list[int]:
 
 
 def _places_of_kernels(program: Program) -> list[tuple[int, str]]:
-    """Place and phase of the kernels of the compute stream."""
+    """Position and phase of the kernels of the compute stream."""
     working = [op for op in program.ops if op.work is not None]
     return [
         (place, op.phase)
@@ -255,6 +261,6 @@ def _places_of_kernels(program: Program) -> list[tuple[int, str]]:
 
 
 def _place_of(program: Program) -> dict[int, int]:
-    """By number of an op with work, its place among them."""
+    """By number of an op with work, its position among them."""
     working = (number for number, op in enumerate(program.ops) if op.work is not None)
     return {number: place for place, number in enumerate(working)}

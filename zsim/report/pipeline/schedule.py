@@ -16,14 +16,15 @@ _APART = 1 / 200  # of the step, between kernels of the optimizer
 
 
 class Box(NamedTuple):
-    """One action of a pipeline rank from its first kernel to its last, on the trace's clock. `kind`: F, B, I
-    or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer, which is cut where it waits for
-    other ranks; its stage, chunk and micro-batch are -1. `chunk`: the place of the stage among the rank's
-    own, 0 without virtual stages."""
+    """One action of a pipeline rank from its first kernel to its last, on the trace's clock."""
 
     kind: str
+    """F, B, I or W as in `zsim.plan.pipeline.schedules.Action`, "" for the optimizer. The optimizer is cut
+    where it waits for other ranks, and its stage, chunk and micro-batch are -1.
+    """
     stage: int
     chunk: int
+    """The index of the stage among the rank's stages, 0 without virtual stages."""
     micro_batch: int
     start_seconds: float
     end_seconds: float
@@ -34,8 +35,9 @@ class Box(NamedTuple):
 
 
 def boxes(plan: Plan, trace: Trace, rank: int) -> tuple[Box, ...]:
-    """The actions of `rank` in the order of its host. `trace`: the step of `plan`, with one span per op with
-    work. Actions without kernels on the compute stream are left out."""
+    """The actions of `rank` in the order of its host. `trace` is the step of `plan`, with one span per op
+    with work. Actions without kernels on the compute stream are left out.
+    """
     program = plan.program_on(rank)
     own = trace.of_rank(rank)
     order = own.info_indices.argsort(kind="stable")
@@ -51,7 +53,7 @@ def boxes(plan: Plan, trace: Trace, rank: int) -> tuple[Box, ...]:
 
 
 def _runs(spans: Sequence[tuple[float, float]], apart: float) -> list[tuple[float, float]]:
-    """From the first to the last of `spans`, in order, cut where more than `apart` seconds are between."""
+    """The `spans` from the first to the last, in order, cut where more than `max_gap` seconds are between."""
     runs: list[tuple[float, float]] = []
     for start, end in spans:
         if runs and start - runs[-1][1] <= apart:
@@ -71,8 +73,9 @@ def _stages(program: Program) -> tuple[int, ...]:
 
 
 def _places_by_action(program: Program) -> list[tuple[tuple[str, int, int], list[int]]]:
-    """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, the places of its kernels
-    on the compute stream among the program's ops with work."""
+    """By drawn action (kind, stage, micro-batch), and for the optimizer at the end, its kernels on the
+    compute stream, as positions among the program's ops with work.
+    """
     begins = [*program.actions, (len(program.ops), None)]
     found: list[tuple[tuple[str, int, int], list[int]]] = []
     updating: list[int] = []

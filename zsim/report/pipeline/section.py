@@ -22,18 +22,23 @@ _ALIKE = 1e-9  # of the step
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """One pipeline rank, by its first simulated GPU `first_rank`. `layers`: of all its stages, None where
-    unknown. `peak`: of its GPU memory. `breakdown`: of its step. On the clock of the trace: `begin_seconds`
-    of its step, the `bubbles` of its compute stream, and the `boxes` of its forwards and backwards."""
+    """One pipeline rank, by its first simulated GPU. Times are on the clock of the trace."""
 
     rank: int
     first_rank: int
+    """The rank of its first simulated GPU."""
     layers: int | None
+    """Number of layers of all its stages. None where unknown."""
     peak: Peak
+    """The peak of its GPU memory."""
     breakdown: Breakdown
+    """The breakdown of its step."""
     bubbles: tuple[Interval, ...]
+    """The bubbles of its compute stream."""
     boxes: tuple[Box, ...]
+    """Its forwards and backwards."""
     begin_seconds: float = 0.0
+    """When its step begins."""
 
     @property
     def busy_seconds(self) -> float:
@@ -69,13 +74,14 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSection:
-    """A pipeline's ranks in their order. `micro_batches`: of one pipeline in a step of `step_seconds`;
-    `shown_seconds`: the simulated step, where that has only some of them."""
+    """A pipeline's ranks in their order."""
 
     rows: tuple[PipelineRow, ...]
     micro_batches: int
+    """Number of micro-batches of one pipeline in a step."""
     step_seconds: float
     shown_seconds: float | None = None
+    """Seconds of the simulated step, where that has only some of the micro-batches."""
 
     @property
     def bubble_fraction(self) -> float:
@@ -129,8 +135,11 @@ def pipeline_section(
     layers: Sequence[int] = (),
     connections: int = DEFAULT_CONNECTIONS,
 ) -> PipelineSection | None:
-    """The section of the simulated step of `plan`; None where the ranks form no pipeline. `layers`: of each
-    pipeline rank, () where unknown; `peers` and `connections` as in `Bubbles`."""
+    """The section of the simulated step of `plan`. None where the ranks form no pipeline.
+
+    `layers` is the number of each pipeline rank, () where unknown. `peers` and `connections` are those of
+    `Bubbles`.
+    """
     if not is_pipeline(plan):
         return None
     ledger, bubbles = Ledger.of(trace.memory), Bubbles(plan, trace, peers, connections)
@@ -161,7 +170,7 @@ def _busy(breakdown: Breakdown) -> float:
 
 
 def rank_breakdown(trace: Trace, rank: int) -> Breakdown:
-    """The breakdown of one rank on the clock of its own step."""
+    """The breakdown of one rank on the clock of the rank's step."""
     return step_breakdown(trace.on_clock_of(rank), rank)
 
 

@@ -1,1 +1,1 @@
-"""Should I believe this? What the numbers of one report rest on."""
+"""Should I believe this? The evidence behind the numbers of one report."""

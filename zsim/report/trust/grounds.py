@@ -1,4 +1,4 @@
-"""The grounds of each part of the step: the tables of numbers behind it, and how well they are known."""
+"""The evidence for each part of the step: the tables of numbers behind it, and how well they are known."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ _OTHER_TIER = ("network", "collectives")
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A part of the critical path: its cause, seconds, fraction of the step. `evidence`: the weakest grade of
-    the tables behind it; `tables`: each with its grade; `source`: of the first table with the weakest
-    grade."""
+    """A part of the critical path, and the tables of numbers behind it."""
 
     cause: str
     seconds: float
     step_fraction: float
     evidence: str
+    """The weakest grade of the tables."""
     tables: Mapping[str, str]
+    """The grade of each table."""
     source: str
+    """The source of the first table with the weakest grade."""
 
     @property
     def label(self) -> str:
@@ -58,7 +59,7 @@ class Ground:
 
     @property
     def words(self) -> str:
-        """The tables by grade, the weakest first: "data sheet: peak; calibrated: gemm, attention"."""
+        """The tables by grade, the weakest first, such as "data sheet: peak; calibrated: gemm, attention"."""
         by_grade = {grade: [name for name, own in self.tables.items() if own == grade] for grade in _ORDER}
         parts = [
             f"{grade}: {', '.join(name.removeprefix('gpu.') for name in names)}"
@@ -69,8 +70,9 @@ class Ground:
 
 
 def grounds(report: Report) -> tuple[Ground, ...]:
-    """The parts of the step's critical path, longest first; none where the chain is not known (a recording's
-    replay)."""
+    """The parts of the step's critical path, longest first. None where the chain is not known (a recording's
+    replay).
+    """
     cluster = report.experiment.get("cluster")
     if not report.critical_path_seconds or not isinstance(cluster, Mapping):
         return ()
@@ -99,14 +101,14 @@ def _table(cluster: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def weakest_of(grades: Iterable[str]) -> str:
-    """The weakest of the grades; `NOTHING` without any."""
+    """The weakest of the grades. `NOTHING` without any."""
     found = set(grades)
     known: list[Evidence] = [grade for grade in EVIDENCE_ORDER if grade in found]
     return known[-1] if known else NOTHING
 
 
 def fraction_by_grade(found: Iterable[Ground]) -> dict[str, float]:
-    """The fraction of the step that rests on each grade, best known first; zeros are left out."""
+    """The fraction of the step that rests on each grade, best known first. Zeros are left out."""
     totals = dict.fromkeys((*EVIDENCE_ORDER, NOTHING), 0.0)
     for one in found:
         totals[one.evidence] += one.step_fraction

@@ -37,22 +37,27 @@ _SMALL = 0.01  # of the step; below it a better number does not show
 
 @dataclass(frozen=True, slots=True)
 class WantedNumbers:
-    """`command` measures the numbers of `tables`, on which `step_fraction` of the step rests and which nobody
-    has measured; `calibrate` makes a cluster file of what it writes. `program`: which program it runs, and
-    where that comes from."""
+    """A command that measures numbers which nobody has measured, and on which the step rests."""
 
     command: str
     calibrate: str
+    """The command that makes a cluster file of what `command` writes."""
     tables: tuple[str, ...]
+    """The tables whose numbers are measured."""
     step_fraction: float
+    """The fraction of the step that rests on them."""
     program: str
+    """Which program `command` runs, and where that comes from."""
 
 
 def measurements(
     found: Sequence[Ground], cluster: str, nodes: int, gpus_per_node: int
 ) -> tuple[WantedNumbers, ...]:
     """The measurements that replace numbers which are neither measured nor calibrated, the largest part of
-    the step first: of links on at most 2 of the job's `nodes`. Parts below 1 % of the step are left out."""
+    the step first.
+
+    Links are measured on at most 2 of the job's `nodes`. Parts below 1 % of the step are left out.
+    """
     nodes = min(nodes, 2)
     ranks = nodes * gpus_per_node
     by_file: dict[str, WantedNumbers] = {}
@@ -72,7 +77,7 @@ def measurements(
 
 
 def _unknown(found: Sequence[Ground]) -> Iterator[tuple[str, float]]:
-    """The tables to measure; a part with several weak tables counts once, with the first."""
+    """The tables to measure. A part with several weak tables counts once, with the first."""
     for one in found:
         if one.evidence in KNOWN or one.step_fraction < _SMALL:
             continue

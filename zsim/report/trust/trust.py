@@ -1,4 +1,6 @@
-"""Should I believe this? The validated runs nearest to a job, what its step rests on, what to measure."""
+"""Should I believe this? The validated runs nearest to a job, the evidence behind its step, and the
+measurements to make.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +42,27 @@ _DEGREES = ("pipeline", "expert", "expert_tensor")
 
 @dataclass(frozen=True, repr=False)
 class Trust(Shown):
-    """How far to trust one simulated step. `near`: validated runs like the job, with their signed errors;
-    `stages`: why the interval is as wide as it is; `uncounted`: in what else no run vouches for the job;
-    `out_of_range`: notes on work beyond the range of what was measured; `grounds`: what the step rests on;
-    `measure`: what to run to know more; `smaller`: the settings of a step to measure, by which this one is
-    known to `smaller_bound` (a fraction, 80 %)."""
+    """How far to trust one simulated step."""
 
     job: str
     step_seconds: float
     validation: Validation
     near: tuple[NearRun, ...]
+    """Validated runs like the job, with their signed errors."""
     stages: tuple[WidthStage, ...]
+    """Why the interval is as wide as it is."""
     uncounted: tuple[str, ...]
+    """In what else no run vouches for the job."""
     out_of_range: tuple[str, ...]
+    """Notes on work beyond the range of what was measured."""
     grounds: tuple[Ground, ...]
+    """What the step rests on."""
     measure: tuple[WantedNumbers, ...]
+    """What to run to know more."""
     smaller: str
+    """The settings of a step to measure, by which this one is known to `smaller_bound`."""
     smaller_bound: float
+    """A fraction, with 80 %."""
 
     @property
     def step_seconds_range(self) -> tuple[float, float]:
@@ -272,8 +278,11 @@ def trust_of(report: Report) -> Trust:
 
 
 def _smaller(report: Report, job: Features, sequence_length: float | None) -> tuple[str, list[str]]:
-    """A cheaper step to measure, as a setting, and the settings in which it differs: fewer nodes that hold
-    whole replicas and whole groups of experts, if there are, or half of the sequence."""
+    """A cheaper step to measure, as a setting, and the settings in which it differs.
+
+    It has fewer nodes that hold complete replicas and complete groups of experts, if there are such nodes, or
+    half of the sequence.
+    """
     degrees = {name: int(report.parallelism.get(name) or 1) for name in _DEGREES}
     experts = degrees["pipeline"] * degrees["expert"] * degrees["expert_tensor"]
     whole, per_node = lcm(job.model_ranks, experts), job.gpus // job.nodes

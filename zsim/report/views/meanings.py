@@ -1,6 +1,6 @@
-"""Words and colours of everything that is shown: the same colour for the same meaning everywhere.
+"""Labels and colours of everything that is shown: the same colour for the same meaning everywhere.
 
-The colours are apart for colour-blind readers too, and readable on white and on near-black:
+The colours are distinct for colour-blind readers too, and readable on white and on near-black:
 tests/report/test_colours.py measures both.
 """
 
@@ -86,7 +86,7 @@ _UNKNOWN = Meaning("", "#8A8F98", "white")
 
 
 def span_meaning(kind: str) -> Meaning:
-    """The meaning of a span's kind; an unknown kind is grey and shown by its name."""
+    """The meaning of a span's kind. An unknown kind is grey and shown by its name."""
     return SPANS.get(kind) or Meaning(kind, _UNKNOWN.color, _UNKNOWN.terminal)
 
 

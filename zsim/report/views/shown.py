@@ -1,4 +1,4 @@
-"""Results that show themselves: as text, as a table in a notebook, as a DataFrame, as Plotly figures."""
+"""Results that display themselves: as text, as a table in a notebook, as a DataFrame, as Plotly figures."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Shown(ABC):
         """The rows of `to_frame`, as plain values."""
 
     def headline(self) -> str:
-        """One sentence, above the table in a notebook; "" for none."""
+        """One sentence, above the table in a notebook. Empty for none."""
         return ""
 
     def columns(self) -> Sequence[str]:
-        """The columns that a notebook shows; all of them where it is empty."""
+        """The columns that a notebook shows. Empty for all of them."""
         return ()
 
     def plots(self) -> Figures:
@@ -57,7 +57,7 @@ class Shown(ABC):
         return tuple(self.plots())
 
     def figure(self, name: str | None = None) -> plotly.graph_objects.Figure:
-        """A Plotly figure, the same as on the HTML page; `figures` lists the names.
+        """A Plotly figure, the same as on the HTML page. `figures` lists the names.
 
         Raises InputError for an unknown name, and where there is no figure or no plotly.
         """
@@ -76,14 +76,14 @@ class Shown(ABC):
         return go.Figure(plots[chosen]().to_plotly_json())
 
     def to_frame(self) -> pandas.DataFrame:
-        """All rows as a pandas DataFrame; units are in the columns' names."""
+        """All rows as a pandas DataFrame. Units are in the columns' names."""
         require("pandas", "to_frame")
         import pandas
 
         return pandas.DataFrame(list(self.records()))
 
     def save(self, folder: str | Path) -> list[Path]:
-        """Write the same files into `folder` as the command's --out; returns their paths.
+        """Write the same files into `folder` as the command's --out. Returns their paths.
 
         Raises InputError where the folder cannot be written, or where the result has no files.
         """
@@ -109,7 +109,7 @@ class Shown(ABC):
 def html_table(
     headline: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), figures: Sequence[str] = ()
 ) -> str:
-    """The rows as HTML without scripts or styles of its own; at most 20 of them."""
+    """The rows as HTML without scripts or styles of its own. At most 20 of them are shown."""
     from html import escape
 
     parts = [f"<p>{escape(headline)}</p>"] if headline else []
@@ -140,7 +140,7 @@ def title_of(name: str) -> str:
 
 
 def cell_of(name: str, value: Any) -> str:
-    """A value in the unit that its column's name says; "" for None."""
+    """A value in the unit that its column's name says. Empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -57,19 +57,19 @@ class Figure:
         self.layout.setdefault("shapes", []).append(_nested(attributes))
 
     def add_vline(self, x: float, line: Attributes, text: str = "") -> None:
-        """A line from the bottom to the top; `text` at its upper end, to the left."""
+        """A line from the bottom to the top, with `text` at its upper end, to the left."""
         self.add_shape(type="line", x0=x, x1=x, xref="x", y0=0, y1=1, yref="y domain", line=line)
         if text:
             self._note(text, x=x, xanchor="right", xref="x", y=1, yanchor="top", yref="y domain")
 
     def add_hline(self, y: float, line: Attributes, text: str = "") -> None:
-        """A line from the left to the right; `text` above its left end."""
+        """A line from the left to the right, with `text` above its left end."""
         self.add_shape(type="line", x0=0, x1=1, xref="x domain", y0=y, y1=y, yref="y", line=line)
         if text:
             self._note(text, x=0, xanchor="left", xref="x domain", y=y, yanchor="bottom", yref="y")
 
     def add_vrect(self, x0: float, x1: float, text: str = "", **attributes: Any) -> None:
-        """A band from the bottom to the top; `text` in the middle of its upper edge."""
+        """A band from the bottom to the top, with `text` in the middle of its upper edge."""
         self.add_shape(type="rect", x0=x0, x1=x1, xref="x", y0=0, y1=1, yref="y domain", **attributes)
         if text:
             middle = (x0 + x1) / 2

@@ -1,6 +1,6 @@
 """Figures of a report, as pure functions from values to figures.
 
-They set only the colours of meanings; the page sets the colours of text and lines, so that one figure serves
+They set only the colours of meanings. The page sets the colours of text and lines, so that one figure serves
 a light page and a dark one.
 """
 
@@ -236,7 +236,9 @@ def link_traffic(report: Report) -> Figure:
 
 
 def thin_out(totals: Ints, most: int) -> Ints:
-    """Indices of at most about `most` events that keep the highest and the last level of every segment."""
+    """Indices of at most about `max_points` events that keep the highest and the last level of every
+    segment.
+    """
     count = len(totals)
     if count <= most:
         return np.arange(count)
@@ -261,7 +263,7 @@ def _translucent(color: str) -> str:
 
 
 def _label(figure: Figure, row: str, x: float, count: int, *, is_behind: bool, inside: str | None) -> None:
-    """The bytes of a bar: behind it, before it, or `inside` a bar of that colour."""
+    """The bytes of a bar: to the right of it, to the left of it, or `inside` a bar of that colour."""
     colour = {} if inside is None else {"font": {"color": text_on(inside)}}
     figure.add_annotation(
         text=format_bytes(count),

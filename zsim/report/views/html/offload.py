@@ -50,7 +50,7 @@ def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:
 
 
 def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
-    """(kind of work, bytes of one rank and step); then page-locked bytes of a node."""
+    """(kind of work, bytes of one rank and step) of each kind, then page-locked bytes of a node."""
     for kind, size in section.moved_bytes.items():
         yield _MOVED[kind], format_bytes(size)
     if section.pinned_bytes:
@@ -58,7 +58,7 @@ def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
 
 
 def drive_timeline(rates: DriveRates, report: Report) -> Figure:
-    """Reads and writes of a node's drives over the step, all ranks of the node together."""
+    """Reads and writes of a node's drives over the step, summed over all ranks of the node."""
     scale, unit = time_scale(report.step_seconds)
     figure = Figure(layout(260))
     last = max(float(rates.seconds[-1]), report.step_seconds)

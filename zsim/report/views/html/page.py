@@ -30,11 +30,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One figure on a page; `json` is what plotly.js draws."""
+    """One figure on a page."""
 
     id: str
     caption: str
     json: str
+    """The data that plotly.js draws."""
 
 
 def plot(name: str, caption: str, figure: Figure) -> Plot:
@@ -62,7 +63,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:
-    """The page as text; `kicker` is the word next to the version above the title."""
+    """The page as text. `kicker` is the word next to the version above the title."""
     cards = [
         {
             "title": section.title,

@@ -32,12 +32,13 @@ _PALETTE = ("#A9CCE8", "#F6CFA0", "#A8DDC0", "#E3B5D0", "#C9BBEA", "#F2E19A", "#
 
 
 class _Bars(NamedTuple):
-    """Horizontal bars of one meaning; `rows` are places from the top."""
+    """Horizontal bars of one meaning."""
 
     name: str
     color: str
     text_color: str
     rows: list[int]
+    """Row indices from the top."""
     starts: list[float]
     lengths: list[float]
     texts: list[str]
@@ -134,7 +135,7 @@ def _hover(rank: int, box: Box, num_chunks: int) -> str:
 
 
 def paler(color: str, part: float) -> str:
-    """The colour mixed with `part` of white, from 0 to 1."""
+    """The colour mixed with white, of which `fraction` is the part from 0 to 1."""
     mixed = (round(int(color[at : at + 2], 16) * (1 - part) + 255 * part) for at in (1, 3, 5))
     return "#" + "".join(f"{value:02X}" for value in mixed)
 

@@ -36,7 +36,7 @@ DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe o
 
 
 def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
-    """Write the page to `path`; the same report and trace give the same bytes."""
+    """Write the page to `path`. The same report and trace give the same bytes."""
     return write_whole(Path(path), html_report(report, trace))
 
 
@@ -188,7 +188,7 @@ def _communication(report: Report) -> Iterator[Plot]:
 
 
 def _parallel(report: Report) -> dict[str, Any] | None:
-    """The pipeline's schedule and the mesh with their tables; None for data parallelism alone."""
+    """The pipeline's schedule and the mesh with their tables. None where there is only data parallelism."""
     tables = list(parallel_tables(report))
     if not tables:
         return None
@@ -221,7 +221,7 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
 
 
 def _believe(report: Report) -> dict[str, Any] | None:
-    """ "Should I believe this?" of the run at hand; None for a step that is not judged."""
+    """The section "Should I believe this?" of this run. None for a step that is not judged."""
     if report.validation is None:
         return None
     found = trust_of(report)

@@ -48,8 +48,9 @@ class _Bars:
 def stream_timeline(
     trace: Trace, breakdown: Breakdown, rank: int | None = None, most_bars: int = MAX_BARS
 ) -> Figure:
-    """Every span of `rank` (by default the first) on its stream; where there are more than `most_bars`, the
-    longest ones, which the title says."""
+    """Every span of `rank` (by default the first) on its stream. Where there are more than `most_bars`, only
+    the longest ones are drawn, and the title says so.
+    """
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
     own = trace if rank is None else trace.of_rank(rank)
@@ -181,8 +182,9 @@ def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float
 
 
 def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
-    """(phase, start, end) of each run of one phase on the compute stream; recomputation is part of
-    backward."""
+    """(phase, start, end) of each run of one phase on the compute stream. Recomputation is part of
+    backward.
+    """
     compute = compute_stream(own)
     runs: list[tuple[str, float, float]] = []
     for span in np.argsort(own.start_seconds, kind="stable").tolist():
@@ -217,8 +219,9 @@ def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
 
 
 def _named_runs(runs: Sequence[tuple[str, float, float]], step_seconds: float) -> set[int]:
-    """The runs that bear their phase's name, one a phase: the longest that leaves room for the names beside
-    it, also on a phone."""
+    """The runs that bear their phase's name, one per phase: the longest that leaves room for the adjacent
+    names, also on a phone.
+    """
     named: dict[str, int] = {}
     for index in sorted(range(len(runs)), key=lambda one: runs[one][1] - runs[one][2]):
         phase, start, end = runs[index]

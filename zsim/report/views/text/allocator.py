@@ -11,22 +11,24 @@ from zsim.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class AllocatorRow:
-    """torch's caching allocator in a steady step, on the rank where it runs short most, or reserves most.
-
-    `reserved_bytes`: maximum (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers),
-    of the `limit_bytes` that the GPU has without these; `retries`: times per step that it ran short and gave
-    its cache back to the driver (torch's `num_alloc_retries`), followed by the seconds that this adds to the
-    step and the number of segments given back; `failures`: requests that did not fit even then (out of memory
-    in torch), in this step or in an earlier one; `step_seconds_without_retries`: the step as it is while the
-    allocator has room."""
+    """torch's caching allocator in a steady step, on the rank where it runs short most, or reserves most."""
 
     reserved_bytes: int
+    """The maximum (`torch.cuda.max_memory_reserved`), without the CUDA context and NCCL's buffers."""
     limit_bytes: int
+    """The bytes that the GPU has without these."""
     retries: int
+    """Times per step that it ran short and gave its cache back to the driver (torch's
+    `num_alloc_retries`).
+    """
     extra_seconds: float
+    """The seconds that the retries add to the step."""
     released_segments: int
+    """The number of segments given back."""
     failures: int
+    """Requests that did not fit even then (out of memory in torch), in this step or in an earlier one."""
     step_seconds_without_retries: float
+    """The step as it is while the allocator has room."""
 
     @property
     def may_run_out(self) -> bool:
@@ -35,7 +37,7 @@ class AllocatorRow:
 
 
 def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterator[str]:
-    """Notes on an allocator that ran short; none where it did not."""
+    """Notes on an allocator that ran short. There are none where it did not."""
     if row is None:
         return
     remedy = "" if is_expandable else "; training.expandable_segments shows the step without such pieces"

@@ -28,9 +28,11 @@ def profile_lines(
     limit: int = 12,
     has_allocator: bool = True,
 ) -> Iterator[str]:
-    """Lines on the peak, the peak of each phase, the holders at the peak, and the bytes kept for backward;
-    `limit` rows each (0: all). `has_allocator`: the `verdict` is about tensors only, because torch's
-    allocator can only be judged by a simulation."""
+    """Lines on the peak, the peak of each phase, the holders at the peak, and the bytes kept for backward.
+
+    There are `limit` rows of each (0: all). With `has_allocator`, the `verdict` is about tensors only,
+    because torch's allocator can only be judged by a simulation.
+    """
     peak = profile.peak
     yield f"{verdict.word.upper()}  {verdict.odds}"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)}, {peak.phase}"
@@ -55,7 +57,7 @@ def profile_lines(
 
 
 def moment_lines(moments: Sequence[JobMoment]) -> list[str]:
-    """A table of the moments beside the steady step, in the order of a run."""
+    """A table of the moments outside of the steady step, in the order of a run."""
     columns = [Column("Beside the step, GB", is_left=True), Column("GPU"), Column("host")]
     rows = [
         (
@@ -126,7 +128,7 @@ def _name(row: Holder) -> str:
 
 
 def heading(what: str, by: By) -> str:
-    """Heading of the lines of `variant_line`; `what` is varied."""
+    """Heading of the lines of `variant_line`, in which `subject` is varied."""
     if by == "time":
         return f"{_short(what, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
     names = PHASES if by == "phase" else _SHORT.values()

@@ -25,7 +25,7 @@ SKETCH = (
 
 
 def parallel_tables(report: Report) -> Iterator[Words]:
-    """The tables of a job with more than data parallelism; none for others."""
+    """The tables of a job with more than data parallelism. There are none for others."""
     section = report.pipeline
     if section is not None:
         rows = _chosen(section)

@@ -1,4 +1,4 @@
-"""Tables and paragraphs as plain text of at most 80 columns; and tables in Markdown."""
+"""Tables and paragraphs as plain text of at most 80 columns, and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The heading, then one line per row, columns as wide as needed; a row may lack its last cells.
+    """The heading, then one line per row, with columns as wide as needed. A row may lack its last cells.
 
     Where that is more than WIDTH, the first column shrinks down to 20 characters: its longest cells lose
     their beginnings, since the end of a name says most.
@@ -41,7 +41,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table; columns beyond WIDTH follow below, with the first column repeated."""
+    """The table in parts: columns beyond WIDTH follow below, with the first column repeated."""
     first, *others = _widths(columns, rows)
     parts: list[list[int]] = []
     room = 0
@@ -59,7 +59,7 @@ def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def named_columns(first: str, *others: str, least: int = 0) -> list[Column]:
-    """The first column, left-aligned and at least `least` wide, and the others, right-aligned."""
+    """The first column, left-aligned and at least `min_width` wide, and the others, right-aligned."""
     return [Column(first, is_left=True, least=least), *(Column(title) for title in others)]
 
 

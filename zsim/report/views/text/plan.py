@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 
 def plan_to_dict(plan: Plan, rank: int | None = None) -> dict[str, Any]:
-    """The whole plan as plain data, or the program of one rank with the communicators that it is in; `after`
-    and `host_waits` are op numbers, bytes are per call. Raises InputError for a rank that there is not."""
+    """The whole plan as plain data, or the program of one rank with the communicators that it is in.
+
+    `after` and `host_waits` are op numbers, and bytes are per call. Raises InputError for a rank that there
+    is not.
+    """
     return {
         "framework": plan.framework,
         "world_size": plan.world_size,
@@ -105,7 +108,7 @@ def _program(program: Program) -> dict[str, Any]:
 
 
 def _parts(work: Collective | PointToPoint) -> dict[str, Any]:
-    """The table of an all-to-all of unequal parts; nothing for other calls."""
+    """The table of an all-to-all of unequal parts. Empty for other calls."""
     return {"parts": work.parts} if isinstance(work, Collective) and work.parts is not None else {}
 
 

@@ -32,7 +32,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 def print_report(
     report: Report, console: Console | None = None, files: Mapping[str, str | Path] | None = None
 ) -> None:
-    """Print `report`; `files` are the paths of the other files written, by their description."""
+    """Print `report`. `files` are the paths of the other files written, by their description."""
     from rich.console import Console
     from rich.text import Text
 

@@ -11,7 +11,7 @@ HEADINGS = ("", "run", "per 1e9 tokens", "per parameter", "at")
 
 
 def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each figure that `[cost]` asks for, under `HEADINGS`; none without `[cost]`."""
+    """A row for each figure that `[cost]` asks for, under `HEADINGS`. There are none without `[cost]`."""
     energy, cost = report.energy, report.cost
     if cost is None:
         return

@@ -16,7 +16,7 @@ _POOLS = {
 
 
 def headline(report: Report) -> str:
-    """Model, strategy, cluster, world size and each GPU's batch, as far as the labels have them."""
+    """Model, strategy, cluster, world size and each GPU's batch, where the labels have them."""
     labels = report.labels
     strategy = labels.get("strategy") or labels.get("framework")
     words = [labels.get("model"), strategy, labels.get("parallelism"), labels.get("cluster")]
@@ -27,7 +27,10 @@ def headline(report: Report) -> str:
 
 def trust_words(report: Report) -> str:
     """How far to trust the step: its interval, what the validated runs behind it have in common, and where
-    the job is beyond them; "" where the step is not judged."""
+    the job is beyond them.
+
+    Empty where the step is not judged.
+    """
     found = report.validation
     if found is None:
         return ""
@@ -85,7 +88,8 @@ def remedy_words(remedy: Remedy) -> str:
 
 def _script_words(remedy: Remedy) -> Iterator[str]:
     """Changes of the script, without repeating the remedy's words: for a single switch only the change, for
-    several also the key."""
+    several the key too.
+    """
     switches = remedy.words.split(" and ")
     for change in remedy.script_changes:
         said = next((switch for switch in switches if change.startswith(f"{switch}: ")), None)
