@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class Result(Shown):
     """One simulated step: the resolved job, the plan of the ranks, the trace, and the report on it.
 
-    As the last line of a cell it shows its table of numbers; `figures` lists the names for `figure`, `save`
-    writes the files of `zsim run --out` but for the traces, `trust` says how far to believe it.
+    As the last line of a cell it shows its table of numbers. `figures` lists the names for `figure`, `save`
+    writes the files of `zsim run --out` but for the traces, and `trust` says how far to believe it.
     """
 
     job: Job
@@ -90,7 +90,7 @@ class Result(Shown):
 
 
 def make_plan(experiment: Experiment) -> Plan:
-    """The plan of one steady step for every rank: ops, bytes, streams; nothing is simulated."""
+    """The plan of one steady step for every rank: ops, bytes, streams. Nothing is simulated."""
     return make.make_plan(resolve(experiment))
 
 
@@ -102,11 +102,13 @@ def simulate(
     simulator: Simulator | None = None,
     on_job: Callable[[Job], None] | None = None,
 ) -> Result:
-    """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
-    `simulator`: that of the study that the step belongs to; `on_job` is told the job before it is simulated.
+    """Simulate one steady step. `unfold` simulates every rank instead of one representative per class.
+
+    `simulator` is that of the study that the step belongs to. `on_job` is called with the job before it is
+    simulated.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
-    simulate yet. A job that does not fit is simulated all the same, with `report.fits` False;
+    simulate yet. A job that does not fit is simulated all the same, with `report.fits` False.
     zsim.study.advice finds changes that would make it fit.
     """
     began = time.perf_counter()

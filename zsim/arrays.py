@@ -1,4 +1,4 @@
-"""Types of the arrays that zsim counts and measures in, by their elements; the distinct values of one."""
+"""Types of the arrays that zsim counts and measures in, by their elements, and functions on them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 def distinct(values: Ints) -> list[int]:
-    """The different values, sorted, as `np.unique` has them, which asked for them alone imports numpy.ma."""
+    """The different values, sorted, as `np.unique` has them, which without further outputs imports
+    numpy.ma.
+    """
     found: list[int] = np.unique(values, return_index=True)[0].tolist()
     return found
 
 
 def numbered(values: Sequence[Value]) -> tuple[list[Value], Ints]:
-    """The different values in the order in which they come first, and the place of each value among them."""
+    """The different values in the order in which they come first, and the index of each value among them
+    (pandas' `factorize`).
+    """
     place_of = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return list(place_of), np.fromiter(map(place_of.__getitem__, values), np.int64, len(values))
 
 
 class Hashes:
     """Pseudo-random numbers that tell things apart: SplitMix64 (Steele, Lea and Flood, Fast splittable
-    pseudorandom number generators, 2014). numpy.random, which would do, takes long to import."""
+    pseudorandom number generators, 2014).
+
+    numpy.random, which would do, takes long to import.
+    """
 
     def __init__(self, seed: int) -> None:
         self._used = seed << 32

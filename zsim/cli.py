@@ -134,7 +134,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; the user's mistakes are one paragraph on stderr and exit code 2."""
+    """Run the command line. The user's mistakes are one paragraph on stderr and exit code 2."""
     garbage_collection.skip_at_exit()
     for name, value in _LEAN_IMPORTS.items():
         os.environ.setdefault(name, value)
@@ -177,7 +177,7 @@ def _has_folder() -> bool:
 
 
 def _run_app() -> str | int | None:
-    """Run the app; returns the exit code."""
+    """Run the app. Returns the exit code."""
     try:
         app()
     except SystemExit as done:  # as all commands end
@@ -192,7 +192,7 @@ def _run_app() -> str | int | None:
 
 
 def _refused(reason: str) -> int:
-    """Print one paragraph, whatever text of a file or an argument the reason quotes; returns exit code 2."""
+    """Print one paragraph, whatever text of a file or an argument the reason quotes. Returns exit code 2."""
     if len(reason) > _LONGEST_REASON:
         half = _LONGEST_REASON // 2
         reason = f"{reason[:half]} [...] {reason[-half:]}"

@@ -1,6 +1,6 @@
 """The element types of tensors: bytes, and their names in torch, NCCL and DeepSpeed.
 
-Sources: torch 2.13 (c10/core/ScalarType.h; `getNcclDataType` in torch/csrc/distributed/c10d), NCCL
+Sources: torch 2.13 (c10/core/ScalarType.h, and `getNcclDataType` in torch/csrc/distributed/c10d), NCCL
 (src/device/generate.py: signed sums run as unsigned ones), DeepSpeed 0.19.8 (`DtypeEnum` in
 runtime/config_utils.py), and the C++ names that older profilers write.
 """
@@ -12,15 +12,18 @@ from zsim.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """`torch`: the attribute of `torch`; `scalar_type`: as torch.profiler writes it; `nccl`: in the name of
-    NCCL's kernel, "" if NCCL has none; `aliases`: further names in traces, in lower case."""
+    """An element type, by its names in each program."""
 
     name: str
     bytes: int
     torch: str
+    """The attribute of `torch`."""
     scalar_type: str
+    """The name that torch.profiler writes."""
     nccl: str
+    """The name in NCCL's kernel, "" if NCCL has none."""
     aliases: tuple[str, ...] = ()
+    """Further names in traces, in lower case."""
 
     @property
     def spellings(self) -> tuple[str, ...]:

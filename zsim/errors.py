@@ -1,7 +1,7 @@
 """The user's mistakes: one tree of errors, one clear sentence each.
 
-Everything a person can get wrong raises `ZsimError`; the command line prints it as one paragraph and
-exits with 2. A mistake of zsim's is an `assert`.
+Everything a person can get wrong raises `ZsimError`. The command line prints it as one paragraph and exits
+with 2. A mistake of zsim's is an `assert`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LISTED_OF_MANY = 6
 
 
 class ZsimError(Exception):
-    """A mistake in the user's input; the message says where, what was found and what was expected."""
+    """A mistake in the user's input. The message says where, what was found and what was expected."""
 
 
 class InputError(ZsimError):
@@ -27,7 +27,7 @@ class NotSimulatedError(ZsimError):
 
 
 class StuckError(ZsimError):
-    """The simulated clock stopped with work left; the message names the waiters and what each waits for."""
+    """The simulated clock stopped with work left. The message names the waiters and what each waits for."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
@@ -42,14 +42,17 @@ def nearest(name: str, options: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or `""` when nothing is close; for the end of an error message."""
+    """The end of an error message: `"; did you mean 'x'?"`, or `""` when nothing is close."""
     match = nearest(name, options)
     return f"; did you mean '{match}'?" if match else ""
 
 
 def one_of(name: str, options: Iterable[str], listed_by: str = "") -> str:
-    """`"one of "` and the options. Of more than a sentence holds: how many there are, those
-    spelt most like `name`, and `listed_by`, the command that lists all."""
+    """`"one of "` and the options.
+
+    For more options than fit a sentence, it is their number, those spelt most like `name`, and `listed_by`,
+    the command that lists all.
+    """
     every = list(options)
     text = ", ".join(every)
     if len(text) <= LONGEST_LIST:
@@ -64,8 +67,9 @@ def one_of(name: str, options: Iterable[str], listed_by: str = "") -> str:
 
 
 def expected(name: str, options: Iterable[str], listed_by: str = "") -> str:
-    """`"; did you mean 'x'?"`, or `"; expected one of ..."` when nothing is close; for the end of an error
-    message."""
+    """The end of an error message: `"; did you mean 'x'?"`, or `"; expected one of ..."` when nothing is
+    close.
+    """
     every = list(options)
     return did_you_mean(name, every) or (f"; expected {one_of(name, every, listed_by)}" if every else "")
 

@@ -19,8 +19,10 @@ EXTRA_OF = {
 
 
 def require(package: str, what: str, otherwise: str = "") -> None:
-    """Raise InputError where `package` is not installed: `what` needs it, and what to install for it;
-    `otherwise`: what else would do."""
+    """Raise InputError where `package` is not installed, saying what to install for it.
+
+    `what` names what needs it, and `otherwise` what else would do.
+    """
     if importlib.util.find_spec(package) is None:
         alternative = f", or {otherwise}" if otherwise else ""
         raise InputError(

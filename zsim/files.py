@@ -12,10 +12,10 @@ _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may lead to a regular file with
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write `content` to a partial file in the same folder and rename that to `path`; returns `path`.
+    """Write `content` to a partial file in the same folder and rename that to `path`. Returns `path`.
 
     A path that is not a regular file (a pipe, /dev/stdout) is written directly, and so is a file in a folder
-    in which no file can be made. Raises InputError if it cannot be written; earlier content is then kept.
+    in which no file can be made. Raises InputError if it cannot be written. Earlier content is then kept.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))  # a link stays one
@@ -55,7 +55,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError if a folder neither exists nor can be made, or cannot be written; makes none."""
+    """Raises InputError if a folder neither exists nor can be made, or cannot be written. Makes none."""
     _check_name(folder)
     existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
     if not os.path.isdir(existing):
@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises InputError if a file cannot be written; writes nothing."""
+    """Raises InputError if a file cannot be written. Writes nothing."""
     _check_name(path)
     if os.path.isdir(path):
         raise InputError(f"{path}: cannot be written: is a folder, expected a file")

@@ -8,7 +8,7 @@
         zsim_check("jobs/llama.toml")                # against the baseline
 
 Paths are relative to the test's folder. The baseline is `zsim-baseline.json` next to pytest's ini file, or
-the file of the ini option `zsim_baseline`; `pytest --zsim-update-baseline` writes it. A table of published
+the file of the ini option `zsim_baseline`. `pytest --zsim-update-baseline` writes it. A table of published
 runs (.csv) is checked row by row, with the baseline's tolerances. A comparison that is inconclusive skips its
 test: it has neither failed nor passed.
 
@@ -63,8 +63,11 @@ def zsim_check(request: pytest.FixtureRequest) -> ZsimCheck:
 
 
 class ZsimCheck:
-    """`check(simulated, recorded)` compares; `check(simulated)` checks against the baseline, under its path
-    or `name`. Either fails the test with the differences, most important first."""
+    """`check(simulated, recorded)` compares, and `check(simulated)` checks against the baseline, under its
+    path or `name`.
+
+    Either fails the test with the differences, most important first.
+    """
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
@@ -136,7 +139,7 @@ class ZsimCheck:
                 _judge(target.name, baseline, run_check([path], root, baseline=baseline).rows)
 
     def _baseline(self, name: str, pin: Callable[[Baseline], object]) -> Baseline | None:
-        """The baseline, which has `name`; None if that was just pinned."""
+        """The baseline, which has `name`. None if that was just pinned."""
         from zsim.study.check.baseline import Baseline, read_baseline
 
         config = self._request.config
@@ -158,7 +161,7 @@ class ZsimCheck:
         return baseline
 
     def _marked(self) -> dict[str, float]:
-        """The tolerances of the test's markers; nearer markers take precedence."""
+        """The tolerances of the test's markers. Nearer markers take precedence."""
         found: dict[str, float] = {}
         for marker in reversed(list(self._request.node.iter_markers("zsim"))):
             unknown = sorted(set(marker.kwargs) - {*_NAMES, "rel"})

@@ -1,7 +1,7 @@
-"""Reads users' files completely and within limits: larger, deeper or longer ones are refused with a message.
+"""Reads users' files completely and within limits. Larger, deeper or longer ones are refused with a message.
 
 Configurations of any program are kilobytes, a few levels deep. Errors of JSON or TOML are reported by the
-file's reader; here are the limits beyond which Python itself fails, or takes minutes and gigabytes.
+file's reader. Here are the limits beyond which Python itself fails, or takes minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -63,8 +63,10 @@ def read_text(
 
 
 def parse_json(text: str, where: object, pairs: Pairs | None = None) -> Any:
-    """The parsed value; `pairs` makes objects. Raises json.JSONDecodeError, and InputError for nesting that
-    is too deep and numbers that are too long."""
+    """The parsed value. `pairs` makes objects.
+
+    Raises json.JSONDecodeError, and InputError for nesting that is too deep and numbers that are too long.
+    """
     return _parsed(lambda: json.loads(text, object_pairs_hook=pairs), json.JSONDecodeError, where)
 
 
@@ -102,7 +104,7 @@ def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object)
 
 
 def whole_number(text: str) -> int | None:
-    """`text` as a whole number of up to 18 decimal digits; None if it is not one."""
+    """`text` as a whole number of up to 18 decimal digits, or None if it is not one."""
     is_one = text.isascii() and text.isdecimal() and len(text) <= _MAX_DECIMALS
     return int(text) if is_one else None
 

@@ -1,4 +1,4 @@
-"""Values that are computed once from a value that never changes."""
+"""Values that are computed once from an immutable value."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ class Unchanging:
     _derived: dict[Any, Any]
 
     def once(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
-        """`derive(self, *arguments)`, computed on the first call and cached; `derive` must be a module-level
-        function, and its result must not be changed."""
+        """`derive(self, *arguments)`, computed on the first call and cached.
+
+        `derive` must be a module-level function, and its result must not be changed.
+        """
         key = (derive, arguments)
         if key not in self._derived:
             self._derived[key] = derive(self, *arguments)

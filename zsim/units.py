@@ -1,8 +1,8 @@
 """Quantities: strings with a unit in files, plain SI numbers in zsim.
 
-kB, MB, GB, TB, PB are powers of 1000 bytes; KiB, MiB, GiB, TiB, PiB powers of 1024; a small b is a bit.
-A bare number where a unit is needed is an error that names the units it could have (0 needs none).
-The pydantic types at the end (`Bytes`, `BytesPerSecond`, ...) do the parsing in file schemas.
+kB, MB, GB, TB, PB are powers of 1000 bytes, and KiB, MiB, GiB, TiB, PiB powers of 1024. A small b is a bit. A
+bare number where a unit is needed is an error that names the units it could have (0 needs none). The pydantic
+types at the end (`Bytes`, `BytesPerSecond`, ...) do the parsing in file schemas.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
 
 
 def _meant(unit: str, units: dict[str, float]) -> list[str]:
-    """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` for a rate can mean: one unit, or
-    both `Gb/s` and `GB/s` for `gb/s`, which tells bits and bytes not apart."""
+    """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` for a rate can mean.
+
+    That is one unit, or both `Gb/s` and `GB/s` for `gb/s`, which does not distinguish bits and bytes.
+    """
     text = unit
     for pattern, usual in _SPELLINGS:
         text = pattern.sub(usual, text)
@@ -131,7 +133,7 @@ Watts = Annotated[float, _parser(WATTS), _writer("W"), _in_files("power", "700 W
 
 
 def _count(value: Any) -> Any:
-    """`"15T"` -> 1.5e13; a number is itself."""
+    """`"15T"` -> 1.5e13. A number is returned as it is."""
     return parse_quantity(value, COUNTS) if isinstance(value, str) else value
 
 
@@ -176,8 +178,9 @@ def format_gpus(count: int) -> str:
 
 
 def format_amount(value: float | None) -> str:
-    """A number as text: whole from 100 on, of three digits below: 96,735, 9.60, 0.0420; "-" where there is
-    none."""
+    """A number as text: without decimals from 100 on, of three digits below: 96,735, 9.60, 0.0420. "-" where
+    there is none.
+    """
     if value is None:
         return "-"
     rounded = float(f"{value:.3g}")

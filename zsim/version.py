@@ -1,3 +1,3 @@
-"""The version, in one place."""
+"""The version of zsim."""
 
 __version__ = "0.3.0"

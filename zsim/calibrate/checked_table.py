@@ -12,7 +12,7 @@ COUNT, FLAG, TEXT = f"a number above 0, below {MAXIMUM:g}", "true or false", "a 
 
 
 class Part:
-    """A table of the file; `where` names its place in error messages."""
+    """A table of the file. `path_text` names its position in error messages."""
 
     def __init__(self, content: Any, where: str) -> None:
         if not isinstance(content, dict):
@@ -32,7 +32,7 @@ class Part:
         return self.content[key]
 
     def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
-        """The value of a required key; `kind`: the kind of value, or the words to choose from."""
+        """The value of a required key. `kind` is the kind of value, or the words to choose from."""
         value = self._value(key)
         if isinstance(kind, tuple):
             if value not in kind:

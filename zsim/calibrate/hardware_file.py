@@ -17,11 +17,12 @@ from zsim.specs.formats.toml import toml_text
 
 @dataclass(frozen=True)
 class Calibration:
-    """`tables`: the file's changes to `base`, by table ("gpu.gemm", "node_link")."""
+    """The result of a calibration."""
 
     name: str
     base: str
     tables: Mapping[str, Mapping[str, Any]]
+    """The file's changes to `base`, by table ("gpu.gemm", "node_link")."""
     fits: tuple[CurveFit, ...]
     machines: tuple[str, ...]
     notes: tuple[str, ...]
@@ -138,7 +139,7 @@ _UNIT_OF = {
 
 
 def _quantity(value: float, unit: str) -> Any:
-    """A number as files have it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes whole."""
+    """A number as files have it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes as integers."""
     if unit == "s":
         return f"{_rounded(value * 1e6)} us"
     if unit == "B/s":

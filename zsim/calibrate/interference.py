@@ -1,18 +1,18 @@
 """Mutual slowdown of kernels and collectives, measured in recordings of torch.profiler.
 
-A kernel that was launched with one and the same grid does the same work every time: its duration while
+A kernel that was launched with one and the same grid does the same work every time. Its duration while
 collectives were under way on its GPU over its duration while none was is `compute_slowdown`. A collective of
-one kind and size does too: its transfer while kernels ran over its transfer while none did is
+one kind and size does the same work too. Its transfer while kernels ran over its transfer while none did is
 `communication_slowdown`.
 
 # [Note: what a recording can tell]
 Only work that was done both ways tells anything, and work that overlapped in part is left out. So are kernels
 that shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before
 2.1) does not resolve. A collective's kernel runs from the moment its rank has arrived, so its duration is
-mostly waiting: with all ranks recorded the transfer is what follows the last arrival
-(zsim.trace.readers.matching); with one rank the shortest call each way is taken, which still may have waited.
+mostly waiting. With all ranks recorded the transfer is what follows the last arrival
+(zsim.trace.readers.matching). With one rank the shortest call each way is taken, which still may have waited.
 Overlapping and other calls are not a random sample either: a kernel that finds its input in a cache is faster
-in either place, and one grid may hide two shapes.
+in either case, and one grid may hide two shapes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _GPU_KINDS = frozenset({"compute", "optimizer", "copy"})
 
 
 class BesidePair(NamedTuple):
-    """One piece of work that was done both ways, alone and overlapping: what it is, how long it took
-    (seconds) and how often it was done."""
+    """One piece of work that was done both isolated and overlapping: its name, its seconds each way and how
+    often it was done.
+    """
 
     name: str
     shape: str
@@ -77,14 +78,16 @@ class Covered:
 
 
 def slowdown(pairs: Sequence[BesidePair]) -> float:
-    """Total duration of the overlapping calls over the duration of as many calls alone; NaN without pairs."""
+    """Total duration of the overlapping calls over the duration of as many isolated calls, or NaN without
+    pairs.
+    """
     alone = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
     beside = sum(pair.beside_seconds * pair.num_beside for pair in pairs)
     return beside / alone if alone else float("nan")
 
 
 def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
-    """Kernels of one rank's file, by name and launch: alone, and overlapping the rank's collectives."""
+    """Kernels of one rank's file, by name and launch: isolated, and overlapping the rank's collectives."""
     kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
     collectives = _by_device(event for event in kernels if is_collective_kernel(event.name))
     others = [event for event in kernels if not is_collective_kernel(event.name)]
@@ -102,8 +105,9 @@ def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
 
 
 def collective_pairs(trace: Trace) -> list[BesidePair]:
-    """Collectives of a recording, by kind, size and group: alone, and overlapping kernels on any of its
-    ranks."""
+    """Collectives of a recording, by kind, size and group: isolated, and overlapping kernels on any of its
+    ranks.
+    """
     kernels = kernels_of(trace)
     is_bounded = bool(trace.metadata.get("transfers_bounded")) or trace.transfer_seconds is None
     found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}

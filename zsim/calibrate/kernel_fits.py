@@ -26,8 +26,11 @@ Timed = tuple[Measurement, tuple[Kernel, ...]]
 
 
 def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """The GPU with the tables that follow from the measurements, fitted in the order of their dependence:
-    launches, peaks, memory, optimizer, products, attention, interference."""
+    """The GPU with the tables that follow from the measurements.
+
+    They are fitted in the order of their dependence: launches, peaks, memory, optimizer, products, attention,
+    interference.
+    """
     fits: list[CurveFit] = []
     for fit in (_launch, _peaks, _memory, _optimizer, _gemm, _attention, _interference):
         gpu, found = fit(gpu, measured)
@@ -36,7 +39,7 @@ def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
-    """The GPU with these values replaced, by dotted name ("gemm.k_half"; "gemm.by_dtype.bf16")."""
+    """The GPU with these values replaced, by dotted name ("gemm.k_half", "gemm.by_dtype.bf16")."""
     tables: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
         table, _, name = dotted.partition(".")
@@ -94,8 +97,9 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """The rates of kernels bound by memory. A CPU's copies count only where no cache holds them: in a step
-    none does."""
+    """The rates of kernels bound by memory. A CPU's copies count only where they exceed every cache, as in a
+    step.
+    """
     least = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
     copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > least]
     others: list[Timed] = [
@@ -116,14 +120,16 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _bytes_of(row: Measurement) -> float:
-    """Bytes that a row moves; for a module about three passes over its rows."""
+    """Bytes that a row moves. For a module about three passes over its rows."""
     width = row["vocab"] or row["width"]
     return row.bytes or 12.0 * float(row["tokens"]) * float(width)
 
 
 def _modules(measured: Measurements) -> list[Timed]:
-    """Modules of many passes, whose bytes zsim counts itself: on a CPU their backward takes much longer for
-    its bytes than a forward pass, and a step has more of it."""
+    """Modules of many passes, whose bytes zsim counts itself.
+
+    On a CPU their backward takes much longer for its bytes than a forward pass, and a step has more of it.
+    """
     options = WorkOptions("fp32")
     timed: list[Timed] = []
     for row in measured.of("rms_norm_eager", "cross_entropy", dtype="fp32"):
@@ -136,7 +142,7 @@ def _modules(measured: Measurements) -> list[Timed]:
 
 
 def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """Fits AdamW of every implementation; each passes over memory as often as zsim counts for it."""
+    """Fits AdamW of every implementation. Each passes over memory as often as zsim counts for it."""
     rows = [
         row
         for row in measured.of("adamw", place=_place(gpu))
@@ -196,9 +202,11 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """Duration of products overlapping a collective over that of products alone, and of a collective
-    overlapping products over that of the collective alone; the median over the group sizes measured, the
-    smallest of an even number."""
+    """Duration of products overlapping a collective over that of isolated products, and the same of a
+    collective.
+
+    It is the median over the group sizes measured, or the smallest of an even number.
+    """
     fits = []
     for name, what, title in (
         ("compute_slowdown", "gemm", "products beside a collective"),

@@ -35,8 +35,11 @@ Found = tuple[dict[str, dict[str, Any]], list[CurveFit]]
 
 
 def _host(cluster: Cluster, measured: Measurements) -> Found:
-    """The host's cost of issuing one kernel; on a CPU that is part of the kernel (`_launch`), and the
-    machine's cores are taken from its name ("2 x AMD EPYC")."""
+    """The host's cost of issuing one kernel.
+
+    On a CPU that is part of the kernel (`_launch`), and the machine's cores are taken from its name ("2 x AMD
+    EPYC").
+    """
     rows = measured.of("host", what="launch")
     if cluster.gpu.vendor == "cpu" and (cores := cpu_cores(measured)):
         fit = CurveFit("the machine", {"host.cores": cores}, (), {}, measured.sources)
@@ -71,10 +74,10 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
 
         t = base + n_intra r_intra + n_inter r_inter + b / x
 
-    n: rounds of the ring; b: bus bytes of the call; x: bytes per second of the slowest edge. Within a node x
-    is `node_link.bandwidth` times `efficiency`. Between nodes NCCL's channels use the cards of all ranks of a
-    node side by side, so there x is the number of those ranks times a GPU's share of the cards times the
-    cards' efficiency, as long as the links inside the node are not slower.
+    n is the rounds of the ring, b the bus bytes of the call, x the bytes per second of the slowest edge.
+    Within a node x is `node_link.bandwidth` times `efficiency`. Between nodes NCCL's channels use the cards
+    of all ranks of a node side by side, so there x is the number of those ranks times a GPU's share of the
+    cards times the cards' efficiency, as long as the links inside the node are not slower.
     """
     rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
     if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast not a ring
@@ -109,7 +112,7 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
 
 
 def cpu_cores(measured: Measurements) -> int | None:
-    """The cores of the machine if only one was measured and its name begins with their number; else None."""
+    """The cores of the machine if only one was measured and its name begins with their number, else None."""
     found = {int(match[1]) for machine in measured.machines if (match := re.match(r"(\d+) x ", machine))}
     return found.pop() if len(found) == 1 else None
 
@@ -170,8 +173,11 @@ def _ring_fit(
 
 
 def _node_edge(per_gpu: float, inside: float, ranks: int) -> float:
-    """Bytes per second of a ring from node to node, where each of a node's `ranks` has `per_gpu` of the cards
-    and the ring also runs over links of `inside` (0: none) between them."""
+    """Bytes per second of a ring from node to node.
+
+    Each of a node's `ranks` has `per_gpu` of the cards, and the ring also runs over links of `inner_rate` (0:
+    none) between them.
+    """
     return per_gpu * ranks if ranks <= 1 or inside <= 0 else min(per_gpu * ranks, inside)
 
 

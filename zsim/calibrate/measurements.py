@@ -14,20 +14,22 @@ GIB = float(2**30)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One timed operation: `seconds` is the median of its repeats (0 where a rate was measured instead: then
-    `rate_bytes_per_second`), `spread` the relative distance from the median to the tenth or ninetieth
-    percentile, whichever is larger, 0 if unknown. `family` and `parameters` are those of
-    `validation.microbench`; `source` is the file."""
+    """One timed operation. `family` and `parameters` are those of `validation.microbench`."""
 
     family: str
     parameters: Mapping[str, Any]
     seconds: float
+    """The median of its repeats. 0 where a rate was measured instead."""
     source: str
+    """The file."""
     flops: float = 0.0
     bytes: float = 0.0
     calls: float = 1.0
     rate_bytes_per_second: float = 0.0
     spread: float = 0.0
+    """Relative distance from the median to the tenth or ninetieth percentile, whichever is larger. 0 if
+    unknown.
+    """
     foreign_cpu_fraction: float = 0.0
 
     def __getitem__(self, name: str) -> Any:
@@ -36,12 +38,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All rows of all files; `notes` count what was read and not used, `machines` names the measured
-    machines."""
+    """All rows of all files."""
 
     rows: tuple[Measurement, ...]
     machines: tuple[str, ...] = ()
+    """Names of the measured machines."""
     notes: tuple[str, ...] = ()
+    """Counts of what was read and not used."""
     sources: tuple[str, ...] = field(default=())
 
     def of(self, *families: str, **parameters: object) -> list[Measurement]:
@@ -54,7 +57,7 @@ class Measurements:
 
 
 def joined(parts: Sequence[Measurements]) -> Measurements:
-    """The measurements of several files; raises InputError if there are none."""
+    """The measurements of several files. Raises InputError if there are none."""
     rows = tuple(row for part in parts for row in part.rows)
     if not rows:
         raise InputError(

@@ -18,11 +18,12 @@ _MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES,
 
 
 class BenchFamily(NamedTuple):
-    """Declaration of a family's rows: `parameters` by name, each a kind of value or the words to choose from,
-    and the `work` (`flops`, `bytes`, `calls`) that their seconds need to be of use."""
+    """Declaration of a family's rows."""
 
     parameters: Mapping[str, str | tuple[str, ...]]
+    """By name, each a kind of value or the words to choose from."""
     work: str = ""
+    """The key (`flops`, `bytes`, `calls`) that their seconds need to be of use."""
 
 
 FAMILIES: Mapping[str, BenchFamily] = {

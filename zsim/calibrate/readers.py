@@ -43,8 +43,8 @@ _UNITS = {
 def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None = None) -> Measurements:
     """The measurements of one file or folder.
 
-    `ranks` and `nodes`: of the collectives in a log that does not state them. Raises InputError if the file
-    cannot be read or has none of the formats.
+    `ranks` and `nodes` are those of the collectives in a log that does not state them. Raises InputError if
+    the file cannot be read or has none of the formats.
     """
     if looks_like_trace(path):
         return trace_measurements(path, nodes)
@@ -96,7 +96,9 @@ def _json(path: Path, text: str) -> Measurements:
 
 
 def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
-    """Rows of nccl-tests: out-of-place times in microseconds; ranks and nodes from the `# Rank` lines."""
+    """Rows of nccl-tests: out-of-place times in microseconds. Ranks and nodes come from the `# Rank`
+    lines.
+    """
     hosts = re.findall(r"^#\s+Rank\s+\d+.*? on\s+(\S+) device", text, re.MULTILINE)
     found_ranks, found_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
     named = re.search(r"\b(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
@@ -128,7 +130,9 @@ _COMM = re.compile(
 
 
 def _comms_logger(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
-    """Each op is synchronised, so these times contain no overlap; sizes are of a rank's input."""
+    """Rows of a verbose log. Each op is synchronised, so these times contain no overlap. Sizes are of a
+    rank's input.
+    """
     if not ranks:
         raise InputError(
             f"{path.name}: comms_logger does not say how many ranks there are; say it with --ranks"
@@ -180,7 +184,7 @@ def _fio(path: Path, data: dict[str, Any]) -> Measurements:
 
 
 def _ds_io(path: Path) -> Measurements:
-    """Every log of a sweep; block size and queue depth are in the file's name (`..._d16_bs1M...`)."""
+    """Every log of a sweep. Block size and queue depth are in the file's name (`..._d16_bs1M...`)."""
     files = sorted(path.rglob("*.txt")) if os.path.isdir(path) else [path]
     rows = list(_ds_io_rows(files))
     if not rows:
@@ -207,7 +211,7 @@ def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measureme
 
 
 def _count(options: Part, key: str) -> int:
-    """A whole number, which fio writes as text; 1 if it is left out."""
+    """A whole number, which fio writes as text. 1 if it is left out."""
     found = options.content.get(key, 1)
     if not re.fullmatch(r"[1-9]\d{0,8}", str(found)):
         raise InputError(f"{options.where}: {key}: found {shown(found)}, expected a whole number above 0")
@@ -215,7 +219,7 @@ def _count(options: Part, key: str) -> int:
 
 
 def _number(path: Path, text: str) -> float:
-    """A number from a log, in whose place there may be other text."""
+    """A number from a log, where there may also be other text."""
     try:
         found = float(text)
     except ValueError:

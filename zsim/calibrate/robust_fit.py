@@ -20,7 +20,7 @@ _QUIET = 0.05
 
 @dataclass(frozen=True, slots=True)
 class FitParameter:
-    """A number to fit, between `low` and `high`; the search begins at `start`. All are above 0."""
+    """A number to fit, between `low` and `high`. The search begins at `start`. All are above 0."""
 
     name: str
     start: float
@@ -30,10 +30,11 @@ class FitParameter:
 
 @dataclass(frozen=True)
 class FitPoint:
-    """One measurement and its prediction by the fitted numbers; `x` is its abscissa in plots."""
+    """One measurement and its prediction by the fitted numbers."""
 
     label: str
     x: float
+    """Its abscissa in plots."""
     measured_seconds: float
     predicted_seconds: float
 
@@ -45,20 +46,19 @@ class FitPoint:
 
 @dataclass(frozen=True)
 class CurveFit:
-    """A group of numbers fitted together.
-
-    `values`: by dotted name in the hardware file; `units`: of each; `ranges`: what the points cover, by the
-    name of what varies; `at_bound`: numbers that stopped at a limit, which the points therefore do not
-    determine.
-    """
+    """A group of numbers fitted jointly."""
 
     title: str
     values: Mapping[str, float]
+    """By dotted name in the hardware file."""
     points: tuple[FitPoint, ...]
     ranges: Mapping[str, tuple[float, float]]
+    """The range of the points, by the name of what varies."""
     sources: tuple[str, ...]
     units: Mapping[str, str] = field(default_factory=dict)
+    """The unit of each value."""
     at_bound: tuple[str, ...] = ()
+    """Numbers that stopped at a limit, which the points therefore do not determine."""
 
     @property
     def median_error(self) -> float:
@@ -80,10 +80,10 @@ def robust_fit(
 
     Minimises the sum of soft-L1 losses of log(predicted / measured), over the logarithms of the numbers:
 
-      sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
+        sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
 
     which is least squares for small residuals and their absolute values for large ones (scipy's
-    `least_squares`, loss "soft_l1"; Triggs et al. 1999). Raises InputError where scipy is not installed.
+    `least_squares`, loss "soft_l1", and Triggs et al. 1999). Raises InputError where scipy is not installed.
     """
     require("scipy", "zsim calibrate")
     from scipy.optimize import least_squares

@@ -39,9 +39,11 @@ def looks_like_trace(path: Path) -> bool:
 def trace_measurements(path: Path, nodes: int | None) -> Measurements:
     """One row per kind and size: the median of its calls.
 
-    `nodes`: over how many the ranks are spread, which no trace states; on several, groups of a part of the
-    ranks are left out, because the trace does not state their nodes either. Raises InputError for a trace
-    that cannot be read, that lacks the other ranks, or in which nothing states its bytes.
+    `nodes` is the number of nodes of the ranks, which no trace states. On several, groups of a part of the
+    ranks are left out, because the trace does not state their nodes either.
+
+    Raises InputError for a trace that cannot be read, that lacks the other ranks, or in which nothing states
+    its bytes.
     """
     trace = read_trace(path)
     if trace.metadata.get("transfers_bounded"):

@@ -2,8 +2,8 @@
 
 The longest common subsequence comes first (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986),
 so one lost call is one difference and does not affect the calls after it. The remaining calls are then
-matched: the same call a few places away was moved, calls between the same matches that differ in a field or
-two were changed, and the others are on one side only.
+matched. The same call a few positions away was moved, calls between the same matches that differ in a field
+or two were changed, and the others are on one side only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ _FAR = 16  # maximum of places by which a call may have moved and still count as
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Index pairs (first, second), each list in order: `same` agree, `changed` are counterparts that differ,
-    `moved` agree but are in different places; `only_first` and `only_second` have no counterpart.
-
-    `is_whole` is False where the sequences differ so much that only their ends were aligned.
-    """
+    """Index pairs (first, second), each list in order."""
 
     same: tuple[tuple[int, int], ...]
+    """Pairs that agree."""
     changed: tuple[tuple[int, int], ...]
+    """Counterparts that differ."""
     moved: tuple[tuple[int, int], ...]
+    """Pairs that agree but are at different positions."""
     only_first: tuple[int, ...]
+    """Entries without a counterpart."""
     only_second: tuple[int, ...]
+    """Entries without a counterpart."""
     is_whole: bool = True
+    """False where the sequences differ so much that only their ends were aligned."""
 
 
 def align(
@@ -38,8 +40,11 @@ def align(
     second: Sequence[Hashable],
     likeness: Callable[[int, int], float] | None = None,
 ) -> Alignment:
-    """Align two sequences of keys. `likeness(i, j)` in 0..1 is the similarity of two unequal entries; from
-    0.5 on, entries between the same matches count as one changed entry."""
+    """Align two sequences of keys.
+
+    `likeness(i, j)` in 0..1 is the similarity of two unequal entries. From 0.5 on, entries between the same
+    matches count as one changed entry.
+    """
     matches, is_whole = _matches(first, second)
     gaps = _gaps(matches, len(first), len(second))
     moved = _moved(gaps, first, second)
@@ -63,7 +68,7 @@ def align(
 
 
 def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[list[tuple[int, int]], bool]:
-    """Pairs of a longest common subsequence, and whether it was found within `MAX_EDITS`."""
+    """Pairs of a longest common subsequence, and whether it is complete within `MAX_EDITS`."""
     start, limit = 0, min(len(first), len(second))
     while start < limit and first[start] == second[start]:
         start += 1
@@ -80,9 +85,9 @@ def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[lis
 
 
 def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]] | None:
-    """Matches of a shortest edit by Myers' greedy search; None where more than `MAX_EDITS` are needed.
+    """Matches of a shortest edit by Myers' greedy search. None where more than `MAX_EDITS` are needed.
 
-    `reach[k]` is the index in `first` that diagonal k = i - j reaches with the present number of edits;
+    `reach[k]` is the index in `first` that diagonal k = i - j reaches with the present number of edits.
     `history[d]` is the part of `reach` that round d starts from.
     """
     rows, columns = len(first), len(second)
@@ -143,7 +148,7 @@ def _gaps(matches: list[tuple[int, int]], rows: int, columns: int) -> list[_Gap]
 
 
 def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of equal entries that are unmatched on both sides, at most `_FAR` places apart."""
+    """Pairs of equal entries that are unmatched on both sides, at most `_MAX_DISTANCE` positions apart."""
     waiting: dict[Hashable, list[tuple[int, int]]] = {}
     for number, (_, right) in enumerate(gaps):
         for j in right:
@@ -162,7 +167,7 @@ def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashabl
 def _changed(
     left: list[int], right: list[int], likeness: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
-    """Pairs in order; each entry of `left` gets the most similar entry of `right` that is left."""
+    """Pairs in order. Each entry of `left` gets the most similar remaining entry of `right`."""
     pairs: list[tuple[int, int]] = []
     at = 0
     for i in left:

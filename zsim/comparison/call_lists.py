@@ -1,7 +1,7 @@
 """Lists of collective calls as short JSON: rows, with repeats folded.
 
 A row is `[kind, bytes, dtype, group size, group stride, module]`, with the stream as a seventh entry where it
-is known; `{"times": 79, "calls": [[...], [...]]}` is these calls repeated 79 times. Numbers of blocks are
+is known. `{"times": 79, "calls": [[...], [...]]}` is these calls repeated 79 times. Numbers of blocks are
 written `*`.
 """
 
@@ -70,7 +70,7 @@ def _call(row: Sequence[Any]) -> Call:
 
 
 def _best_repeat(rows: Sequence[list[Any]], start: int) -> tuple[int, int]:
-    """(period, times) of the repeat at `start` that saves most rows; (1, 1) where none does."""
+    """(period, times) of the repeat at `start` that saves most rows, or (1, 1) where none does."""
     best = (1, 1)
     for period in range(1, _LONGEST_PERIOD + 1):
         part, times = rows[start : start + period], 1

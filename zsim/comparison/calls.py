@@ -17,20 +17,19 @@ from zsim.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call. `bytes` is the full tensor as in `Collective.bytes`; member i of its group is `group_stride`
-    ranks after member i - 1. Unknown fields are "" or, for the stride, None.
-
-    `span` is the index of the call's span in its trace, -1 without a trace.
-    """
+    """One call. Unknown fields are "" or, for the stride, None."""
 
     kind: str
     bytes: int
+    """The full tensor as in `Collective.bytes`."""
     dtype: str
     group_size: int
     group_stride: int | None = None
+    """Member i of its group is so many ranks after member i - 1."""
     stream: str = ""
     module: str = ""
     span: int = -1
+    """The index of the call's span in its trace, -1 without a trace."""
 
     @property
     def wire(self) -> tuple[str, int, str, int, int | None]:

@@ -1,7 +1,7 @@
-"""The clock check: the step and its parts, each class of ops, each stream; see [Note: inconclusive].
+"""The clock check: the step and its parts, each class of ops, each stream, [Note: inconclusive].
 
-For a collective, transfers are compared where both sides know them; else whole spans, which in a recording
-include waits for other ranks. The busy time of a stream always includes these waits.
+For a collective, transfers are compared where both sides know them. Otherwise full spans are compared, which
+in a recording include waits for other ranks. The busy time of a stream always includes these waits.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from zsim.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class OpClass:
-    """All ops of one class on both sides; `pairs` are the ops that were matched one by one."""
+    """All ops of one class on both sides."""
 
     name: str
     simulated_count: int
     recorded_count: int
     metric: Metric
     pairs: tuple[OpPair, ...] = ()
+    """The ops that were matched individually."""
 
     @property
     def median_ratio(self) -> float | None:
-        """Median of recorded over simulated seconds of the matched ops; None without any."""
+        """Median of recorded over simulated seconds of the matched ops. None without any."""
         ratios = [
             pair.recorded_seconds / pair.simulated_seconds
             for pair in self.pairs
@@ -85,7 +86,7 @@ class ClockCheck:
 def check_clock(
     simulated: Trace, recorded: Trace, plan: PlanCheck, tolerances: Tolerances, doubt: str
 ) -> ClockCheck:
-    """Compare two traces of one rank each; a `doubt` makes every time inconclusive.
+    """Compare two traces of one rank each. A `doubt` makes every time inconclusive.
 
     Where one side has no kernels (a profile of collectives only), only the step and the collectives are
     compared.
@@ -135,14 +136,15 @@ def _step_metrics(
 
 
 def _without_optimizer(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The breakdown with the optimizer as part of compute: without phases a recording cannot tell them
-    apart."""
+    """The breakdown with the optimizer as part of compute. Without phases a recording cannot distinguish
+    them.
+    """
     kept = {name: value for name, value in seconds.items() if name != "optimizer"}
     return kept | {"compute": seconds["compute"] + seconds["optimizer"]}
 
 
 def _without_allocator(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The breakdown with torch's allocator as part of host-bound: only zsim's traces tell them apart."""
+    """The breakdown with torch's allocator as part of host-bound. Only zsim's traces distinguish them."""
     kept = {name: value for name, value in seconds.items() if name != "allocator"}
     return kept | {"host_bound": seconds["host_bound"] + seconds["allocator"]}
 

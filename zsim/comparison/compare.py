@@ -46,11 +46,14 @@ def compare(
     names: tuple[str, str] = ("simulated", "recorded"),
 ) -> Comparison:
     """Compare two traces: calls of every recorded rank, times of `rank` (by default the first), memory of the
-    fullest rank; of a recording of several steps the typical one.
+    fullest rank.
 
-    `tolerances` is one number for all, or some of {"step", "time", "memory", "overlap"}, as fractions;
-    between two simulations they are small by default, because nothing jitters. Raises InputError for traces
-    without spans or of different world sizes, and for a `rank` that is not recorded.
+    For a recording of several steps the typical one is compared. `tolerances` is one number for all, or some
+    of {"step", "time", "memory", "overlap"}, as fractions. Between two simulations they are small by default,
+    because nothing jitters.
+
+    Raises InputError for traces without spans or of different world sizes, and for a `rank` that is not
+    recorded.
     """
     are_simulated = simulated.source == recorded.source == "simulated"
     chosen = PREDICTIONS if tolerances is None and are_simulated else Tolerances.of(tolerances)

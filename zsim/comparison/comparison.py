@@ -26,12 +26,13 @@ _DIGITS = 6  # of a share: smaller differences do not change the order
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference. `check` is plan, clock or memory; `share` is its fraction of the step's time, of the
-    peak's bytes, or of the calls."""
+    """One difference."""
 
     check: str
+    """plan, clock or memory."""
     sentence: str
     share: float
+    """Its fraction of the step's time, of the peak's bytes, or of the calls."""
     verdict: Verdict
 
 
@@ -56,8 +57,10 @@ class ComparedRuns:
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """The 80 % interval in which the recorded step was expected; None where the simulation has none, and
-        between two simulations."""
+        """The 80 % interval in which the recorded step was expected.
+
+        None where the simulation has none, and between two simulations.
+        """
         if self.recorded.source == "simulated":
             return None
         found: tuple[float, float] | None = self.simulated.metadata.get(STEP_RANGE)
@@ -71,7 +74,7 @@ class ComparedRuns:
 
     @property
     def range_sentence(self) -> str:
-        """Whether the recorded step lies inside the interval, in words; "" where there is no interval."""
+        """Whether the recorded step lies inside the interval, in words, or "" where there is no interval."""
         found = self.step_seconds_range
         if found is None:
             return ""
@@ -82,7 +85,7 @@ class ComparedRuns:
 
     @property
     def verdict(self) -> Verdict:
-        """Fail where the plan or a figure fails; else inconclusive where a figure is; else pass."""
+        """Fail where the plan or a figure fails, else inconclusive where a figure is, else pass."""
         return overall([self.plan_verdict, *(metric.verdict for metric in self.metrics)])
 
     @property
@@ -148,7 +151,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _metric_differences(comparison: ComparedRuns) -> Iterator[Difference]:
-    """Differences of metrics that did not pass; first those with a reason."""
+    """Differences of metrics that did not pass, first those with a reason."""
     for check, metrics in (("clock", comparison.clock.metrics), ("memory", comparison.memory.metrics)):
         for metric in sorted(metrics, key=lambda metric: not metric.reason):
             if metric.verdict != "pass" and metric.simulated != metric.recorded:

@@ -27,11 +27,12 @@ class MemoryCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One device of one side. `peaks`: maximum bytes by category and of the total, on the rank with the
-    highest total; `lasts`: bytes at the end of the step on `last_rank`, which then holds most."""
+    """One device of one side."""
 
     peaks: dict[str, int]
+    """Maximum bytes by category and of the total, on the rank with the highest total."""
     lasts: dict[str, int]
+    """Bytes at the end of the step on `last_rank`, which then holds most."""
     last_rank: int
 
 
@@ -134,7 +135,7 @@ def _who_kept(
 
 
 def _by_op(events: MemoryEvents, device: str, category: str, rank: int) -> dict[str, int]:
-    """Net bytes of each op's changes on one rank; {} where ops are not known."""
+    """Net bytes of each op's changes on one rank, or {} where ops are not known."""
     net: dict[str, int] = {}
     rows = zip(events.names, events.ranks.tolist(), events.devices, events.categories, strict=False)
     for (name, *where), change in zip(rows, events.deltas.tolist(), strict=False):

@@ -38,8 +38,9 @@ class OpsOfClass:
 
 
 def class_name(info: SpanInfo, has_phases: bool) -> str:
-    """Class of a span: `all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`; "" for spans
-    of the host."""
+    """Class of a span: `all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`, or "" for
+    spans of the host.
+    """
     if info.kind == "host":
         return ""
     if info.kind in COLLECTIVES:
@@ -113,19 +114,21 @@ def _names(trace: Trace, spans: Sequence[int]) -> list[str]:
 
 
 def align_by_name(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(name, index, index) of ops with equal names, in time order; none where less than half of the names are
-    shared."""
+    """(name, index, index) of ops with equal names, in time order.
+
+    There are none where less than half of the names are shared.
+    """
     if 2 * len(set(mine) & set(theirs)) < max(len(set(mine)), len(set(theirs))):
         return []
     return [(mine[i], i, j) for i, j in align(mine, theirs).same]
 
 
 def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
-    """The likely cause of a class's error: a link's bandwidth, a latency, or some ops only; "" within
+    """The likely cause of a class's error: a link's bandwidth, a latency, or some ops only, or "" within
     tolerance.
 
-    All calls longer by one factor: bandwidth. All longer by one amount: latency. The one that varies less
-    over sizes is named.
+    If all calls are longer by one factor it is bandwidth, if all are longer by one amount it is latency. The
+    one that varies less over sizes is named.
     """
     timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
     mine = np.array([pair.simulated_seconds for pair in timed])

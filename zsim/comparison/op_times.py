@@ -13,9 +13,9 @@ from zsim.trace.trace import COLLECTIVES, Trace
 def with_transfers(trace: Trace) -> Trace:
     """The trace with `transfer_seconds` where they are known.
 
-    A recording has them (they are dropped where they are only bounds: one rank of many cannot tell waiting
-    from transfer). In a simulation the transfer of each op is its shortest span over the ranks, since the
-    last rank to arrive waits for no other.
+    A recording has them. They are dropped where they are only bounds, since one rank of many cannot tell
+    waiting from transfer. In a simulation the transfer of each op is its shortest span over the ranks, since
+    the last rank to arrive waits for no other.
     """
     if trace.transfer_seconds is not None:
         is_bound = bool(trace.metadata.get("transfers_bounded"))
@@ -40,7 +40,7 @@ def with_alike_times(one: Trace, other: Trace) -> tuple[Trace, Trace]:
 
 
 def op_seconds(trace: Trace) -> Floats:
-    """Seconds of each span; for a collective those of its transfer, where known."""
+    """Seconds of each span. For a collective those of its transfer, where known."""
     lengths: Floats = trace.end_seconds - trace.start_seconds
     if trace.transfer_seconds is None:
         return lengths
@@ -48,7 +48,7 @@ def op_seconds(trace: Trace) -> Floats:
 
 
 def waiting_seconds(trace: Trace) -> float | None:
-    """Seconds that the trace's collectives waited for other ranks; None where transfers are not known."""
+    """Seconds that the trace's collectives waited for other ranks. None where transfers are not known."""
     if trace.transfer_seconds is None:
         return None
     return float((trace.end_seconds - trace.start_seconds - op_seconds(trace)).sum())

@@ -1,7 +1,7 @@
 """The plan check: the same collectives, in the same order, on the same streams. No clock, no tolerance.
 
-Two calls are the same when kind, bytes, dtype and group agree; where both sides use the same names of
-modules, the module too. A field that one side does not know is not compared, and the check says so.
+Two calls are the same when kind, bytes, dtype and group agree, and the module too where both sides use the
+same names of modules. A field that one side does not know is not compared, and the check says so.
 
 # [Note: streams by what shares them]
 A recording numbers its streams, a plan names them. So streams are compared by the calls on them: each
@@ -30,12 +30,13 @@ Kind = Literal["only simulated", "only recorded", "changed", "moved", "stream", 
 
 @dataclass(frozen=True, slots=True)
 class CallDifference:
-    """One call that differs, or several that differ in the same way; `simulated` and `recorded` are indices
-    of the lists of calls."""
+    """One call that differs, or several that differ in the same way."""
 
     kind: Kind
     simulated: tuple[int, ...]
+    """Indices of the list of simulated calls."""
     recorded: tuple[int, ...]
+    """Indices of the list of recorded calls."""
     sentence: str
 
     @property
@@ -53,11 +54,12 @@ class CallDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
-    """The calls of one rank on both sides; `pairs` are counterparts, changed and moved calls included."""
+    """The calls of one rank on both sides."""
 
     simulated: tuple[Call, ...]
     recorded: tuple[Call, ...]
     pairs: tuple[tuple[int, int], ...]
+    """Counterparts, changed and moved calls included."""
     differences: tuple[CallDifference, ...]
     not_checked: tuple[str, ...] = ()
 
@@ -78,7 +80,7 @@ class PlanCheck:
 def check_plan(
     simulated: Sequence[Call], recorded: Sequence[Call], words: tuple[str, str] = ("simulated", "recorded")
 ) -> PlanCheck:
-    """Compare two lists of calls of one rank; `words` name the lists in the sentences."""
+    """Compare two lists of calls of one rank. `labels` name the lists in the sentences."""
     compared = _compared_fields(simulated, recorded)
     aligned = align(
         [_key(call, compared) for call in simulated],
@@ -99,7 +101,7 @@ def check_plan(
 
 
 def first_difference(check: PlanCheck) -> str | None:
-    """The first difference's sentence, with the number of further calls that differ; None without any."""
+    """The first difference's sentence, with the number of further calls that differ. None without any."""
     if not check.differences:
         return None
     rest = sum(difference.count for difference in check.differences) - check.differences[0].count
@@ -127,7 +129,7 @@ def _key(call: Call, compared: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def _likeness(one: Call, other: Call) -> float:
-    """Similarity of two unequal calls; kind and module count more than the other fields."""
+    """Similarity of two unequal calls. Kind and module count more than the other fields."""
     score = 2.0 * (one.kind == other.kind)
     score += (one.bytes == other.bytes) + (one.dtype == other.dtype) + (one.group_size == other.group_size)
     return (score + 2.0 * (one.module == other.module and bool(one.module))) / 5.0
@@ -152,8 +154,9 @@ def _differences(
     compared: tuple[str, ...],
     words: tuple[str, str],
 ) -> Sequence[CallDifference]:
-    """Every difference in the order of the recording; differences of the same kind in calls that are alike
-    become one line."""
+    """Every difference in the order of the recording. Differences of the same kind in identical calls become
+    one line.
+    """
     if not aligned.is_whole:
         sentence = (
             f"the {len(simulated)} {words[0]} and the {len(recorded)} {words[1]} calls have too little in "
@@ -185,13 +188,15 @@ def _differences(
 
 
 def _place(same: Sequence[tuple[int, int]], i: int) -> float:
-    """Where call `i` of the first list would be in the second: after the counterpart of its predecessor."""
+    """The position that call `i` of the first list would have in the second: after the counterpart of its
+    predecessor.
+    """
     before = bisect_left(same, (i, 0)) - 1
     return same[before][1] + 0.5 if before >= 0 else -0.5
 
 
 def _runs(keys: Sequence[object]) -> list[str]:
-    """Words for each call on the number of equal calls in its row, since any of them could be meant."""
+    """Words for each call on the number of equal calls in its row, since any of these could be the one."""
     words: list[str] = []
     for _, run in groupby(keys):
         count = len(list(run))
@@ -270,7 +275,7 @@ def _stream_differences(
     same: Sequence[tuple[int, int]],
     words: tuple[str, str],
 ) -> list[CallDifference]:
-    """Differences between streams; see [Note: streams by what shares them]."""
+    """Differences between streams, [Note: streams by what shares them]."""
     votes: dict[str, Counter[str]] = {}
     for i, j in same:
         votes.setdefault(simulated[i].stream, Counter())[recorded[j].stream] += 1

@@ -1,8 +1,8 @@
 """Faults planted in a trace, to test that a check catches and names them.
 
-Each function takes a trace and returns a wrong one; `number` counts the rank's collectives in issue order,
-from 0. Only the spans that the fault touches change: a dropped call leaves a gap. Of a recording of several
-steps the typical one is taken.
+Each function takes a trace and returns a wrong one. `number` counts the rank's collectives in issue order,
+from 0. Only the spans that the fault touches change, so a dropped call leaves a gap. For a recording of
+several steps the typical one is taken.
 """
 
 from __future__ import annotations

@@ -24,13 +24,16 @@ TOO_SMALL = 0.02  # a difference up to this part of the tolerance times the whol
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Maximum relative error of the step (`step`), of times of its parts (`time`) and of bytes (`memory`);
-    maximum difference of fractions (`overlap`)."""
+    """Maximum errors between two figures."""
 
     step: float = 0.05
+    """Relative, of the step."""
     time: float = 0.10
+    """Relative, of times of its parts."""
     memory: float = 0.03
+    """Relative, of bytes."""
     overlap: float = 0.05
+    """Maximum difference of fractions."""
 
     @staticmethod
     def of(given: Tolerances | Mapping[str, float] | float | None) -> Tolerances:
@@ -45,8 +48,10 @@ class Tolerances:
 
     @staticmethod
     def parse(texts: Iterable[str]) -> Tolerances:
-        """Tolerances from texts such as `["0.02", "memory=0.01"]`: a bare number sets all, a named one its
-        own; later texts override earlier ones."""
+        """Tolerances from texts such as `["0.02", "memory=0.01"]`.
+
+        A bare number sets all, a named one the tolerance that it names. Later texts override earlier ones.
+        """
         names = [field.name for field in fields(Tolerances)]
         values: dict[str, float] = {}
         for text in texts:
@@ -78,14 +83,14 @@ PREDICTIONS = Tolerances(step=0.02, time=0.02, memory=0.01, overlap=0.02)  # bet
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure of both sides. `error` is relative and signed, (simulated - recorded) / recorded; for
-    fractions it is the difference. `whole` is the step or peak that the figure is a part of."""
+    """One figure of both sides."""
 
     name: str
     unit: Unit
     simulated: float
     recorded: float
     whole: float
+    """The step or peak that the figure is a part of."""
     tolerance: float
     verdict: Verdict
     reason: str = ""
@@ -98,7 +103,7 @@ class Metric:
 
     @property
     def share(self) -> float:
-        """The difference as a fraction of the whole, by which metrics of one unit are ranked."""
+        """The difference as a fraction of `total`, by which metrics of one unit are ranked."""
         return abs(self.simulated - self.recorded) / self.whole if self.whole else 0.0
 
 
@@ -113,7 +118,7 @@ def judge(
     doubt: str = "",
     reason: str = "",
 ) -> Metric:
-    """A metric with its verdict; with a `doubt` it is inconclusive, whatever its figures."""
+    """A metric with its verdict. With a `doubt` it is inconclusive, whatever its figures."""
     verdict: Verdict = (
         "inconclusive"
         if doubt
@@ -132,16 +137,16 @@ def _is_near(unit: str, simulated: float, recorded: float, whole: float, toleran
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """Fail where a verdict is fail; else inconclusive where one is; else pass."""
+    """Fail where a verdict is fail, else inconclusive where one is, else pass."""
     found = set(verdicts)
     return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
 
 
 def doubt_about_times(trace: Trace) -> str:
-    """The reason why the wall times of a recording prove nothing, or ""; see [Note: inconclusive].
+    """The reason why the wall times of a recording prove nothing, or "", [Note: inconclusive].
 
     `metadata["foreign_cpu_fraction"]` is the fraction of the machine that other processes used meanwhile. On
-    GPUs it may be missing; where CPU cores compute (gloo) a recording without it is in doubt too.
+    GPUs it may be missing. Where CPU cores compute (gloo) a recording without it is in doubt too.
     """
     if trace.source != "recorded":
         return ""

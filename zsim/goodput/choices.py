@@ -18,28 +18,29 @@ _QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class ModeChoice:
-    """A mode of saving at about its best interval; `error`: why it cannot be had."""
+    """A mode of saving at about its best interval."""
 
     mode: CheckpointMode
     interval_seconds: float = 0.0
     blocking_seconds: float = 0.0
     goodput_fraction: float | None = None
     error: str | None = None
+    """Why it cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpareChoice:
-    """So many spare nodes. `gpu_hours_fraction`: GPU-hours of training and idle nodes, over those of the
-    steps alone."""
+    """A number of spare nodes, and what it costs."""
 
     spares: int
     goodput_fraction: float
     waiting_fraction: float
     gpu_hours_fraction: float
+    """GPU-hours of training and idle nodes, over those of the steps alone."""
 
 
 def mode_choices(prepared: PreparedRun, *, jobs: int = 1) -> list[ModeChoice]:
-    """Every mode; none where the experiment states what a save costs, which is of one mode."""
+    """Every mode. None where the experiment states the cost of a save, which is of one mode."""
     table = prepared.table.checkpoint
     if table.mode == "none" or any(getattr(table, name) is not None for name in STATED):
         return []

@@ -1,15 +1,16 @@
-"""Closed forms of a run with saves and failures: where the search for an interval starts, and what tells
-a run that cannot end.
+"""Closed forms of a run with saves and failures.
 
-M: mean seconds between failures; tau: work between saves; c: what a save blocks; L = tau + c; P: further
-seconds until it is durable; R: restart, in which failures strike; D: detection.
+The search for an interval starts from them, and they tell a run that cannot end.
+
+M: mean seconds between failures, tau: work between saves, c: what a save blocks, L = tau + c, P: further
+seconds until it is durable, R: restart, in which failures strike, D: detection.
 
 # [Note: the tail of repairs]
 Repairs of nodes are lognormal in fleets that publish them, of a mean far above the median. With s the
 standard deviation of the logarithm, half of all repair time is in repairs above median exp(s^2), which are a
-part (1 - erf(s / sqrt 2)) / 2 of all: by the default law (mean 6 h, median 1 h; s = 1.89) 1 of 34, of 36 h or
-more. Most sets of a few dozen repairs hold too few of them, so that without spares the mean of a few runs is
-too good, and says so with too small a standard error.
+part (1 - erf(s / sqrt 2)) / 2 of all. By the default law (mean 6 h, median 1 h, so s = 1.89) that is 1 of 34,
+of 36 h or more. Most sets of a few dozen repairs hold too few of them, so that without spares the mean of a
+few runs is too good, and says so with too small a standard error.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def lambert_w(x: float) -> float:
 
 
 def best_work_seconds(mean_between: float, blocking: float) -> float:
-    """The exact optimum of tau for exponential failures, M (1 + W(-exp(-1 - c / M))): it depends on neither
-    R, D nor P (Daly, A higher order estimate of the optimum checkpoint interval, 2006; Aupy et al. 2013)."""
+    """The exact optimum of tau for exponential failures, M (1 + W(-exp(-1 - c / M))).
+
+    It depends on neither R, D nor P (Daly, A higher order estimate of the optimum checkpoint interval, 2006,
+    and Aupy et al. 2013).
+    """
     return mean_between * (1 + lambert_w(-math.exp(-1 - blocking / mean_between)))
 
 
@@ -83,24 +87,26 @@ def long_run_goodput(
 
 @dataclass(frozen=True, slots=True)
 class RepairsByLaw:
-    """A run without spares if repairs take their law's mean. `waiting_seconds` in a run, of which
-    `drawn_seconds` were drawn; half of all repair time is in repairs of `half_seconds` and more, a part
-    `half_fraction` of all."""
+    """A run without spares if repairs take their law's mean."""
 
     mean_seconds: float
     half_seconds: float
+    """Half of all repair time is in repairs of so long and more."""
     half_fraction: float
+    """The fraction of all repairs that are as long."""
     waiting_seconds: float
+    """Waits in a run."""
     drawn_seconds: float
+    """Waits that were drawn."""
     goodput_fraction: float
 
 
 def repairs_by_law(runs: Runs) -> RepairsByLaw | None:
-    """Waits with the law's mean for every repair; None where other things decide.
+    """Waits with the law's mean for every repair. None where other things decide.
 
-    Every loss of a node waits for its repair. With losses at a rate r, repairs of mean m, drawn elapsed
-    time E and waits W, the expected time is (E - W) / (1 - r m); in a run that ends by the clock at H, waits
-    are r times the sum over its time of the mean of repairs cut off at H.
+    Every loss of a node waits for its repair. With losses at a rate r, repairs of mean m, drawn elapsed time
+    E and waits W, the expected time is (E - W) / (1 - r m). In a run that ends by the clock at H, waits are r
+    times the sum over its time of the mean of repairs cut off at H.
 
     None where runs have spares or go on with fewer nodes, where several nodes are lost at once, where waits
     are long, or where the law has no heavy tail.
@@ -149,7 +155,7 @@ def _waits_for_each(scenario: Scenario, lost: list[Cause]) -> bool:
 
 
 def _deviation(cause: Cause) -> float:
-    """The standard deviation of a repair's logarithm; 0 for an exponential law."""
+    """The standard deviation of a repair's logarithm. 0 for an exponential law."""
     mean, median = cause.repair_seconds, cause.repair_median
     return math.sqrt(2 * math.log(mean / median)) if median and mean > median else 0.0
 
@@ -160,7 +166,7 @@ def _above(deviations: float) -> float:
 
 
 def _limited(cause: Cause, most: float) -> float:
-    """The mean of repairs that are cut off at `most` seconds."""
+    """The mean of repairs that are cut off at `limit_seconds`."""
     mean, median, deviation = cause.repair_seconds, cause.repair_median, _deviation(cause)
     if not mean or median == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Times of recovery that frameworks have as their own (`zsim/presets/recovery.toml`)."""
+"""Default times of recovery of the frameworks (`zsim/presets/recovery.toml`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stall(Table):
 
 
 class Kept(Table):
-    """Saves that are kept; all where a kind is not named."""
+    """The number of saves that are kept. All where a kind is not named."""
 
     fsdp2: int
 
@@ -50,7 +50,7 @@ class RecoveryDefaults(BaseModel):
         return float(getattr(self.hang_timeout, kind))
 
     def kept(self, kind: str) -> int | None:
-        """Saves that a kind keeps; None: all."""
+        """The number of saves that a kind keeps. None for all."""
         return getattr(self.keep, kind, None)
 
 

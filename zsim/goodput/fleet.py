@@ -18,7 +18,8 @@ _PER = 1000 * DAY  # seconds of a rate per 1,000 node-days
 def failures_of(table: FailuresTable | None, job: Job, nodes: int) -> Failures:
     """The failures of a job on so many nodes.
 
-    rate = r n (G / G0)^(e - 1) above G0 GPUs, r n below; n: nodes of 8 GPUs, r: per node, G: GPUs.
+    The rate is r n (G / G0)^(e - 1) above G0 GPUs and r n below, with n nodes of 8 GPUs, r per node, and G
+    GPUs.
     """
     found = resolve_failures(table)
     gpus = nodes * job.cluster.gpus_per_node

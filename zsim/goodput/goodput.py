@@ -42,8 +42,10 @@ def simulate_run(
     compares: bool = True,
     on_done: OnDone | None = None,
 ) -> SimulatedRun:
-    """Simulate the run of `[run]`: from the first step on, once per seed. `compares`: also other intervals,
-    modes and spares. `on_done` is told the progress: one of `COUNTED`, and how many.
+    """Simulate the run of `[run]` from the first step on, once per seed.
+
+    With `compares` it also tries other intervals, modes and spares. `on_done` is told the progress: one of
+    `PROGRESS_KINDS`, and how many.
 
     Raises InputError for tables that contradict each other, and for a run that can never finish.
     """

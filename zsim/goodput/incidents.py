@@ -13,20 +13,25 @@ from zsim.goodput.scenario import Cause, Failures, Recovery
 
 
 class Incident(NamedTuple):
-    """A failure. `nodes`: lost with it (0: all go on). `corrupted_steps`: state after so many steps is bad,
-    where silent corruption is found; None for a loud failure."""
+    """A failure."""
 
     cause: str
     nodes: int
+    """Nodes that are lost with it. 0 if all go on."""
     detect_seconds: float
     repair_seconds: tuple[float, ...] = ()
     found_later: float | None = None
     corrupted_steps: float | None = None
+    """The number of steps after which the state is bad, where silent corruption is detected. None for a loud
+    failure.
+    """
 
 
 class FailureDraws:
-    """Failures of one run, in order. Times are drawn at the rate of all nodes; `share_present` of them is
-    accepted where fewer are there."""
+    """Failures of one run, in order.
+
+    Times are drawn at the rate of all nodes. `share_present` of them is accepted where fewer are there.
+    """
 
     def __init__(self, failures: Failures, recovery: Recovery, times: Random, kinds: Random) -> None:
         self.failures, self.recovery = failures, recovery
@@ -37,7 +42,7 @@ class FailureDraws:
             self.scale = 1 / failures.per_second / math.gamma(1 + 1 / failures.shape)
 
     def gap(self, now: float) -> float:
-        """Seconds from `now` to the next failure; infinite without failures."""
+        """Seconds from `now` to the next failure. Infinite without failures."""
         if not self.scale:
             return math.inf
         if self.failures.law == "weibull":

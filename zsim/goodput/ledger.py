@@ -13,31 +13,33 @@ BINS = (
 
 @dataclass(slots=True)
 class Span:
-    """A part of a run's clock, for its timeline. `steps`: done at its end."""
+    """A part of a run's clock, for its timeline."""
 
     start_seconds: float
     end_seconds: float
     bin: str
     cause: str
     steps: float
+    """Steps that are done at its end."""
 
 
 @dataclass(slots=True)
 class PhaseTime:
-    """Seconds of a phase on the clock; `worked`: of its steps, also of those that were run again, as long as
-    they ideally take."""
+    """Seconds of a phase on the clock."""
 
     elapsed: float
     worked: float
+    """Ideal seconds of its steps, also of those that were run again."""
 
 
 @dataclass(slots=True)
 class RunLedger:
     """Seconds of one run by bin, and lost seconds by cause of failure, on as many nodes as the first phase
-    has. `useful`: of steps that were kept, as long as they ideally take. `phases`: those that have ended.
-    `node_share`: nodes of the phase under way, over the first one's. `spans`: the timeline, if it is kept."""
+    has.
+    """
 
     useful: float = 0.0
+    """Ideal seconds of the steps that were kept."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BINS, 0.0))
     by_cause: dict[str, float] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
@@ -48,11 +50,14 @@ class RunLedger:
     elapsed: float = 0.0
     is_finished: bool = False
     phases: list[PhaseTime] = field(default_factory=list)
+    """The phases that have ended."""
     node_share: float = 1.0
+    """Nodes of the phase under way, over the first one's."""
     spans: list[Span] | None = None
+    """The timeline, if it is kept."""
 
     def add(self, bin: str, seconds: float, cause: str = "") -> None:
-        """Book lost seconds; negative ones take back what turns out to be of another bin."""
+        """Book lost seconds. Negative ones take back what turns out to be of another bin."""
         self.seconds[bin] += seconds
         if cause:
             self.by_cause[cause] = self.by_cause.get(cause, 0.0) + seconds * self.node_share

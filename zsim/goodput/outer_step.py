@@ -1,9 +1,9 @@
-"""The outer step of local SGD and DiLoCo: what replicas that train apart send when they meet.
+"""The outer step of local SGD and DiLoCo: what replicas that train separately send when they synchronize.
 
-Every rank averages its shard with the ranks of the other replicas that hold the same one: an all-reduce
-over R ranks, of which a ring sends 2 (R - 1) / R times the shard from each (torchft 73dafea local_sgd.py;
-Patarasuk and Yuan 2009). DiLoCo sends fp32 changes, a fragment of the model at a time, and keeps the last
-common parameters in host memory, from where they come and to where they go at each outer step.
+Every rank averages its shard with the ranks of the other replicas that hold the same one. That is an
+all-reduce over R ranks, of which a ring sends 2 (R - 1) / R times the shard from each (torchft 73dafea
+local_sgd.py, and Patarasuk and Yuan 2009). DiLoCo sends fp32 changes, a fragment of the model at a time, and
+keeps the last common parameters in host memory, from where they come and to where they go at each outer step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ _FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """A meeting of `replicas`. `bytes_per_gpu`: that the fullest rank sends for all fragments together;
-    `averaging_seconds`, `copying_seconds`: of one fragment, on idle links; `added_seconds`: to an inner step,
-    on average."""
+    """A synchronization of `replicas`."""
 
     replicas: int
     bytes_per_gpu: float
+    """Bytes that the fullest rank sends for all fragments."""
     averaging_seconds: float
+    """All-reduce of one fragment, on idle links."""
     copying_seconds: float
+    """Copies of one fragment, on idle links."""
     added_seconds: float
+    """The mean addition to an inner step."""
 
 
 def one_replica(experiment: Experiment, table: LocalTrainingTable) -> Experiment:
@@ -59,13 +61,13 @@ def one_replica(experiment: Experiment, table: LocalTrainingTable) -> Experiment
 
 
 def _divisors_of(nodes: int) -> str:
-    """Numbers of replicas of so many nodes, in words."""
+    """The possible numbers of replicas of so many nodes, in words."""
     found = [str(count) for count in range(2, nodes + 1) if nodes % count == 0]
     return " or ".join(found) if found else "more nodes"
 
 
 def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result) -> OuterStep:
-    """The outer step beside inner steps as `inner` of one replica."""
+    """The outer step that follows inner steps as `inner` of one replica."""
     whole, shard = resolve(experiment), _shard_bytes(inner.job)
     world, replicas = whole.world_size, table.replicas
     groups = {"replicas": Group.regular("replicas", world, replicas, world // replicas)}
@@ -89,7 +91,7 @@ def outer_step(experiment: Experiment, table: LocalTrainingTable, inner: Result)
 
 
 def _shard_bytes(job: Job) -> int:
-    """fp32 bytes of the parameters of the rank that holds most."""
+    """fp32 bytes of the parameters of the fullest rank."""
     held = held_states(job)
     layout = dcp_layout(job, held)
     largest = max(held.numels)

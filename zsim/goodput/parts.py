@@ -1,11 +1,11 @@
 """Runs of very many failures, of which a part is simulated.
 
 # [Note: a run of equal parts]
-A run in which thousands of failures strike is many like runs, one after the other: each starts from a save,
-with failures of the same law. So of n equal parts one is simulated per seed, and the whole run takes the sum
-of n independent ones: n times the mean m of the parts, and a value x of a part stands for one of the whole
-that is as probable, n m + sqrt(n) (x - m), since variances add. A part is long against repairs and against
-the time between saves, and the days of an ageing fleet are those of the whole, divided by n.
+A run in which thousands of failures strike is many like runs in sequence. Each starts from a save, with
+failures of the same law. So of n equal parts one is simulated per seed, and the full run takes the sum of n
+independent ones. That is n times the mean m of the parts, and a value x of a part stands for one of the full
+run that is as probable, n m + sqrt(n) (x - m), since variances add. A part is long against repairs and
+against the time between saves, and the days of an ageing fleet are those of the full run, divided by n.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ MANY = 10  # times a mean repair, and the work between saves, that a part is at 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """The beginning of one run: `failures` until `done`, the fraction of the run; `goodput_fraction` so
-    far. `is_whole`: nothing was left."""
+    """The beginning of one run, `failures` long."""
 
     failures: int
     done: float
+    """The fraction of the run that it covers."""
     goodput_fraction: float
+    """Goodput so far."""
     is_whole: bool
+    """Nothing was left."""
 
     @property
     def all_failures(self) -> float:
-        """Failures of the whole run, about."""
+        """An estimate of the failures of the complete run."""
         return self.failures / self.done if self.done > 0 else math.inf
 
 
@@ -55,7 +57,7 @@ def pilot_of(scenario: Scenario, seed: int, failures: int = _PILOT_FAILURES) -> 
 
 
 def num_parts(scenario: Scenario, seeds: int, pilot: Pilot) -> int:
-    """Parts that the run is made of, of which one is simulated per seed; 1: all is."""
+    """The number of parts of the run, of which one is simulated per seed. 1 if all of it is."""
     if pilot.is_whole or not pilot.done:
         return 1
     expected = pilot.all_failures
@@ -69,7 +71,7 @@ def num_parts(scenario: Scenario, seeds: int, pilot: Pilot) -> int:
 
 
 def slowest(scenario: Scenario) -> float:
-    """The longest mean repair, or time until silent corruption is found."""
+    """The longest mean repair, or time until silent corruption is detected."""
     found = [0.0]
     for cause in scenario.failures.causes:
         if cause.weight:
@@ -78,7 +80,7 @@ def slowest(scenario: Scenario) -> float:
 
 
 def num_seeds(seeds: int, parts: int, pilot: Pilot) -> int:
-    """Seeds that are drawn, of those asked for: fewer where even parts have too many failures."""
+    """Seeds that are drawn, of those requested. Fewer where even parts have too many failures."""
     if pilot.is_whole or not pilot.done:
         return seeds
     return min(seeds, max(int(_MOST_FAILURES * parts / pilot.all_failures), _LEAST_SEEDS))
@@ -101,7 +103,7 @@ def part_of(scenario: Scenario, parts: int) -> Scenario:
 
 
 def whole_runs(ledgers: tuple[RunLedger, ...], parts: int) -> tuple[RunLedger, ...]:
-    """Ledgers of whole runs from those of their parts; [Note: a run of equal parts]."""
+    """Ledgers of full runs from those of their parts, [Note: a run of equal parts]."""
     if parts == 1:
         return ledgers
     root = math.sqrt(parts)

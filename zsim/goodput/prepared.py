@@ -35,14 +35,15 @@ _MAX_SIZES = 12  # numbers of nodes that are simulated for shrink
 
 @dataclass(frozen=True)
 class SimulatedPhase:
-    """A phase's step. `steps` of it; `sigma`: relative standard deviation of one. `outer`: of replicas that
-    train apart, of which `result` is one."""
+    """A phase's step, of which the phase has `steps`."""
 
     experiment: Experiment
     result: Result
     steps: int
     sigma: float
+    """Relative standard deviation of a step."""
     outer: OuterStep | None = None
+    """The outer step of replicas that train separately, of which `result` is one."""
 
     @property
     def step_seconds(self) -> float:
@@ -63,8 +64,10 @@ class SimulatedPhase:
 
 
 class PreparedRun:
-    """An experiment's run, ready for any interval, mode and number of spares. `simulator`: that has the plans
-    of its steps."""
+    """An experiment's run, ready for any interval, mode and number of spares.
+
+    `simulator` has the plans of its steps.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class PreparedRun:
 
     @cached_property
     def startup(self) -> Startup | None:
-        """Simulated; None where the experiment states the time of a restart."""
+        """The simulated start. None where the experiment states the time of a restart."""
         return None if self.table.recovery.restart is not None else startup_cost(self.first.result)
 
     @property
@@ -125,12 +128,12 @@ class PreparedRun:
         return self._files[phase]
 
     def reported_cost(self) -> Checkpoint | None:
-        """The cost of the most frequent kind of save; None where nothing is saved."""
+        """The cost of the most frequent kind of save. None where nothing is saved."""
         mode = self.table.checkpoint.mode
         return None if mode == "none" else self.cost(mode)
 
     def with_table(self, table: TrainingRunTable) -> PreparedRun:
-        """The run with another `[run]` table, as long as this one, beside the same steps."""
+        """The run with another `[run]` table, as long as this one, with the same steps."""
         phases = []
         for phase in self.phases:
             there = phase.experiment.model_copy(update={"run": table})
@@ -267,8 +270,10 @@ class PreparedRun:
         return found
 
     def _slowdowns(self, number: int) -> dict[int, float]:
-        """By nodes, seconds that make up for one full step, over its seconds; where a number of nodes
-        cannot train, the nodes beyond the next smaller one that can are idle."""
+        """By nodes, seconds that make up for one full step, over its seconds.
+
+        Where a number of nodes cannot train, the nodes beyond the next smaller one that can are idle.
+        """
         if number not in self._sizes:
             phase = self.phases[number]
             least = self.recovery.least_nodes
@@ -288,7 +293,7 @@ class PreparedRun:
 
 
 def _pace_on(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float | None:
-    """Seconds per token on so many nodes, over those on all; None where the job cannot run there."""
+    """Seconds per token on so many nodes, over those on all. None where the job cannot run there."""
     try:
         report = _step_of(changed(phase.experiment, {"nodes": nodes}), simulator).report
     except ZsimError:
@@ -300,8 +305,11 @@ def _pace_on(phase: SimulatedPhase, nodes: int, simulator: Simulator) -> float |
 
 
 def prepare(experiment: Experiment, result: Result | None = None) -> PreparedRun:
-    """Simulate the steps of a run; `result`: the experiment's own step, where it is known. Raises InputError
-    where the experiment does not say how far it goes."""
+    """Simulate the steps of a run.
+
+    `result` is the experiment's step, where it is known already. Raises InputError where the experiment does
+    not say how far it goes.
+    """
     table = experiment.run
     if table is None:
         table = TrainingRunTable()
@@ -359,7 +367,7 @@ def _simulated(
 
 
 def _step_sigma(result: Result) -> float:
-    """The spread of the steps that `[jitter]` drew: from 5 to 95 % it is 3.29 sigma."""
+    """Relative standard deviation of the steps that `[jitter]` drew: from 5 to 95 % they cover 3.29 sigma."""
     spread = result.report.jitter
     if spread is None:
         return 0.0

@@ -14,7 +14,8 @@ _WHOLE = 1e-6
 class RunProgress:
     """Steps of the phase under way: `steps` done, `remote` and `local` the last durable saves of them.
 
-    All three start at 0 with the phase, which begins with a save."""
+    All three start at 0 with the phase, which begins with a save.
+    """
 
     def __init__(self, scenario: Scenario, ledger: RunLedger) -> None:
         self.scenario, self.ledger = scenario, ledger
@@ -32,7 +33,7 @@ class RunProgress:
         self.num_corruptions = 0
 
     def begin_phase(self, number: int, now: float) -> None:
-        """Start with the steps of a phase; those of the one before are done and saved."""
+        """Start with the steps of a phase. Those of the phase before it are done and saved."""
         if number:
             self.before += self.phase.steps
             self.ledger.end_phase(now)
@@ -53,7 +54,7 @@ class RunProgress:
 
     @property
     def steps_done(self) -> float:
-        """Steps of the whole run."""
+        """Steps of the run, in all phases."""
         return self.before + self.steps
 
     @property
@@ -95,7 +96,7 @@ class RunProgress:
         ledger.mark(self.began, now, "steps", "", self.before + self.steps + steps)
 
     def finish(self, now: float) -> None:
-        """The stretch reached the phase's end."""
+        """The training interval reached the phase's end."""
         assert self.stretch is not None
         self._book(now - self.began, self.stretch.goal, now)
         self.stretch = None
@@ -103,7 +104,7 @@ class RunProgress:
         self.ledger.steps = self.before + self.steps
 
     def pause(self, now: float) -> None:
-        """The stretch is cut short; nothing is lost by that alone."""
+        """Cut the training interval short. Nothing is lost by that alone."""
         if self.stretch is None:
             return
         stretch, elapsed = self.stretch, now - self.began
@@ -125,7 +126,7 @@ class RunProgress:
         self.stretch = None
 
     def steps_at(self, now: float) -> float:
-        """Steps of the phase done by now, in the middle of a stretch too."""
+        """Steps of the phase done by now, also within a training interval."""
         return self.steps if self.stretch is None else self.steps + self.stretch.at(now - self.began).steps
 
     def _commit(self, steps: int, *, is_local: bool) -> None:
@@ -135,7 +136,7 @@ class RunProgress:
             self.remote = max(self.remote, steps)
 
     def _settle(self, now: float) -> None:
-        """Saves of earlier stretches that are durable by now."""
+        """Commit the saves of earlier training intervals that are durable by now."""
         if not self.pending:
             return
         for time, steps, is_local in self.pending:
@@ -210,13 +211,13 @@ class RunProgress:
     # silent corruption
 
     def corrupted(self, steps: float) -> int:
-        """State is bad from now on; returns the corruption's number."""
+        """Record that the state is bad from now on. Returns the corruption's number."""
         self.num_corruptions += 1
         self.corruptions[self.num_corruptions] = steps
         return self.num_corruptions
 
     def found(self, number: int) -> float | None:
-        """Steps after which the state went bad; None if a rollback has undone it since."""
+        """The number of steps after which the state went bad. None if a rollback has undone it since."""
         return self.corruptions.pop(number, None)
 
     def close(self, now: float) -> None:

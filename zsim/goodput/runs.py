@@ -21,16 +21,16 @@ LOW, HIGH = 0.05, 0.95
 
 @dataclass(frozen=True)
 class Runs:
-    """The ledgers of runs that differ by their seed alone. `parts`: equal ones that a run was taken for, of
-    which one was simulated per seed."""
+    """The ledgers of runs that differ by their seed alone."""
 
     scenario: Scenario
     first_seed: int
     ledgers: tuple[RunLedger, ...]
     parts: int = 1
+    """Equal parts that a run was taken for, of which one was simulated per seed."""
 
     def of_parts(self, whole: Scenario, parts: int) -> Runs:
-        """The runs of `whole` of whose parts these are."""
+        """The runs of `full_scenario` of whose parts these are."""
         return replace(self, scenario=whole, ledgers=whole_runs(self.ledgers, parts), parts=parts)
 
     @property
@@ -67,7 +67,7 @@ class Runs:
         return fmean(value(ledger) for ledger in self.ledgers)
 
     def lost_seconds(self) -> dict[str, float]:
-        """Mean seconds by bin; with the useful ones they sum to the mean of all."""
+        """Mean seconds by bin. With the useful ones they sum to the mean of all."""
         return {name: self.mean_of(lambda ledger, name=name: ledger.seconds[name]) for name in BINS}  # type: ignore[misc]
 
     def by_cause(self) -> dict[str, float]:
@@ -121,8 +121,10 @@ def run_seeds(
     jobs: int = 1,
     on_done: Callable[[int], None] | None = None,
 ) -> Runs:
-    """Run the scenario once per seed, on `jobs` processes where that pays. `on_done` is told how many runs
-    are done, whenever some are."""
+    """Run the scenario once per seed, on `jobs` processes where that pays.
+
+    `on_done` is called with the number of runs that are done, whenever some are.
+    """
     return run_each([Draw(scenario, seeds)], first_seed, jobs=jobs, on_done=on_done)[0]
 
 
@@ -133,13 +135,15 @@ def run_each(
     jobs: int = 1,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Runs]:
-    """`run_seeds` of several scenarios, all from the same seeds on, beside each other on `jobs` processes."""
+    """`run_seeds` of several scenarios concurrently on `jobs` processes, all from the same seeds on."""
     return begin_each(draws, first_seed, jobs=jobs, on_done=on_done)()
 
 
 def wake_processes(draw: Draw, jobs: int) -> Callable[[], None]:
-    """Let processes start and import what a run needs, if `draw` will pay for them, beside what this one
-    does; the function that is returned waits for them."""
+    """Start processes that import what a run needs while this process works, if `draw` will pay for them.
+
+    The returned function waits for them.
+    """
     if not _pays([draw], jobs):
         return lambda: None
     import joblib
@@ -166,8 +170,9 @@ def begin_each(
     jobs: int = 1,
     on_done: Callable[[int], None] | None = None,
 ) -> Callable[[], list[Runs]]:
-    """Begin with `run_each`, beside what this process does, if on other processes; the function that is
-    returned gives the runs."""
+    """Begin `run_draws`, on other processes while this one works, if it uses any. The returned function
+    returns the runs.
+    """
     parts = [(number, range(first_seed, first_seed + draw.seeds)) for number, draw in enumerate(draws)]
     found: Iterable[list[RunLedger]]
     if _pays(draws, jobs):

@@ -13,67 +13,75 @@ from zsim.specs.experiment.run.recovery import RecoveryPolicy
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """When what is saved. `every`: steps between two saves of the most frequent kind. `local`: a copy in host
-    memory or on the node's drives, made at every save; `remote`: in the store, made at every
-    `remote_every`-th (at every one where there is no `local`). `survives_node`: local copies have a peer, so
-    that the loss of one node leaves them. `keep`: saves kept in the store, None for all; one of
-    `archive_steps` steps is kept for ever."""
+    """The schedule of saves."""
 
     every: int
+    """Steps between two saves of the most frequent kind."""
     remote: Checkpoint | None = None
+    """A save to the store, made at every `remote_every`-th save (at every one where there is no `local`)."""
     local: Checkpoint | None = None
+    """A copy in host memory or on the node's drives, made at every save."""
     remote_every: int = 1
     survives_node: bool = False
+    """Local copies have a peer, so that the loss of one node leaves them."""
     keep: int | None = None
+    """Saves kept in the store, None for all."""
     archive_steps: int | None = None
+    """One save of so many steps is kept for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the run. `steps` of `step_seconds` on all `nodes`; `step_sigma`: relative standard deviation
-    of one step. `slowdown_by_nodes`: on fewer nodes, seconds that make up for one full step, over
-    `step_seconds`. `startup_seconds`: until training goes on, without loading; `in_process_seconds`: where
-    processes stay. `replicas`: that can go on without one another (per-step). `failure_share`: of the rate
-    of failures, which is that of the largest phase."""
+    """A part of the run: `steps` of `step_seconds` on all `nodes`."""
 
     steps: int
     step_seconds: float
     nodes: int
     saves: Saves
     startup_seconds: float = 0.0
+    """Until training goes on, without loading."""
     in_process_seconds: float = 0.0
+    """The same, where processes stay."""
     step_sigma: float = 0.0
+    """Relative standard deviation of one step."""
     slowdown_by_nodes: Mapping[int, float] = field(default_factory=dict)
+    """On fewer nodes, seconds that make up for one full step, over `step_seconds`."""
     replicas: int = 1
+    """Replicas that can go on without one another (per-step)."""
     failure_share: float = 1.0
+    """The part of the rate of failures, which is that of the largest phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause of failures. `weight`: its share. `nodes`: that go with it, none of them if `keeps_node`.
-    `repair_median`: None for an exponential law. `detect_seconds`: None for the recovery's own.
-    `found_later`: mean seconds until silent corruption is found."""
+    """One cause of failures."""
 
     name: str
     weight: float
+    """Its share of all failures."""
     keeps_node: bool = False
     nodes: int = 1
+    """Nodes that are lost with it, none of them if `keeps_node`."""
     repair_seconds: float = 0.0
     repair_median: float | None = None
+    """None for an exponential law."""
     detect_seconds: float | None = None
+    """None for the recovery's default."""
     found_later: float | None = None
+    """Mean seconds until silent corruption is detected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """`per_second`: of all nodes of the largest phase at the first day's rate. `ageing`: (seconds, factor of
-    the rate from then on). Intervals in seconds; rates of 0 for what does not happen."""
+    """Rates and laws of failures. Intervals are in seconds, and a rate is 0 for what does not happen."""
 
     per_second: float = 0.0
+    """The rate of all nodes of the largest phase on the first day."""
     causes: tuple[Cause, ...] = (Cause("failure", 1.0),)
     law: FailureLaw = "exponential"
     shape: float = 1.0
     ageing: tuple[tuple[float, float], ...] = ()
+    """(seconds, factor of the rate from then on)."""
     rack_fraction: float = 0.0
     rack_nodes: int = 1
     leaf_fraction: float = 0.0
@@ -90,25 +98,26 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """`detect_seconds` of a failure; of the `hang_fraction` it is `hang_seconds`. `least_nodes`: with which
-    "shrink" goes on. `stall_seconds`, `rejoin_seconds`, `least_replicas`: of "per-step"."""
+    """The time that a job takes to recover, by policy."""
 
     policy: RecoveryPolicy = "restart"
     detect_seconds: float = 0.0
+    """Until a failure is detected, except in the `hang_fraction`, where it is `hang_seconds`."""
     hang_fraction: float = 0.0
     hang_seconds: float = 0.0
     swap_seconds: float = 0.0
     spares: int = 0
     least_nodes: int = 1
+    """The number of nodes with which "shrink" goes on."""
     stall_seconds: float = 0.0
+    """A time of policy "per-step", as `rejoin_seconds`. `least_replicas` belongs to it too."""
     rejoin_seconds: float = 0.0
     least_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A run. `horizon_seconds`: the clock at which it ends, else after its last step. `limit_seconds`: when a
-    run that does not end is given up. `evaluation_every` steps it takes `evaluation_seconds`."""
+    """A run. Every `evaluation_every` steps it takes `evaluation_seconds`."""
 
     phases: tuple[Phase, ...]
     failures: Failures = Failures()
@@ -116,7 +125,9 @@ class Scenario:
     evaluation_every: int = 0
     evaluation_seconds: float = 0.0
     horizon_seconds: float | None = None
+    """The clock at which it ends. None if it ends after its last step."""
     limit_seconds: float = float("inf")
+    """The time after which a run that does not end is given up."""
 
     @property
     def steps(self) -> int:
@@ -129,5 +140,5 @@ class Scenario:
 
     @property
     def ideal_seconds(self) -> float:
-        """Seconds of all steps, one after the other."""
+        """Seconds of all steps without any interruption."""
         return sum(phase.steps * phase.step_seconds for phase in self.phases)

@@ -1,4 +1,4 @@
-"""The interval between saves with which a run has most goodput, found on the simulation itself."""
+"""The interval between saves with which a run has most goodput, searched on the simulation itself."""
 
 from __future__ import annotations
 
@@ -35,26 +35,29 @@ class IntervalPoint:
 
 @dataclass(frozen=True, slots=True)
 class IntervalCurve:
-    """Goodput by interval. `best_seconds`: of the curve through the points near the highest; `flat`: from
-    where to where at most a tenth more is lost. `closed_form_seconds`: Daly's, where the search began."""
+    """Goodput by interval."""
 
     points: tuple[IntervalPoint, ...]
     best_seconds: float
+    """The best interval of the curve through the points near the highest."""
     flat: tuple[float, float]
+    """From where to where at most a tenth more is lost."""
     closed_form_seconds: float
+    """Daly's interval, where the search began."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparableRuns:
-    """How long runs are that are compared, and from how many seeds each: `max_steps` of the first phase
-    (None: all) or, of runs that keep little, `seconds` of the clock."""
+    """How long runs are that are compared, and from how many seeds each."""
 
     seeds: int
     max_steps: int | None = None
+    """Steps of the first phase (None: all)."""
     seconds: float | None = None
+    """Seconds of the clock, for runs that keep little."""
 
     def draw(self, scenario: Scenario) -> Draw:
-        """The runs of a scenario, each given up after `_PATIENCE` times its steps' time."""
+        """The runs of a scenario, each given up after `_GIVE_UP_FACTOR` times its steps' time."""
         first = scenario.phases[0]
         if self.seconds is not None:
             scenario = replace(scenario, horizon_seconds=self.seconds)
@@ -100,8 +103,10 @@ def starting_interval(scenario: Scenario, cost: Checkpoint) -> float:
 def best_interval(
     scenario_of: Callable[[float], Scenario], cost: Checkpoint, first_seed: int, *, jobs: int = 1
 ) -> IntervalCurve:
-    """Search around the closed form's interval. `scenario_of(work_seconds)`; every point has the same seeds,
-    so that the same failures strike all."""
+    """Search around the closed form's interval.
+
+    Every point of `scenario_of(work_seconds)` has the same seeds, so that the same failures strike all.
+    """
     whole = scenario_of(math.inf)
     step = whole.phases[0].step_seconds
     longest = whole.phases[0].steps * step
@@ -135,8 +140,11 @@ def best_interval(
 def _smoothed(
     points: Sequence[IntervalPoint], step: float, longest: float
 ) -> tuple[float, tuple[float, float]]:
-    """The best interval and the flat band of x(tau) = a / tau + b + c tau, x: seconds of the clock per useful
-    second, by least squares near the highest point."""
+    """The best interval and the flat band of x(tau) = a / tau + b + c tau, by least squares near the highest
+    point.
+
+    x is seconds of the clock per useful second.
+    """
     top = max(points, key=lambda point: point.goodput_fraction)
     near = [
         point for point in points

@@ -41,33 +41,37 @@ DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
-    """Mean costs of the run with its spares and first start-up. Money is None without a price, energy where
-    the GPU's power is not known."""
+    """Mean costs of the run with its spares and first start-up."""
 
     gpu_hours: float
     money: float | None
+    """None without a price."""
     currency: str
     megawatt_hours: float | None
+    """None where the GPU's power is not known."""
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """An experiment's run. `curve`: None where no interval was looked for; `typical`: the ledger, with its
-    timeline, of the run that takes the median's days, or of the part of it that was simulated;
-    `asked_seeds`: runs that were to be drawn."""
+    """An experiment's run."""
 
     prepared: PreparedRun
     runs: Runs
     work_seconds: float
     curve: IntervalCurve | None
+    """None where no interval was searched."""
     modes: tuple[ModeChoice, ...]
     spares: tuple[SpareChoice, ...]
     typical: RunLedger
+    """The ledger, with its timeline, of the run that takes the median's days, or of the part of it that was
+    simulated.
+    """
     asked_seeds: int
+    """Runs that were to be drawn."""
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The cost of the most frequent kind of save; None where nothing is saved."""
+        """The cost of the most frequent kind of save. None where nothing is saved."""
         return self.prepared.reported_cost()
 
     @property
@@ -87,7 +91,7 @@ class SimulatedRun:
 
     @property
     def is_diverging(self) -> bool:
-        """Whether some runs were given up, so that no mean can be told."""
+        """Whether some runs were given up, so that there is no mean."""
         return self.runs.num_unfinished > 0
 
     @property
@@ -102,7 +106,7 @@ class SimulatedRun:
 
     @property
     def days_range(self) -> tuple[float, float | None]:
-        """5 and 95 % of the runs; the latter is None where as many were given up."""
+        """5 and 95 % of the runs. The latter is None where as many were given up."""
         days = self.runs.days
         is_known = self.runs.num_unfinished <= (1 - HIGH) * len(days)
         return quantile(days, LOW), quantile(days, HIGH) if is_known else None
@@ -115,7 +119,7 @@ class SimulatedRun:
 
     @property
     def steps(self) -> float:
-        """Steps of the run; of one that ends by the clock, the mean of all."""
+        """Steps of the run. For a run that ends by the clock, the mean of all."""
         if self.prepared.table.days is None:
             return self.runs.scenario.steps
         return self.runs.mean_of(lambda ledger: ledger.steps)
@@ -132,8 +136,10 @@ class SimulatedRun:
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes in the store at the end: the saves that are kept, the last ones and those kept for ever; None
-        where nothing is saved there."""
+        """Bytes in the store at the end: the last saves that are kept, and those kept for ever.
+
+        None where nothing is saved there.
+        """
         saves = self.runs.scenario.phases[-1].saves
         if saves.remote is None:
             return None
@@ -169,9 +175,12 @@ class SimulatedRun:
 
     @cached_property
     def bill(self) -> RunBill:
-        """By phase, money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t); t:
-        seconds of the phase, the first one's with the start-up, spares' GPUs among all; n: steps that were
-        run, also those run again, of s seconds and E joules; P: an idle GPU, Q: the rest of a node."""
+        """By phase, money = price * GPUs * t, energy = PUE * (GPUs * (E n + P (t - n s)) + nodes * Q * t).
+
+        t is the seconds of the phase, the first one's with the start-up, and spares' GPUs are among all. n is
+        the steps that were run, also those run again, of s seconds and E joules. P is the power of an idle
+        GPU, Q that of a node's other parts.
+        """
         cost, spares = self.prepared.experiment.cost, self.runs.scenario.recovery.spares
         hours, joules = 0.0, 0.0
         is_known = True

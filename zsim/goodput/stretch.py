@@ -1,8 +1,8 @@
 """Training between two events: steps and saves in a fixed order, so that any moment is known at once.
 
 # [Note: the cycle of saves]
-Let k steps of s seconds lie between two saves. A local save blocks for c, and is durable P after it began;
-a remote one, at every m-th, blocks for C and is durable after Q. What runs in the background makes the steps
+Let k steps of s seconds lie between two saves. A local save blocks for c, and is durable P after it began. A
+remote one, at every m-th, blocks for C and is durable after Q. What runs in the background makes the steps
 after a save longer by o and O. The next save waits for the last one, so the overhead of an interval and of a
 cycle of m intervals are
 
@@ -10,8 +10,8 @@ cycle of m intervals are
     O' = max(O, Q - C - m B)        T = O' + m B + C
 
 The overhead is counted at the beginning of its interval, which leaves every save where it is. At time x the
-number of finished cycles is x // T, and the rest follows by division: a stretch of months costs what one of
-minutes does.
+number of finished cycles is x // T, and the other numbers follow by division. So a training interval of
+months costs what one of minutes does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ _FREE = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
 class StretchMoment(NamedTuple):
-    """A time in a stretch. `steps`: done since its start, with the part of the step under way. `local` and
-    `remote`: steps, counted likewise, in the last save that is durable; None if none of this stretch is.
-    `intervals`, `since`: since the last remote save, and steps since the last save."""
+    """A time in a training interval."""
 
     steps: float
+    """Steps done since its start, with the part of the step under way."""
     local: int | None
+    """Steps, counted likewise, in the last local save that is durable. None if none of this interval is."""
     remote: int | None
+    """The same of the last remote save."""
     intervals: int
+    """Save intervals since the last remote save."""
     since: float
+    """Steps since the last save."""
 
 
 class SaveCycle:
@@ -83,7 +86,9 @@ class SaveCycle:
 
 class TrainingStretch:
     """Steps up to `goal` steps, begun `intervals` saves after a remote one and `since` steps after a save.
-    A save that training waits for ends it. Times are those of the cycle's count."""
+
+    A save that training waits for ends it. Times are those of the cycle's clock.
+    """
 
     def __init__(self, cycle: SaveCycle, goal: float, intervals: int = 0, since: float = 0.0) -> None:
         self.cycle, self.goal = cycle, goal
@@ -122,7 +127,7 @@ class TrainingStretch:
         return local, None if saves.remote is None else self._saved(elapsed, is_local=False)
 
     def _saved(self, elapsed: float, *, is_local: bool) -> int | None:
-        """Steps since the start in the last save that began in this stretch, until `elapsed`."""
+        """Steps since the start in the last save that began in this interval, until `elapsed`."""
         if elapsed < 0.0:
             return None
         cycle = self.cycle

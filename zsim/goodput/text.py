@@ -66,7 +66,9 @@ def headline(run: SimulatedRun) -> str:
 
 
 def verdict_sentence(run: SimulatedRun) -> str:
-    """Whether the steps fit, as `zsim run` has it; of several phases, of the one least likely to."""
+    """Whether the steps fit, as `zsim run` says it. For several phases, whether the one least likely to fit
+    does.
+    """
     fit = fit_of(run.tightest)
     reports = [phase.result.report for phase in run.prepared.phases]
     number = next(n for n, report in enumerate(reports, 1) if report is run.tightest)
@@ -95,14 +97,16 @@ def _days_sentence(run: SimulatedRun) -> str:
 
 
 def _give_or_take(run: SimulatedRun) -> str:
-    """The standard error of the goodput over the seeds drawn, where a tenth of a percent shows it: goodput is
-    the steps' time over the mean of all time, and off by as large a part as that."""
+    """The standard error of the goodput over the seeds drawn, where a tenth of a percent shows it.
+
+    Goodput is the steps' time over the mean of all time, and its relative error is that of the mean.
+    """
     error = run.goodput_fraction * run.runs.days_error / run.runs.mean_days * 100
     return f" (standard error {error:.1f})" if error >= 0.05 else ""
 
 
 def unit_of(run: SimulatedRun) -> tuple[str, float]:
-    """The unit that a run's time is told in, and its seconds: days, and less for short runs."""
+    """The unit in which a run's time is shown, and its seconds: days, and less for short runs."""
     elapsed = run.runs.mean_of(lambda ledger: ledger.elapsed)
     return next((unit for unit in _UNITS if elapsed >= unit[1]), _UNITS[-1])
 
@@ -157,7 +161,7 @@ def _waterfall(run: SimulatedRun, unit_seconds: float) -> list[list[str]]:
 
 
 def _told(seconds: float, unit_seconds: float) -> str:
-    """The seconds in a column's unit, or in their own where that would leave one digit or none."""
+    """The seconds in a column's unit, or in a smaller unit where that would leave one digit or none."""
     told = seconds / unit_seconds
     return format_duration(seconds) if 0 < abs(told) < _TWO_DIGITS else f"{told:.2f}"
 
@@ -231,7 +235,7 @@ def sentences(run: SimulatedRun) -> Iterator[str]:
 
 
 def waits_sentence(run: SimulatedRun) -> Iterator[str]:
-    """A sentence on what the seeds drew of long repairs, where the law's mean changes the goodput as told."""
+    """A sentence on what the seeds drew of long repairs, where the law's mean changes the goodput shown."""
     found = repairs_by_law(run.runs)
     if found is None or run.is_diverging or abs(found.goodput_fraction - run.goodput_fraction) < _TOLD:
         return

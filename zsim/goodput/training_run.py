@@ -1,7 +1,6 @@
 """One run of days: a SimPy process that trains, and processes that fail, repair, slow down and interrupt it.
 
-Between two events training is one stretch (`zsim.goodput.stretch`), so a run has a few events per failure
-however many steps it has.
+Between two events training is one interval (`zsim.goodput.training_interval`), however many steps it has.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ MAX_FAILURES = 2_000_000
 
 
 class TrainingRun:
-    """A run of `scenario`, drawn from `seed`, that is given up after `max_failures`. `train` gives its
-    ledger."""
+    """A run of `scenario`, drawn from `seed`, given up after `max_failures`. `train` returns its ledger."""
 
     def __init__(
         self,
@@ -109,7 +107,7 @@ class TrainingRun:
                 yield from self._train_on()
 
     def _train_on(self) -> Process:
-        """One stretch, to the end of the phase or to the first event."""
+        """One training interval, to the end of the phase or to the first event."""
         if self.queued:
             yield from self._react(self.queued.pop())
             return
@@ -151,7 +149,7 @@ class TrainingRun:
         return factor
 
     def _drawn_noise(self) -> float:
-        """Mean of the steps of a stretch over the mean of all steps."""
+        """Mean of the steps of a training interval over the mean of all steps."""
         sigma = self.phase.step_sigma
         if not sigma:
             return 1.0
@@ -174,7 +172,7 @@ class TrainingRun:
     # recovery
 
     def _recover(self, incident: Incident) -> Process:
-        """Roll back, detect, replace, start again; a failure while starting begins all over."""
+        """Roll back, detect, replace, start again. A failure while starting begins all over."""
         cause = incident.cause
         self._lose_nodes(incident)
         self.generation, self.replicas_away = self.generation + 1, 0
@@ -232,7 +230,7 @@ class TrainingRun:
             self._interrupt(_GROWTH)
 
     def _replace(self, cause: str) -> Process:
-        """Take spares; wait for repair while nodes are missing, or go on with fewer."""
+        """Take spares. Wait for repair while nodes are missing, or go on with fewer."""
         self._take_spares()
         began = self.env.now
         try:
@@ -280,7 +278,7 @@ class TrainingRun:
         return max(-(-incident.nodes // per_replica), 1)
 
     def _go_on_without(self, incident: Incident) -> Process:
-        """All wait for the time-out and lose the step under way; the others go on."""
+        """All wait for the time-out and lose the step under way. Then the other replicas go on."""
         self.ledger.count(incident.cause)
         lost = self._replicas_of(incident)
         self.replicas_away += lost
@@ -308,7 +306,7 @@ class TrainingRun:
     # other processes
 
     def _interrupt(self, event: Incident | str) -> bool:
-        """Interrupt the job if it trains or, by a failure or preemption, if it starts; returns whether."""
+        """Interrupt the job if it trains or, by a failure or preemption, if it starts. Returns whether."""
         is_loud = isinstance(event, Incident) or event == _PREEMPTION
         if self.state == "training" or (self.state == "starting" and is_loud):
             self.state = "closed"
@@ -345,7 +343,7 @@ class TrainingRun:
                 self.queued.append(incident)
 
     def _be_found(self, incident: Incident, steps: float) -> Process:
-        """Silent corruption: nothing happens until it is found, and then all since is bad."""
+        """Corrupt the state silently. It is detected later, and then all steps since are bad."""
         number = self.progress.corrupted(steps)
         yield self.env.timeout(incident.found_later or 0.0)
         bad = self.progress.found(number)

@@ -1,1 +1,1 @@
-"""Python's own face of the studies: results that show themselves, the same numbers as the commands'."""
+"""The studies in Python: results that display themselves, with the same numbers as the commands'."""

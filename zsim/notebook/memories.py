@@ -38,16 +38,17 @@ _LIMIT = 12
 
 @dataclass(frozen=True, repr=False)
 class MemoryResult(Shown, Profiled):
-    """The fullest GPU's memory over a step, by owner. `remedy`: the fewest switches that make it fit."""
+    """The fullest GPU's memory over a step, by owner."""
 
     remedy: Remedy | None = None
+    """The fewest switches that make it fit."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
-        """Who holds the memory at the peak, the blocks of one kind in one row, largest first."""
+        """The owners of the memory at the peak, the blocks of one kind in one row, largest first."""
         return [asdict(row) for row in self.holders()]
 
     def holders(self) -> list[Holder]:
-        """Owners of the memory at the peak, the blocks of one kind together."""
+        """Owners of the memory at the peak, the blocks of one kind combined."""
         return holders(self.profile.at_peak)
 
     def headline(self) -> str:
@@ -156,10 +157,10 @@ def memory(
     overrides: Mapping[str, Any] | None = None,
     on_variant: Callable[[Variant], None] | None = None,
 ) -> MemoryResult | MemoryVariants:
-    """Who holds a GPU's memory, and when, as `zsim memory` says; nothing is simulated where it fits.
+    """Who holds a GPU's memory, and when, as `zsim memory` says. Nothing is simulated where it fits.
 
-    `vary`: dotted keys and their values; the answer is then a `MemoryVariants` with every combination, and
-    `by` "time" also simulates each step. `on_variant` is called with each as it is done.
+    `vary` holds dotted keys and their values. The answer is then a `MemoryVariants` with every combination,
+    and `by` "time" also simulates each step. `on_variant` is called with each as it is done.
 
         zsim.memory("experiment.toml").to_frame()                      # owners at the peak
         zsim.memory("experiment.toml", vary={"training.micro_batch_size": [1, 2, 4]})

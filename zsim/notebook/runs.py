@@ -65,8 +65,9 @@ def simulate_run(
 ) -> RunResult:
     """Simulate a whole run, as `zsim goodput` does: days and money to the last token.
 
-    `experiment` has a `[run]` table, or `overrides` set it: {"run.tokens": 1e12}. `seeds`: runs that are
-    drawn; left out: run.seeds. `compares`: also other intervals between saves, modes and spares.
+    `experiment` has a `[run]` table, or `overrides` set it: {"run.tokens": 1e12}. `seeds` is the number of
+    runs that are drawn, by default run.seeds. With `compares` it also tries other intervals between saves,
+    modes and spares.
 
         run = zsim.simulate_run("experiment.toml", overrides={"run.tokens": 1e12})
         run.expected_days, run.goodput_fraction, run.figure("waterfall")

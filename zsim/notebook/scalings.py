@@ -20,7 +20,7 @@ from zsim.study.sweep.sweep import points_folder
 
 
 class ScalingResult(Shown, Scaling):
-    """The experiment on each number of GPUs; `knees()` says where efficiency bends, and why."""
+    """The experiment on each number of GPUs. `knees()` says where efficiency bends, and why."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """One row per number of GPUs."""
@@ -69,10 +69,10 @@ def scaling(
 ) -> ScalingResult:
     """Simulate an experiment on a growing number of GPUs, as `zsim scaling` does.
 
-    `gpus`: "8..1024" (doubling), "8..4096:4", or numbers. `mode`: "weak" keeps the batch of a GPU, "strong"
-    that of all GPUs (`global_batch` sequences, else the experiment's), "fill" takes the largest micro-batch
-    that fits. `grow`: "tensor", "pipeline" or "context", the degree that grows in place of the replicas.
-    `cache`: a folder of simulated points.
+    `gpus` is "8..1024" (doubling), "8..4096:4", or numbers. `mode` "weak" keeps the batch of a GPU, "strong"
+    that of all GPUs (`global_batch` sequences, else the experiment's), and "fill" takes the largest
+    micro-batch that fits. `grow` is "tensor", "pipeline" or "context", the degree that grows in place of the
+    replicas. `cache` is a folder of simulated points.
 
         found = zsim.scaling("experiment.toml", [8, 16, 32, 64])
         found.figure("efficiency"), [knee.cause for knee in found.knees()]

@@ -36,14 +36,15 @@ from zsim.units import format_seconds
 
 @dataclass(frozen=True, repr=False)
 class SensitivityResult(Shown, Sensitivity):
-    """The step with every number turned down and up, the largest effect first. `requirements`: the least of
-    each resource that reaches `target`; `left_out`: resources that mean nothing for it, with the reason.
-    `whole`: what the days of the run depend on; None without [run]."""
+    """The step with every number turned down and up, the largest effect first."""
 
     requirements: Sequence[Requirement] = ()
+    """The least of each resource that reaches `target`."""
     target: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
+    """Resources that mean nothing for the target, with the reason."""
     whole: RunSensitivity | None = None
+    """The sensitivity of the days of the run. None without [run]."""
 
     def records(self) -> Sequence[Mapping[str, Any]]:
         """One row per number, with the step's seconds and its relative change (`swing_fraction`)."""
@@ -90,9 +91,9 @@ def sensitivity(
 ) -> SensitivityResult:
     """Turn every number of the hardware and the framework, each alone, as `zsim sensitivity` does.
 
-    A number whose file states its spread is turned by that, all others by `spread`. `target`:
-    "step_seconds=2.5", "mfu=0.5" or "tokens_per_second_per_gpu=4000"; the least of each resource (or of
-    `resources` alone) that reaches it is then found by simulation. `cache`: a folder of simulated points.
+    A number whose file states its spread is turned by that, all others by `spread`. `target` is
+    "step_seconds=2.5", "mfu=0.5" or "tokens_per_second_per_gpu=4000". The least of each resource (or only of
+    `resources`) that reaches it is then found by simulation. `cache` is a folder of simulated points.
 
         found = zsim.sensitivity("experiment.toml", target="mfu=0.5")
         found.figure(), found.to_frame().head(), found.requirements
@@ -123,7 +124,7 @@ def sensitivity(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NeedsResult(ShownList[Need]):
-    """The need of each resource alone, all others unchanged."""
+    """The need of each resource separately, all others unchanged."""
 
     items: tuple[Need, ...]
 
@@ -169,7 +170,8 @@ def needs(
 ) -> NeedsResult:
     """How much more of what would hide the cost of offloading, as `zsim needs` finds it by simulation.
 
-    `resources`: "drives", "drive bandwidth", "pcie", "host memory", "cpu"; left out: all that the job uses.
+    `resources` are "drives", "drive bandwidth", "pcie", "host memory", "cpu", by default all that the job
+    uses.
 
         for need in zsim.needs("offloaded.toml", ["cpu"]):
             print(need.sentence())

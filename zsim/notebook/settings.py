@@ -1,7 +1,7 @@
 """Typed tables of an experiment: `zsim.Fsdp2(replicate=8)` in place of a dict, with completion and checks.
 
 Each is the table of the experiment file with the same keys (`zsim explain KEY` says what one means, and
-`help(zsim.Fsdp2)` lists them); dicts are taken wherever these are.
+`help(zsim.Fsdp2)` lists them). Dicts are taken wherever these are.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from zsim.specs.strategy.tables import (
 
 
 class _Typed(TableOfFile):
-    """A table whose mistakes are `InputError`s of one paragraph; a strategy's kind counts as given. It is
-    built at once, so that a notebook shows the keys of its signature before it is first called."""
+    """A table whose mistakes are `InputError`s of one paragraph. A strategy's kind counts as given.
+
+    It is built at once, so that a notebook shows the keys of its signature before it is first called.
+    """
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -58,8 +60,11 @@ class DdpSettings(_Typed, DdpTable):
 
 
 class DeepSpeedSettings(_Typed, DeepSpeedTable):
-    """DeepSpeed's ZeRO, a stage with its defaults or a configuration: `zsim.DeepSpeed(stage=3)`,
-    `zsim.DeepSpeed(config="ds_config.json")`; `config` may also be the file's content as a dict."""
+    """DeepSpeed's ZeRO, a stage with its defaults or a configuration.
+
+    `zsim.DeepSpeed(stage=3)` or `zsim.DeepSpeed(config="ds_config.json")`, where `config` may also be the
+    file's content as a dict.
+    """
 
     kind: Literal["deepspeed"] = Field(default="deepspeed", description="whose data parallelism")
 
@@ -71,13 +76,13 @@ class Fsdp1Settings(_Typed, Fsdp1Table):
 
 
 class Fsdp2Settings(_Typed, Fsdp2Table):
-    """Torch's `fully_shard`; `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
+    """Torch's `fully_shard`. `zsim.Fsdp2(replicate=8)` is hybrid sharding (HSDP) with 8 replicas."""
 
     kind: Literal["fsdp2"] = Field(default="fsdp2", description="whose data parallelism")
 
 
 class MegatronSettings(_Typed, MegatronTable):
-    """Megatron-Core's own data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
+    """Megatron-Core's data parallelism: `zsim.Megatron(distributed_optimizer=True)`."""
 
     kind: Literal["megatron"] = Field(default="megatron", description="whose data parallelism")
 
@@ -113,7 +118,7 @@ class CostSettings(_Typed, CostTable):
 
 
 class RunSettings(_Typed, TrainingRunTable):
-    """A whole run, with saves and failures: `zsim.Run(tokens="1T", checkpoint={"every": "30 min"})`."""
+    """A run of days, with saves and failures: `zsim.Run(tokens="1T", checkpoint={"every": "30 min"})`."""
 
 
 # Their public names: `zsim.Fsdp2` ...

@@ -41,8 +41,10 @@ class SweepResult(Shown, Sweep):
         return self.rows
 
     def best(self, count: int = _BEST) -> list[Row]:
-        """The rows of the `count` points that fit with the most tokens per second and GPU, best first; of
-        equal ones, whole runs with the fewest days first."""
+        """The rows of the `count` points that fit with the most tokens per second and GPU, best first.
+
+        Of equal ones, complete runs with the fewest days come first.
+        """
         return sorted(self._fitting(), key=_slowness)[:count]
 
     def headline(self) -> str:
@@ -104,13 +106,14 @@ def sweep(
 ) -> SweepResult:
     """Simulate an experiment at every combination of the values of `axes`, as `zsim sweep` does.
 
-    `study` is a study file (or its content as a dict); or, with `axes`, an experiment: a file, a
-    `zsim.Experiment`, a dict, None for the README's example. Keys of `axes` are dotted keys of the
-    experiment, values may be typed settings. `zipped`: axes whose values go together. `where`: conditions on
-    the keys, e.g. "nodes * 8 >= 16". `overrides`: keys that are set at all points. `out`: also write
-    results.csv and results.parquet there; `cache`: finished points, which are not simulated again.
-    `jobs`: processes; as many as cores where left out. `code`: the permission to run functions that files
-    name as models, which `zsim sweep --allow-code` gives.
+    `study` is a study file (or its content as a dict). With `axes` it is an experiment instead: a file, a
+    `zsim.Experiment`, a dict, or None for the README's example. Keys of `axes` are dotted keys of the
+    experiment, and values may be typed settings. `zipped` holds axes whose values go in parallel. `where`
+    holds conditions on the keys, e.g. "nodes * 8 >= 16". `overrides` are keys that are set at all points.
+    `out` is a folder in which results.csv and results.parquet are written too. `cache` is a folder of
+    finished points, which are not simulated again. `jobs` is the number of processes, by default that of
+    cores. `code` is the permission to run functions that files name as models, which `zsim sweep
+    --allow-code` gives.
 
         found = zsim.sweep(None, {"nodes": [2, 4], "training.micro_batch_size": [1, 2]})
         found.to_frame().sort_values("step_seconds")
@@ -156,7 +159,7 @@ def _study(
 
 
 def _columns(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
-    """The axes with lists of plain values; ranges ({from, to, factor}) stay."""
+    """The axes with lists of plain values. Ranges ({from, to, factor}) stay."""
     found: dict[str, Any] = {}
     for key, values in axes.items():
         if isinstance(values, Mapping | str) or not isinstance(values, Iterable):
@@ -168,7 +171,7 @@ def _columns(axes: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
 
 
 def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
-    """The row's values of the keys; a label replaces the tables next to it."""
+    """The row's values of the keys. A label replaces the tables next to it."""
     if "label" in keys:
         yield str(row["label"])
     for key in keys:
@@ -193,7 +196,9 @@ def _reasons(what: str, said: Iterable[str | None]) -> Iterator[str]:
 
 
 def _columns_of(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    """A cell of each column, by its title; of whole runs, their days, goodput and cost instead of the MFU."""
+    """A cell of each column, by its title. Complete runs have their days, goodput and cost instead of the
+    MFU.
+    """
     tokens = {"tokens/s/GPU": lambda row: f"{row['tokens_per_second_per_gpu'] or 0.0:,.0f}"}
     memory = {"GPU memory": lambda row: format_bytes(row["gpu_peak_bytes"])}
     if all(row.get("expected_days") is None for row in rows):
@@ -214,7 +219,7 @@ def _percent(fraction: float | None) -> str:
 
 
 def points_figure(found: SweepResult) -> Figure:
-    """Tokens per second and GPU over GB of the fullest GPU, one mark per point; open marks do not fit."""
+    """Tokens per second and GPU over GB of the fullest GPU, one mark per point. Open marks do not fit."""
     figure = Figure(layout(460, hovermode="closest"))
     for name, fits, symbol in (("fits", True, "circle"), ("does not fit", False, "circle-open")):
         rows = [row for row in found.rows if row["status"] == "ok" and row["fits"] is fits]

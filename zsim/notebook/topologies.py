@@ -78,8 +78,8 @@ def compare_topologies(
 ) -> TopologiesResult:
     """Simulate one experiment on several clusters with the same number of GPUs, as `zsim topology compare`.
 
-    `clusters`: presets, or paths of topology TOMLs. `experiment`: a file, a `zsim.Experiment`, a dict, or
-    None for the README's example; its own cluster is not used.
+    `clusters` are presets, or paths of topology TOMLs. `experiment` is a file, a `zsim.Experiment`, a dict,
+    or None for the README's example. Its cluster is not used.
 
         found = zsim.compare_topologies(["dgx-h100", "dgx-a100-80gb"], gpus=64)
         found.to_frame(), found.figure("steps")
@@ -145,9 +145,9 @@ def bench_collectives(
 ) -> BenchResult:
     """Times of one collective by size on idle links, as `zsim topology bench` prints them.
 
-    `group`: ranks per group, all groups at once; left out: all GPUs. `algorithm`, `protocol`: forced, as
-    NCCL_ALGO and NCCL_PROTO do; `nccl_choice`: as NCCL's tuning model chooses. `sizes`: bytes of the full
-    tensor; left out: powers of two from 8 B to 16 GiB.
+    `group` is the number of ranks per group, all groups at once, by default all GPUs. `algorithm` and
+    `protocol` are forced, as NCCL_ALGO and NCCL_PROTO do. With `nccl_choice` NCCL's tuning model chooses.
+    `sizes` are bytes of the full tensor, by default powers of two from 8 B to 16 GiB.
 
         zsim.bench_collectives("dgx-h100", nodes=4, collective="all_gather").figure()
 

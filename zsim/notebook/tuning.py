@@ -70,15 +70,15 @@ def tune(
     jobs: int | None = None,
     cache: str | Path | None = None,
 ) -> TuneResult:
-    """Find the best configuration that fits, as `zsim tune` does; the global batch stays.
+    """Find the best configuration that fits, as `zsim tune` does. The global batch stays.
 
-    `experiment`: a file, a `zsim.Experiment`, a dict, or None for the README's example. `goal`: fastest,
+    `experiment` is a file, a `zsim.Experiment`, a dict, or None for the README's example. `goal` is fastest,
     cheapest, fewest-days (of `[run]`), smallest-cluster, largest-model, largest-batch or longest-sequence.
-    `kinds`: strategies to look at, e.g. ["deepspeed", "fsdp2"]; left out: the experiment's own. `keep`: what
-    stays as it is, e.g. ["micro-batch"], or ["all"]. `quantised`: ZeRO++'s int8 gathers and int4 reductions
-    too. `parallelism`: tensor, pipeline and context degrees too, with at most `simulations` simulated.
-    `headroom`: fraction of GPU memory to leave free. `top`: how many are kept in `best`. `cache`: a
-    folder of simulated points.
+    `kinds` are the strategies to look at, e.g. ["deepspeed", "fsdp2"], by default the experiment's. `keep` is
+    what stays as it is, e.g. ["micro-batch"], or ["all"]. With `quantised` ZeRO++'s int8 gathers and int4
+    reductions are tried too. With `parallelism` tensor, pipeline and context degrees are tried too, with at
+    most `simulations` simulated. `headroom` is the fraction of GPU memory to leave free. `top` is how many
+    are kept in `best`. `cache` is a folder of simulated points.
 
         found = zsim.tune("experiment.toml", kinds=["deepspeed", "fsdp2"], top=3)
         found.best[0].seconds, found.to_frame(), found.figure("pareto")

@@ -27,8 +27,10 @@ def keys(incomplete: str) -> list[str]:
 
 
 def key_values(incomplete: str) -> list[str]:
-    """KEY=VALUE of `--set`: the keys of an experiment and, below `cluster.`, of its topology; behind the
-    "=" of a key its allowed values."""
+    """KEY=VALUE of `--set`: the keys of an experiment and, below `cluster.`, of its topology.
+
+    After the "=" of a key its allowed values are completed.
+    """
     from zsim.reference import keys_of
 
     found = {key.path: key for key in keys_of("experiment")}

@@ -38,7 +38,10 @@ def _experiment() -> Schema:
 
 
 def _topology() -> Schema:
-    """A file that extends another needs none of its keys; a file that stands alone needs `required`."""
+    """The schema of a topology file.
+
+    A file that extends another needs none of its keys. A file that stands alone needs `required`.
+    """
     schema = _extendable(
         _of(Cluster), "a cluster that ships with zsim, or a file; what is left out is as there"
     )

@@ -1,4 +1,4 @@
-"""Which frameworks read a key of the experiment file, where not all do; the others refuse it by name.
+"""The frameworks that read a key of the experiment file, where not all do. The others refuse it by name.
 
 `tests/reference/test_frameworks.py` asks every framework for every key.
 """
@@ -42,5 +42,5 @@ READERS: Mapping[str, tuple[str, ...]] = {
 
 
 def frameworks_of(path: str) -> tuple[str, ...]:
-    """The frameworks that read the key at `path`; () where all do."""
+    """The frameworks that read the key at `path`, or () where all do."""
     return READERS.get(path) or READERS.get(path.rpartition(".")[0], ())

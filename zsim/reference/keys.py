@@ -18,24 +18,24 @@ _FREE = ("config",)  # tables of another program's file
 
 @dataclass(frozen=True, slots=True)
 class FileKey:
-    """One key of a file.
-
-    `path`: as `--set` takes it, "NAME" for a name of one's own. `of`: the values of `kind` that it belongs
-    to, () for all. `default`: as the file would say it, "" where what is meant depends on the rest of the
-    file. `allowed`: its values, or the limits of a number. `frameworks`: the kinds of `[strategy]` that read
-    it, () for all. `elsewhere`: (program, how it is told there).
-    """
+    """One key of a file."""
 
     file: str
     path: str
+    """The key as `--set` takes it, "NAME" for a name that the user chooses."""
     type: str
     sentence: str
     default: str = ""
+    """The default as the file would say it, "" where it depends on the other keys of the file."""
     is_required: bool = False
     allowed: tuple[str, ...] = ()
+    """Its values, or the limits of a number."""
     of: tuple[str, ...] = ()
+    """The values of `kind` that it belongs to, () for all."""
     frameworks: tuple[str, ...] = ()
+    """The kinds of `[strategy]` that read it, () for all."""
     elsewhere: tuple[tuple[str, str], ...] = ()
+    """(program, how the setting is written there)."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class FileKey:
 
     @property
     def table(self) -> str:
-        """The table that the key stands in; "" for keys before the first table."""
+        """The table that the key stands in, or "" for keys before the first table."""
         return self.path.rpartition(".")[0]
 
 
@@ -61,10 +61,10 @@ def keys_of(file: str) -> tuple[FileKey, ...]:
 
 
 def find_keys(asked: str) -> tuple[FileKey, ...]:
-    """The keys that are meant by a whole path, by its end, or by the name of a table; of a topology also as
-    `--set` has them, behind "cluster.".
+    """The keys that are meant by a full path, by its end, or by the name of a table.
 
-    Raises InputError, with the nearest keys, if there are none.
+    Keys of a topology are also found as `--set` has them, after "cluster.". Raises InputError, with the
+    nearest keys, if there are none.
     """
     every = [key for file in FILES for key in keys_of(file)]
     wanted = asked.strip().strip("[]").removeprefix("cluster.")
@@ -110,7 +110,7 @@ def _kinds(choices: Sequence[Schema], value: Schema, root: Schema, file: str, pa
 
 
 def _merged(one: FileKey, other: FileKey) -> FileKey:
-    """One entry for a key of several kinds; sentences and defaults that differ are told with their kind."""
+    """One entry for a key of several kinds. Sentences and defaults that differ are listed with their kind."""
     allowed = tuple(dict.fromkeys((*one.allowed, *other.allowed)))
     sentence = one.sentence
     if other.sentence not in one.sentence:
@@ -124,7 +124,7 @@ def _merged(one: FileKey, other: FileKey) -> FileKey:
 
 
 def _resolved(node: Schema, root: Schema) -> Schema:
-    """The node with its reference followed; what it says itself wins, but for a table's own sentence."""
+    """The node with its reference followed. The node's entries win, but for a table's description."""
     reference = node.get("$ref")
     if reference is None:
         return node
@@ -134,7 +134,10 @@ def _resolved(node: Schema, root: Schema) -> Schema:
 
 def _table_in(value: Schema, root: Schema) -> tuple[Schema | None, str]:
     """The table that a value is, and what follows its path: ".NAME" for tables by name, "[]" for a list of
-    them; None for a plain value."""
+    them.
+
+    None for a plain value.
+    """
     options = [_resolved(option, root) for option in value.get("anyOf", ())]
     for option in (value, *options):
         if "properties" in option:
@@ -178,7 +181,7 @@ _WORDS = {
 
 
 def _type(value: Schema, root: Schema) -> str:
-    """A value's type in words; of a quantity, its unit."""
+    """A value's type in words. For a quantity, its unit."""
     if "anyOf" in value:
         options = (_type(_resolved(option, root), root) for option in value["anyOf"])
         return " or ".join(dict.fromkeys(options))
@@ -219,14 +222,14 @@ def _allowed(value: Schema, root: Schema) -> tuple[str, ...]:
 
 
 def _as_toml(value: object) -> str:
-    """A default as a file says it; an empty table or list is "none"."""
+    """A default as a file says it. An empty table or list is "none"."""
     if isinstance(value, Mapping | list | tuple) and not value:
         return "none"
     return json.dumps(value)
 
 
 def _elsewhere(key: FileKey) -> tuple[tuple[str, str], ...]:
-    """How other programs are told the same, in their own words."""
+    """How the same setting is written for other programs, in their words."""
     if key.file != "experiment":
         return ()
     found: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Names of collectives in torch.profiler and the Flight Recorder, written and read by one table.
 
-Sources: pytorch/kineto, libkineto/src/output_json.cpp (keys); torch/csrc/distributed/c10d (names of
-collectives, `record_param_comms`); NCCL and RCCL kernel names in recorded traces.
+Sources: pytorch/kineto, libkineto/src/output_json.cpp (keys), torch/csrc/distributed/c10d (names of
+collectives, `record_param_comms`), and NCCL and RCCL kernel names in recorded traces.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def collective_kind(name: str) -> str:
-    """`_allgather_base`, `nccl:all_reduce`, `c10d::alltoall_base_` -> all_gather, ...; "" for any other name.
+    """`_allgather_base`, `nccl:all_reduce`, `c10d::alltoall_base_` -> all_gather, ..., and "" for any other
+    name.
 
-    NCCL's all-to-all kernels are called SendRecv, as are its send and recv: the name does not tell them
+    NCCL's all-to-all kernels are called SendRecv, as are its send and recv. The name does not tell them
     apart.
     """
     if name == "send_recv":
@@ -63,7 +64,7 @@ def is_collective_kernel(name: str) -> bool:
 
 
 def dtype_of(name: str) -> tuple[str, int]:
-    """zsim's name of a dtype and its bytes; ("", 0) for an unknown one."""
+    """zsim's name of a dtype and its bytes, or ("", 0) for an unknown one."""
     found = ELEMENT_TYPES.get(_DTYPES.get(name.strip().lower(), ""))
     return ("", 0) if found is None else (found.name, found.bytes)
 
@@ -91,8 +92,10 @@ def elements_of(dims: Any) -> int:
 
 
 def parse_ranks(text: Any, size: int) -> tuple[int, ...]:
-    """`"[0, 1]"` or a list -> ranks. Kineto cuts long lists, `[0, 1, ..., 63]`: they are completed if the
-    ranks are evenly spaced; () if the ranks are not known."""
+    """The ranks of `"[0, 1]"` or of a list, or () if they are not known.
+
+    Kineto cuts long lists, `[0, 1, ..., 63]`. They are completed if the ranks are evenly spaced.
+    """
     if isinstance(text, list | tuple):
         text = ", ".join(str(part) for part in text)
     if not isinstance(text, str):
@@ -119,7 +122,7 @@ def group_name(arguments: Mapping[str, Any], size: int, world_size: int) -> str:
 
 
 def as_int(value: Any, default: int = 0) -> int:
-    """An integer from a trace's args, where numbers may be text; `default` if it is not one."""
+    """An integer from a trace's args, where numbers may be text, or `default` if it is not one."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
@@ -146,9 +149,11 @@ def process_groups(infos: Iterable[SpanInfo]) -> dict[str, int]:
 
 
 def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, Any]) -> list[int]:
-    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride) and, if
-    ranks are at unequal distances (stride None), `metadata["group_members"]` to the ranks of all
-    communicators of that name."""
+    """The ranks of the group that `rank` is in.
+
+    `metadata["groups"]` maps its name to (size, stride). If ranks are at unequal distances (stride None),
+    `metadata["group_members"]` maps it to the ranks of all communicators of that name.
+    """
     size, stride = metadata.get("groups", {}).get(name, (group_size, 1))
     if stride is None:
         return next(list(ranks) for ranks in metadata["group_members"][name] if rank in ranks)
@@ -157,7 +162,7 @@ def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, An
 
 
 def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequence: int) -> dict[str, Any]:
-    """The profiler's metadata of a collective; element counts are of this rank's input and output."""
+    """The profiler's metadata of a collective. Element counts are of this rank's input and output."""
     element = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["uint8"])
     full = info.bytes // element.bytes
     shard = full // max(info.group_size, 1)
@@ -181,7 +186,9 @@ def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequ
 
 
 def messages_of(arguments: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
-    """The messages of a call as `collective_metadata` writes them (zsim's own key); () if not known."""
+    """The messages of a call as `collective_metadata` writes them (zsim's key), or () if they are not
+    known.
+    """
     found = arguments.get("Messages")
     if not isinstance(found, list):
         return ()

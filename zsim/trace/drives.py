@@ -15,8 +15,10 @@ DIRECTIONS = ("read", "write")
 
 @dataclass(frozen=True, slots=True)
 class DriveRates:
-    """Bytes per second that a node's drives read and write from `seconds[i]` to `seconds[i + 1]`; 0 after the
-    last time. A request counts with its mean rate."""
+    """Bytes per second that a node's drives read and write from `seconds[i]` to `seconds[i + 1]`.
+
+    They are 0 after the last time. A request counts with its mean rate.
+    """
 
     seconds: Floats
     read: Floats
@@ -24,10 +26,10 @@ class DriveRates:
 
 
 def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
-    """The rates on the node of `rank`; None if nothing is read or written.
+    """The rates on the node of `rank`. None if nothing is read or written.
 
-    `Trace.metadata["node_ranks"]`: per traced rank, the traced ranks on its node -> how many of the node's
-    ranks each represents; without it `rank` represents all ranks of its node.
+    `Trace.metadata["node_ranks"]` maps each traced rank to the traced ranks on its node, and these to the
+    number of the node's ranks that each represents. Without it `rank` represents all ranks of its node.
     """
     rates = {kind: _changes(trace, members_of(trace, rank), f"nvme_{kind}") for kind in DIRECTIONS}
     times = np.unique(np.concatenate([changes[0] for changes in rates.values()]))

@@ -7,11 +7,15 @@ from zsim.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SimulationStats:
-    """Seconds of this process, events of the clock, simulated ranks (one per class), ranks in all, and drawn
-    steps."""
+    """The cost of simulating a step."""
 
     wall_seconds: float
+    """Seconds of this process."""
     events: int
+    """Events of the clock."""
     rank_classes: int
+    """Simulated ranks, one per class."""
     world_size: int
+    """The number of all ranks."""
     steps: int = 1
+    """Drawn steps."""

@@ -1,6 +1,6 @@
 """The trace of a step, simulated or recorded: spans on streams, and memory over time.
 
-A span is an entry in four arrays (rank, info, start, end); ops are described once per distinct op in `infos`,
+A span is an entry in four arrays (rank, info, start, end). Ops are described once per unique op in `infos`,
 so a trace of a thousand ranks stays small.
 """
 
@@ -29,14 +29,14 @@ COLLECTIVES = frozenset(
 
 
 class SpanInfo(NamedTuple):
-    """Description of an op; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
-    `stream` is "" if none was recorded: gloo has no streams. `messages`: of a call that sends and receives,
-    each message's direction, bytes and the places in its group to the other side; () if not recorded."""
+    """Description of an op."""
 
     name: str
     kind: str
     stream: str
+    """"" if none was recorded: gloo has no streams."""
     bytes: int = 0
+    """The full tensor as in `Collective.bytes` for collectives, moved bytes for copies, else 0."""
     dtype: str = ""
     group: str = ""
     group_size: int = 1
@@ -45,10 +45,13 @@ class SpanInfo(NamedTuple):
     flops: float = 0.0
     hbm_bytes: float = 0.0
     messages: tuple[tuple[str, int, int], ...] = ()
+    """For a call that sends and receives, each message's direction, bytes and the distance in its group to
+    the other side, or () if not recorded.
+    """
 
 
 class SpanInfos(tuple[SpanInfo, ...], Unchanging):
-    """The distinct ops of a trace; traces of one plan share them, and with them the cache of `once`."""
+    """The unique ops of a trace. Traces of one plan share them, and with them the cache of `memoize`."""
 
     def __new__(cls, infos: Iterable[SpanInfo] = ()) -> Self:
         found = super().__new__(cls, infos)
@@ -60,12 +63,14 @@ class SpanInfos(tuple[SpanInfo, ...], Unchanging):
 
 
 def are_of_kinds(infos: SpanInfos, kinds: frozenset[str]) -> Bools:
-    """Whether each op is of one of `kinds`, for `SpanInfos.once`."""
+    """Whether each op is of one of `kinds`, for `SpanInfos.memoize`."""
     return np.array([info.kind in kinds for info in infos], dtype=bool)
 
 
 class Labels(tuple[str, ...], Unchanging):
-    """A word for each change of memory; traces of one plan share them, and with them the cache of `once`."""
+    """A word for each change of memory. Traces of one plan share them, and with them the cache of
+    `memoize`.
+    """
 
     def __new__(cls, words: Iterable[str] = ()) -> Self:
         found = super().__new__(cls, words)
@@ -78,24 +83,23 @@ class Labels(tuple[str, ...], Unchanging):
 
 @dataclass(frozen=True)
 class MemoryEvents:
-    """Changes of memory in the order in which they happened: bytes of `category` on `device` of a rank.
-
-    `host_seconds`: when the host made the change (as the allocator sees it); `stream_seconds`: when the
-    compute stream reached that point of the program (as a timeline shows it). `names`: the op of each event;
-    empty if not known.
-    """
+    """Changes of memory in the order in which they happened: bytes of `category` on `device` of a rank."""
 
     ranks: Ints
     host_seconds: Floats
+    """When the host made the change (as the allocator sees it)."""
     stream_seconds: Floats
+    """When the compute stream reached that point of the program (as a timeline shows it)."""
     devices: tuple[str, ...]
     categories: tuple[str, ...]
     deltas: Ints
     names: tuple[str, ...] = ()
+    """The op of each event. Empty if not known."""
 
     def between(self, start: float, end: float) -> MemoryEvents:
-        """The changes from `start` to `end`, on a clock that begins at `start`; earlier changes are moved to
-        `start`."""
+        """The changes from `start` to `end`, on a clock that begins at `start`. Earlier changes are moved to
+        `start`.
+        """
         rows = [i for i, seconds in enumerate(self.stream_seconds.tolist()) if seconds <= end]
         host = np.maximum(self.host_seconds[rows], start) - start
         stream = np.maximum(self.stream_seconds[rows], start) - start
@@ -125,26 +129,31 @@ def joined(parts: Sequence[MemoryEvents]) -> MemoryEvents:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded step: its number, when the first rank began and the last rank ended it, and its duration
-    on the slowest rank. A rank's step begins with the host's part of it or, if later, when the last span of
-    its step before ended; it ends with its last span or, if later, with the host's part. `bounds`: per rank,
-    (start, end) of the step and (start, end) of the host's part."""
+    """One recorded step.
+
+    A rank's step begins with the host's part of it or, if later, when the last span of its step before ended.
+    It ends with its last span or, if later, with the host's part.
+    """
 
     number: int
     start_seconds: float
+    """When the first rank began it."""
     end_seconds: float
+    """When the last rank ended it."""
     seconds: float
+    """Its duration on the slowest rank."""
     bounds: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
+    """Per rank, (start, end) of the step and (start, end) of the host's part."""
 
     def seconds_of(self, rank: int) -> float:
-        """Duration of the step on one rank; on the slowest if that is not known."""
+        """Duration of the step on one rank, or on the slowest if that is not known."""
         if rank not in self.bounds:
             return self.seconds
         start, end, *_ = self.bounds[rank]
         return end - start
 
     def slowest_rank(self) -> int:
-        """The rank whose step took `seconds`; -1 if not known."""
+        """The rank whose step took `seconds`, or -1 if not known."""
         return max(self.bounds, key=self.seconds_of, default=-1)
 
     def shifted(self, seconds: float) -> Step:
@@ -158,39 +167,43 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """All spans of one step, or of the whole steps of a recording.
+    """All spans of one step, or of the complete steps of a recording.
 
-    Arrays have one entry per span: `ranks`, `info_indices` (into `infos`), `issue_seconds` (when the host
-    enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `begins`: when ranks began the step, for
-    ranks that did not begin at 0. `metadata`: facts about the source (model, cluster, framework, world size).
-
-    A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: a
-    collective's time without the wait for the slowest rank (NaN for other spans). `follows_wait`: the host
-    made a stream wait for another stream between the previous launch and the span's. `allocator_blocks`: the
-    times in which a simulated host was in torch's allocator, which had run short; traces that zsim wrote have
-    it too. `step_seconds` is then that of the typical step; `typical_step()` compares with a simulated step.
+    Arrays have one entry per span. `typical_step()` of a recording compares with a simulated step.
     """
 
     source: Literal["simulated", "recorded"]
     infos: SpanInfos
     ranks: Ints
     info_indices: Ints
+    """Indices into `infos`."""
     issue_seconds: Floats
+    """When the host enqueued the span. NaN if unknown."""
     start_seconds: Floats
     end_seconds: Floats
     world_size: int
     step_seconds: float
+    """The duration of the typical step, in a recording."""
     memory: MemoryEvents | None = None
     host_blocks: tuple[
         tuple[int, float, float, int], ...
     ] = ()  # rank, start, end, info of what it waited for
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the source (model, cluster, framework, world size)."""
     steps: tuple[Step, ...] = ()
+    """The steps of a recording."""
     step_numbers: Ints | None = None
+    """The step of each span of a recording."""
     transfer_seconds: Floats | None = None
+    """A collective's time without the wait for the slowest rank, in a recording. NaN for other spans."""
     follows_wait: Bools | None = None
+    """The host made a stream wait for another stream between the previous launch and the span's."""
     begins: Mapping[int, float] = field(default_factory=dict)
+    """When ranks began the step, for ranks that did not begin at 0."""
     allocator_blocks: tuple[tuple[int, float, float], ...] = ()  # rank, start, end
+    """The times in which a simulated host was in torch's allocator, which had run short. Traces that zsim
+    wrote have it too.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.infos, SpanInfos):  # a plain tuple, of a trace made elsewhere
@@ -238,7 +251,7 @@ class Trace:
         )
 
     def typical_step(self) -> Trace:
-        """The recorded step of median length (the shorter of two); a simulated trace itself."""
+        """The recorded step of median length (the shorter of two). A simulated trace returns itself."""
         if not self.steps:
             return self
         by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))

@@ -54,19 +54,20 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are the report's, by name. `has_room`: all
-    tensors have room, so no changes are looked for."""
+    """One simulated experiment in words and figures."""
 
     title: str
     tokens_per_second: float
     fit: Fit
     has_room: bool
+    """All tensors have room, so no changes are searched."""
     limit: str
     trust: str
     outcome: Prediction
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
     figures: Mapping[str, Figure]
+    """The report's figures, by name."""
     views: tuple[tuple[str, float, float], ...]
     notes: tuple[str, ...]
     evidence: Mapping[str, str]
@@ -78,8 +79,11 @@ class Answer:
 
 @garbage_collection.paused()
 def answer(experiment: Experiment) -> Answer:
-    """Simulate and explain the experiment. Raises InputError and NotSimulatedError as `zsim.simulate`
-    does, and for a step of more ops than the page simulates."""
+    """Simulate and explain the experiment.
+
+    Raises InputError and NotSimulatedError as `zsim.simulate` does, and for a step of more ops than the page
+    simulates.
+    """
     began = time.perf_counter()
     job = resolve(experiment)
     check_size(job)
@@ -109,7 +113,7 @@ def answer(experiment: Experiment) -> Answer:
 
 
 def scaling_counts(job: Job) -> list[int]:
-    """The job's number of GPUs, halved and doubled a few times; whole nodes above one node."""
+    """The job's number of GPUs, halved and doubled a few times. Complete nodes above one node."""
     world, per_node = job.world_size, job.cluster.gpus_per_node
     halves = [world >> power for power in range(_DOUBLINGS, 0, -1) if world % (1 << power) == 0]
     doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MAX_GPUS]

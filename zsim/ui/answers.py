@@ -1,5 +1,6 @@
-"""The last answers, by setting: what is shown again is not simulated again, and the first is simulated while
-the browser still starts."""
+"""The last answers, by setting. What is shown again is not simulated again, and the first is simulated while
+the browser still starts.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +20,17 @@ _MAX_KEPT = 3  # each with its figures
 
 @dataclass(frozen=True)
 class Answers:
-    """The answer under way and the last ones done; who asks for one that is under way waits for it. `work`
-    simulates a setting, `end` ends all that is under way for the setting before."""
+    """The answer under way and the last ones done. A request for one that is under way waits for it."""
 
     work: Callable[[Mapping[str, Any], str], Answer]
+    """Simulates a setting."""
     end: Callable[[], None]
+    """Ends all that is under way for the setting before."""
     kept: dict[str, Future[Answer]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, shown: Mapping[str, Any], more: str) -> Answer:
-        """The answer of a setting. Raises as `work` does."""
+        """The answer of a setting. Raises as `simulate` does."""
         token = token_of(shown, more)
         with self.lock:
             found = self.kept.get(token)
@@ -49,5 +51,5 @@ class Answers:
         return found.result()
 
     def begin(self, initial: Mapping[str, Any]) -> None:
-        """Simulate what the page starts with, beside whatever else is done."""
+        """Simulate what the page starts with, concurrently."""
         threading.Thread(target=said, args=(lambda: self.of(initial, ""),), daemon=True).start()

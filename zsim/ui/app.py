@@ -27,7 +27,7 @@ from zsim.ui.words import answer_words, files_and_notes, said, view_buttons
 
 
 def make_app(experiment: Experiment, folder: Path) -> Any:
-    """The Dash application that starts with `experiment`; `folder` keeps points of scaling curves.
+    """The Dash application that starts with `experiment`. `folder` keeps points of scaling curves.
 
     Raises InputError where the experiment cannot be resolved.
     """

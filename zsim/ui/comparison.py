@@ -1,4 +1,4 @@
-"""Settings side by side: what differs, what comes out, and whether zsim can tell them apart."""
+"""A comparison of settings: what differs, what comes out, and whether zsim can distinguish them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ MAX_PINS = len(_LETTERS) - 1
 def comparison(
     fields: Mapping[str, Field], settings: Sequence[Setting], outcomes: Sequence[Prediction | str]
 ) -> Any:
-    """The table: one column per setting, the last one the page's own; an outcome that is text is the error
-    of a setting that cannot be simulated."""
+    """The table: one column per setting, the last one the page's.
+
+    An outcome that is text is the error of a setting that cannot be simulated.
+    """
     from dash import html
 
     return html.Div(
@@ -102,8 +104,10 @@ def _against(one: Prediction, first: Prediction | str) -> Any:
 
 
 def ratio_words(now: float, first: float, *, is_shared: bool) -> str:
-    """E.g. "+12.0 %", with a word of warning where validated runs cannot tell the two apart; `is_shared`:
-    several ranks have a replica in one of them."""
+    """E.g. "+12.0 %", with a word of warning where validated runs cannot tell the two apart.
+
+    `is_shared` says that several ranks have a replica in one of them.
+    """
     words = f"{(now / first - 1) * 100:+.1f} %"
     return words if can_tell(first, now, [ANY], is_shared=is_shared) else f"{words}: {NO_DIFFERENCE}"
 

@@ -23,7 +23,7 @@ class Curve:
 
 
 def curve(experiment: Experiment, counts: Sequence[int], mode: Mode, folder: Path) -> Curve:
-    """The curve over `counts`; its points are kept in `folder`. Raises as `run_scaling` does."""
+    """The curve over `counts`. Its points are kept in `folder`. Raises as `run_scaling` does."""
     scaling = run_scaling(experiment, counts, mode, folder, is_quiet=True)
     figures = {"efficiency": efficiency(scaling), "throughput": throughput(scaling)}
     lost = [f"{scale.gpus:,} GPUs: {scale.error}." for scale in scaling.scales if scale.error]

@@ -26,24 +26,28 @@ _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `key` is the experiment's dotted key; DeepSpeed's two offload blocks have names instead.
-    `choices` are values by their label on the page; without choices the field is a number, and an empty box
-    leaves the value open. `kinds`: the strategies that have the setting, `stages`: the DeepSpeed stages that
-    do (all when empty). `is_half`: half as wide as the column. `scale`: what 1 on the
-    page is."""
+    """One setting of the page."""
 
     key: str
+    """The experiment's dotted key. DeepSpeed's two offload blocks have names instead."""
     label: str
     unit: str = ""
     choices: Mapping[str, Any] | None = None
+    """Values by their label on the page. Without choices the field is a number, and an empty box leaves the
+    value open.
+    """
     kinds: tuple[str, ...] = ()
+    """The strategies that have the setting (all when empty)."""
     stages: tuple[int, ...] = ()
+    """The DeepSpeed stages that have the setting (all when empty)."""
     is_half: bool = False
+    """Half as wide as the column."""
     scale: float = 1.0
+    """The value that 1 on the page stands for."""
 
     @property
     def is_of_run(self) -> bool:
-        """Whether it says something of a whole run, and is shown once there is one."""
+        """Whether it belongs to a complete run, and is displayed once there is one."""
         return self.key.startswith(("run.", "cost.")) and self.key != TOKENS
 
     def is_known(self, kind: str, stage: int) -> bool:

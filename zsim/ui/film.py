@@ -1,4 +1,4 @@
-"""The card of the cluster at work: the step as a film over the drawing of its fabric."""
+"""The card of the cluster at work: the step as an animation over the drawing of its fabric."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from zsim.ui.words import said
 
 
 def show_film(app: Any, backends: Backends) -> None:
-    """Behind each answer the film is made of the step that was simulated for it; the browser shows its
-    frames."""
+    """After each answer the animation is made of the step that was simulated for it. The browser shows its
+    frames.
+    """
     from dash import ClientsideFunction, Input, Output
 
     @app.callback(  # type: ignore[untyped-decorator]
@@ -40,7 +41,7 @@ def show_film(app: Any, backends: Backends) -> None:
 
 
 def film_data(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> dict[str, Any]:
-    """The two figures of the film, by name, and its frames as `Film.to_dict` has them."""
+    """The two figures of the animation, by name, and its frames as its `to_dict` has them."""
     step = outcomes.step_of(token_of(shown, more), form, shown, more)
     film = film_of_step(step.outcome)
     return {

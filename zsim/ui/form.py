@@ -37,16 +37,21 @@ Shown = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """An experiment as a page of settings. `data` is file-shaped; `initial` is the initial display of each
-    field. A field with its initial display changes nothing, so the page starts with exactly the given
-    experiment, including its files and tables."""
+    """An experiment as a page of settings.
+
+    A field with its initial display changes nothing, so the page starts with exactly the given experiment,
+    including its files and tables.
+    """
 
     data: Mapping[str, Any]
+    """The experiment, file-shaped."""
     fields: Mapping[str, Field]
     initial: Shown
+    """The initial display of each field."""
 
     def experiment(self, shown: Shown, more: str = "") -> Experiment:
-        """The experiment that the page describes; `more` has further settings, one KEY=VALUE per line.
+        """The experiment that the page describes. `other_settings` has further settings, one KEY=VALUE per
+        line.
 
         Raises InputError where it contradicts itself.
         """
@@ -84,7 +89,7 @@ class Form:
         return experiment_from(data, self._spelt(data, changes), origin="settings")
 
     def has_run(self, shown: Shown) -> bool:
-        """Whether the page describes a whole run: by its tokens, or as the experiment has it."""
+        """Whether the page describes a complete run: by its tokens, or as the experiment has it."""
         own = self.data.get("run") or {}
         by_file = any(own.get(key) for key in ("steps", "days", "phases"))
         return by_file or self.fields[TOKENS].read(shown.get(TOKENS)) is not None

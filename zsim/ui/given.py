@@ -1,6 +1,8 @@
-"""Models, clusters, files and recordings of the user's own, pasted or uploaded: a model or a cluster becomes
-a line of the other settings, an experiment or a training file turns the fields, a recorded step stands beside
-the simulated one."""
+"""Models, clusters, files and recordings of the user, pasted or uploaded.
+
+A model or a cluster becomes a line of the other settings, an experiment or a training file turns the fields,
+and a recorded step is shown with the simulated one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ _TRAINING = (
 
 
 def take_given(app: Any, backends: Backends) -> None:
-    """A click or a file makes what is given a part of the page; what is wrong is said beside it."""
+    """A click or a file makes the text or file a part of the page. Errors are shown next to it."""
     from dash import Input, Output, State, ctx, no_update
 
     keys = list(backends.form.fields)
@@ -106,7 +108,7 @@ def taken(
 
 
 def training_kind(text: str, name: str) -> str | None:
-    """The ending of the name of an experiment or a training file, if the text is one; else None."""
+    """The ending of the name of an experiment or a training file, if the text is one, else None."""
     if len(text) > MAX_UPLOAD or not text.strip():
         return None
     if text.lstrip().startswith("{"):
@@ -164,7 +166,7 @@ def setting_of(text: str, name: str) -> tuple[str, str]:
 
 
 def with_line(more: str, key: str, value: str) -> str:
-    """The other settings with `key = value` in place of what they said of it."""
+    """The other settings with `key = value` replacing the line for that key."""
     lines = [line for line in more.splitlines() if line.strip() and line.partition("=")[0].strip() != key]
     return "\n".join([f"{key} = {value}", *lines])
 

@@ -64,7 +64,7 @@ def layout(form: Form) -> Any:
 
 
 def field_id(key: str) -> str:
-    """The field's id; Dash does not allow dots in ids."""
+    """The field's id. Dash does not allow dots in ids."""
     return "field-" + key.replace(".", "-")
 
 
@@ -207,7 +207,7 @@ def _results() -> list[Any]:
 
 
 def _film() -> list[Any]:
-    """The drawing, the frame's place in the step and its words, and the links' use over the step."""
+    """The drawing, the frame's position in the step and its words, and the links' use over the step."""
     from dash import dcc, html
 
     place = dcc.Input(id="frame", type="range", min=0, max=NUM_FRAMES - 1, step=1, value=0)

@@ -1,4 +1,4 @@
-"""The numbers of a simulated setting, kept to set it beside others."""
+"""The numbers of a simulated setting, kept to show it with others."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MAX_STEPS = 3  # each with its trace
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The numbers of one step. `step_seconds_range`: where a measured step lies with a probability of 80 %,
-    None where no validated run is alike."""
+    """The numbers of one step."""
 
     title: str
     verdict: str
     tone: Tone
     step_seconds: float
     step_seconds_range: tuple[float, float] | None
+    """Where a measured step lies with a probability of 80 %. None where no validated run is similar."""
     is_shared: bool
     tokens_per_second_per_gpu: float | None
     tokens_per_second: float
@@ -61,7 +61,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions by setting, and the last few steps; what was simulated lately is not simulated again."""
+    """Predictions by setting, and the last few steps. A step that was simulated lately is not simulated
+    again.
+    """
 
     kept: dict[str, Prediction] = field(default_factory=dict)
     steps: dict[str, SimulatedStep] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Predictions:
                 self.steps.pop(next(iter(self.steps)))
 
     def step_of(self, token: str, form: Form, shown: Mapping[str, Any], more: str) -> SimulatedStep:
-        """The simulated step of a setting. Raises as `outcome_of` does."""
+        """The simulated step of a setting. Raises as `get_prediction` does."""
         found = self.steps.get(token)
         return simulate_step(_job(form, shown, more)) if found is None else found
 
@@ -100,7 +102,7 @@ def _job(form: Form, shown: Mapping[str, Any], more: str) -> Job:
 
 
 def token_of(shown: Mapping[str, Any], more: str) -> str:
-    """A setting as one text, to tell it from others; numbers as a browser writes them, 2.0 as 2."""
+    """A setting as one text, to tell it from others. Numbers are as a browser writes them, 2.0 as 2."""
     numbers = {key: int(value) for key, value in shown.items() if isinstance(value, float) and value % 1 == 0}
     return json.dumps([{**shown, **numbers}, more], sort_keys=True, default=str)
 

@@ -1,4 +1,4 @@
-"""A recorded step beside the simulated one: a trace that was uploaded."""
+"""A recorded step shown with the simulated one: a trace that was uploaded."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def is_recorded(content: bytes, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Recordings:
-    """The last recordings that were taken, by their content; the page's address names one. In `folder` they
-    outlive the process."""
+    """The last recordings that were uploaded, by their content. The page's address names one."""
 
     folder: Path | None = None
+    """Recordings in it outlive the process."""
     kept: dict[str, Trace] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
     def take(self, content: bytes, name: str) -> str:
         """The key of a recording, which is kept from now on.
 
-        Raises InputError for a file that is no trace of a whole step, and for one that is too large.
+        Raises InputError for a file that is no trace of a complete step, and for one that is too large.
         """
         if len(content) > MAX_TRACE:
             raise InputError(
@@ -87,10 +87,11 @@ class Recordings:
         return self.kept[key]
 
     def beside(self, key: str, name: str, step: SimulatedStep) -> dict[str, Any]:
-        """The figure and the sentences of a recorded step beside a simulated one: compared call by call where
-        both are of as many ranks, else the recording alone.
+        """The figure and the sentences of a recorded step compared with a simulated one.
 
-        Raises InputError where the recording is not here, as after another start of the page.
+        They are compared call by call where both are of as many ranks. Otherwise the recording is shown
+        without the simulated step. Raises InputError where the recording is not here, as after another start
+        of the page.
         """
         recorded = self.kept.get(key) or self._again(key, name)
         if recorded is None:
@@ -106,7 +107,7 @@ class Recordings:
 
 
 def show_recorded(app: Any, backends: Backends) -> None:
-    """The recording that the page names stands beside each answer."""
+    """Show the recording that the page names with each answer."""
     from dash import Input, Output
 
     @app.callback(  # type: ignore[untyped-decorator]

@@ -56,7 +56,7 @@ def address(host: str, port: int) -> str:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address; `with` closes it."""
+    """A socket that listens on the address. `with` closes it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     place = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -87,9 +87,11 @@ def make_server(app: Any, place: socket.socket, host: str) -> Any:
 
 
 def guard(server: Any, host: str) -> None:
-    """Answer only requests to this machine's own names and from the page itself (a page from elsewhere could
-    point its name at 127.0.0.1, or send a request here), and allow the page to load nothing from
-    elsewhere."""
+    """Answer only requests to this machine's names and from the page itself, and allow the page to load
+    nothing from elsewhere.
+
+    A page from elsewhere could point its name at 127.0.0.1, or send a request here.
+    """
     from flask import Response, request
 
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST
@@ -115,8 +117,11 @@ def guard(server: Any, host: str) -> None:
 
 
 def is_own_name(name: str, host: str) -> bool:
-    """Whether a request to `name` can be meant for a page on `host`. A page elsewhere may have a name of its
-    own point here, but not an address, which counts with another `--host`, as the machine's own name does."""
+    """Whether a request to `name` can be meant for a page on `host`.
+
+    A page elsewhere may have a name that points here, but not an address, which counts with another `--host`,
+    as the machine's name does.
+    """
     if name in LOOPBACK or name == host:
         return True
     if host in LOOPBACK:

@@ -1,4 +1,4 @@
-"""Callbacks on whole settings: kept in the page's address, set side by side, mended where they do not fit."""
+"""Callbacks on full settings: kept in the page's address, compared, remedied where they do not fit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _SPELT = {
 
 
 def keep_state(app: Any, form: Form) -> None:
-    """The settings are read from the address when the page opens, and written there when they change. Other
-    settings that an address brings wait for a click, since any page may have linked here."""
+    """The settings are read from the address when the page opens, and written there when they change.
+
+    Other settings that an address brings wait for a click, since any page may have linked here.
+    """
     from dash import ClientsideFunction, Input, Output, State
 
     app.clientside_callback(
@@ -72,7 +74,7 @@ def keep_state(app: Any, form: Form) -> None:
 
 
 def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> None:
-    """Pinned settings stand beside the page's own."""
+    """Compare pinned settings with the page's."""
     from dash import ALL, Input, Output, State, ctx, no_update
 
     @app.callback(  # type: ignore[untyped-decorator]
@@ -109,7 +111,7 @@ def set_side_by_side(app: Any, backends: Backends, outcomes: Predictions) -> Non
 
 
 def _outcome(backends: Backends, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> Prediction:
-    """The outcome of a setting, which the server keeps when the page's process has to go."""
+    """The prediction of a setting, which the server keeps when the page's process has to go."""
     token = token_of(shown, more)
     known = outcomes.kept.get(token)
     if known is None:
@@ -119,7 +121,7 @@ def _outcome(backends: Backends, outcomes: Predictions, shown: Mapping[str, Any]
 
 
 def with_pin(pins: Sequence[Asked], asked: Asked) -> list[Asked]:
-    """The pins and the setting that is shown; a setting is pinned once."""
+    """The pins and the setting that is shown. A setting is pinned once."""
     one = {"shown": asked["shown"], "more": asked["more"]}
     return [*pins] if one in pins else [*pins, one][:MAX_PINS]
 
@@ -129,8 +131,9 @@ def without(pins: Sequence[Asked], number: int) -> list[Asked]:
 
 
 def mend(app: Any, backends: Backends) -> None:
-    """Changes with which a job fits that does not are looked for beside the page; a click on one turns its
-    settings."""
+    """Search changes with which a job fits that does not, concurrently with the page. A click on one turns
+    its settings.
+    """
     from dash import ALL, Input, Output, State, ctx, no_update
 
     form = backends.form

@@ -40,7 +40,7 @@ def offer_files(app: Any, backends: Backends) -> None:
 
 
 def film_content(form: Form, outcomes: Predictions, shown: Mapping[str, Any], more: str) -> bytes:
-    """The film of the step as a page of its own."""
+    """The animation of the step as a separate page."""
     from zsim.study.topologies.film import film_of_step
     from zsim.study.topologies.page import film_page
 
@@ -51,7 +51,7 @@ def film_content(form: Form, outcomes: Predictions, shown: Mapping[str, Any], mo
 
 
 def file_content(experiment: Experiment, name: str) -> bytes:
-    """The content of one of the files that the page offers, other than the film."""
+    """The content of one of the files that the page offers, other than the animation."""
     if name in OF_STEP:
         return _of_step(experiment, name)
     from zsim.specs.experiment.resolve import resolve

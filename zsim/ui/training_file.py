@@ -1,5 +1,6 @@
-"""An experiment or another program's training file, given to the page: fields are turned as the file says,
-and what has no field becomes lines of the other settings."""
+"""An experiment or another program's training file in the page: fields are turned as the file says, and what
+has no field becomes lines of the other settings.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ _UNSAID = ("notes", "program", "strategy.config_name", "schema")
 
 
 def settings_of_file(form: Form, shown: Shown, text: str, name: str) -> tuple[dict[str, Any], str]:
-    """The page's fields and other settings that are as the training file `text` says; `name` ends as its
-    program ends it. Model, cluster and number of nodes stay the page's where the file names none.
+    """The page's fields and other settings that are as the training file `text` says.
+
+    `name` ends as its program ends it. Model, cluster and number of nodes stay the page's where the file
+    names none.
 
     Raises InputError for a file that its program would refuse, and for one that the page cannot show.
     """
@@ -73,7 +76,7 @@ def _experiment(page: Experiment, path: Path) -> Experiment:
 
 
 def _lines(wanted: Mapping[str, Any], shown: Mapping[str, Any], form: Form) -> Iterator[tuple[str, Any]]:
-    """The settings of `wanted` beyond those that the fields say, by dotted key."""
+    """The settings of `file_values` beyond those that the fields say, by dotted key."""
     with_field = {
         JSON_STAGE, f"{ZERO}{OFFLOAD_STATES}.device", f"{ZERO}{OFFLOAD_PARAMETERS}.device",
     }  # fmt: skip
@@ -88,7 +91,7 @@ def _lines(wanted: Mapping[str, Any], shown: Mapping[str, Any], form: Form) -> I
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by dotted key; a model or cluster that is a table is one value."""
+    """Values by dotted key. A model or cluster that is a table is one value."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         dotted = f"{before}{key}"

@@ -1,4 +1,4 @@
-"""The card of a whole run: days, goodput and money of `[run]`, simulated when its button is pressed."""
+"""The card of a run of days: days, goodput and money of `[run]`, simulated when its button is pressed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tile = tuple[str, str, str]
 
 
 def show_run(app: Any, backends: Backends) -> None:
-    """A click on the button simulates the run of what is shown; another setting takes the answer away."""
+    """A click on the button simulates the run of what is shown. Another setting removes the answer."""
     from dash import Input, Output, State, ctx
 
     form = backends.form
@@ -78,7 +78,7 @@ def run_figures(run: SimulatedRun) -> dict[str, Figure]:
 
 
 def run_page(run: SimulatedRun) -> str:
-    """The run as a page of its own."""
+    """The run as a separate page."""
     return page.goodput_page(run)
 
 

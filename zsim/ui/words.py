@@ -1,4 +1,4 @@
-"""The text components of an answer on the page; figures are separate."""
+"""The text components of an answer on the page. Figures are separate."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ OF_STEP = (REPORT_FILE, FILM_FILE, JSON_FILE, CSV_FILE, TRACE_FILE)
 
 
 def answer_words(found: Answer, last: Mapping[str, Any] | None = None) -> list[Any]:
-    """Title, verdict, limits, numbers and memory tiers of an answer; `last`: `tokens_per_second` and
-    `is_shared` of the previous one."""
+    """Title, verdict, limits, numbers and memory tiers of an answer.
+
+    `previous` holds `tokens_per_second` and `is_shared` of the previous one.
+    """
     from dash import html
 
     last = last or {}
@@ -65,8 +67,10 @@ def mend_buttons(changes: Iterable[str]) -> list[Any]:
 
 
 def change_words(now: float, before: float | None, *, is_shared: bool) -> str:
-    """How much the last changed setting changed the throughput; "" below a thousandth. `is_shared`: several
-    ranks have a replica, or had one."""
+    """How much the last changed setting changed the throughput, or "" below a thousandth.
+
+    `is_shared` says that several ranks have a replica, or had one.
+    """
     if not before or abs(now / before - 1) < 1e-3:
         return ""
     ratio, was = now / before, f"({before:,.0f})"
@@ -125,15 +129,17 @@ def files_and_notes(found: Answer) -> Iterator[Any]:
 
 
 def sentence(note: str) -> str:
-    """A note with a capital letter and a full stop; a note that begins with a file's name keeps its case."""
+    """A note with a capital letter and a full stop. A note that begins with a file's name keeps its case."""
     is_name = "." in note.partition(" ")[0]
     return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
 
 
 def said(work: Callable[[], Any]) -> tuple[Any, str]:
-    """(the result of `work`, or None; the message for the user if it failed). The page never shows a
-    traceback; that of a bug in zsim goes to the terminal. Of work that gave way to other work nothing is
-    said."""
+    """(the result of `work`, or None, and the message for the user if it failed).
+
+    The page never shows a traceback. That of a bug in zsim goes to the terminal. Superseded work has no
+    message.
+    """
     try:
         return work(), ""
     except Superseded:

@@ -25,7 +25,7 @@ _MAX_POINTS = 4_000
 
 
 def twin_timeline(comparison: ComparedRuns) -> Figure:
-    """Both steps, one below the other, on one time axis; a diamond marks each call that differs."""
+    """Both steps, one below the other, on one time axis. A diamond marks each call that differs."""
     sides = (comparison.simulated, comparison.recorded)
     longest = max(trace.step_seconds for trace in sides)
     drawn = [
@@ -137,7 +137,9 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
 
 
 def op_scatter(comparison: ComparedRuns) -> Figure | None:
-    """Each matched op: simulated seconds on the x axis, recorded on the y axis; equal on the diagonal."""
+    """Each matched op: simulated seconds on the x axis, recorded on the y axis. They are equal on the
+    diagonal.
+    """
     rows = [
         (row.name, [pair for pair in row.pairs if min(pair.simulated_seconds, pair.recorded_seconds) > 0])
         for row in comparison.clock.classes

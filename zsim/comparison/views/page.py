@@ -26,12 +26,12 @@ MAX_ROWS = 200
 
 
 def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
-    """Write the page to `path`; the same comparison gives the same bytes."""
+    """Write the page to `path`. The same comparison gives the same bytes."""
     return write_whole(Path(path), compare_page(comparison))
 
 
 def compare_page(comparison: ComparedRuns) -> str:
-    """The whole page, plotly.js included."""
+    """The complete page, plotly.js included."""
     differences = comparison.differences
     largest = {
         check: max((row.share for row in differences if row.check == check), default=0.0)

@@ -96,7 +96,7 @@ def show(metric: Metric, value: float) -> str:
 
 
 def show_error(metric: Metric) -> str:
-    """The signed error in percent, or in percentage points; "new" where the recorded figure is 0."""
+    """The signed error in percent, or in percentage points, or "new" where the recorded figure is 0."""
     if metric.error is None:
         return "new"
     return f"{metric.error * 100:+.1f}{'p' if metric.unit == 'fraction' else '%'}"

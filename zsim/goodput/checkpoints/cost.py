@@ -1,32 +1,33 @@
 """Seconds, bytes and memory of a job's saves and loads.
 
-A save: ranks gather where the format wants one file, the planner on rank 0 goes through all items, states are
-staged in host memory where writing is to go on beside the steps, a thread of each rank makes archives and
-writes them, and a commit makes them a checkpoint. A synchronous save blocks the step until its commit.
+A save has these phases. Ranks gather where the format wants one file. The planner on rank 0 goes through all
+items. States are staged in host memory where writing goes on beside the steps. A thread of each rank makes
+archives and writes them, and a commit makes them a checkpoint. A synchronous save blocks the step until its
+commit.
 
 # [Note: archive, then store]
-DCP's torch.save fills the page cache of the node, and fsync waits for the store: the two follow each other
+DCP's torch.save fills the page cache of the node, and fsync waits for the store, so the two follow each other
 (torch 2.13 distributed/checkpoint/filesystem.py `_write_files_from_queue`, which one thread runs). DeepSpeed
-and one file of all give torch.save a name: its C++ writes the file and nobody calls fsync, but a store over a
-network gets the bytes before the file is closed. A rate stated per writer is of the whole path, and then no
-other.
+and one file of all give torch.save a name. Its C++ writes the file and nobody calls fsync, but a store over a
+network gets the bytes before the file is closed. A rate stated per writer is of the whole path, and then
+there is no other.
 
 # [Note: two threads, one interpreter]
 torch lets go of CPython's interpreter in every operator. A thread that computes in Python, as the planner
 does on rank 0, takes it then and keeps it for a turn (`sys.getswitchinterval()`, 5 ms), and the thread that
-launches kernels waits after each few of them: with L launches and waits of w each (`planning_wait`,
+launches kernels waits after each few of them. With L launches and waits of w each (`planning_wait`,
 `archiving_wait`) a step takes its host L w longer. Until the planner is done a GPU that has nothing queued,
 as after staging, does T / (H + L w) steps where it would do one, T being the step's time and H its host's.
-Archives and the commit come while the GPU has what was queued before; a commit of c seconds at any time of a
-step outlasts that by c^2 / 2T, or c - T/2 if it takes more than a step. A process of its own has an
-interpreter of its own.
+Archives and the commit come while the GPU has what was queued before. A commit of c seconds at any time of a
+step outlasts that by c^2 / 2T, or c - T/2 if it takes more than a step. A separate process has a separate
+interpreter.
 
 # [Note: DeepSpeed's decoupled writer]
 Its process writes what the engine hands it, and the engine waits for the commit before the next update
-(0.19.8 runtime/engine.py `_commit_decoupled_checkpoint`): a save hides behind one forward and backward.
+(0.19.8 runtime/engine.py `_commit_decoupled_checkpoint`). So a save hides behind one forward and backward.
 
 # [Note: cards]
-Beside the step, states go to the store or to a peer through the node's cards, and collectives between nodes
+While steps run, states go to the store or to a peer through the node's cards, and collectives between nodes
 get what is left. The step is simulated with so much less, and the difference is added to every step while
 bytes are under way.
 """
@@ -68,11 +69,10 @@ _STAGED: tuple[CheckpointMode, ...] = ("async", "in-memory", "local-then-remote"
 
 @dataclass(frozen=True, slots=True)
 class SavePhases:
-    """Seconds of the phases of one save, from its start to its commit, and of a load. `gather`: finding the
-    states, and gathering them where one file is wanted; `copy`: of files on the nodes' drives to the store,
-    for which training waits."""
+    """Seconds of the phases of one save, from its start to its commit, and of a load."""
 
     gather: float
+    """Finding the states, and gathering them where one file is wanted."""
     plan: float
     stage: float
     archive: float
@@ -80,6 +80,7 @@ class SavePhases:
     commit: float
     load: float
     copy: float = 0.0
+    """Copying files on the nodes' drives to the store, for which training waits."""
 
     @property
     def writing(self) -> float:
@@ -94,8 +95,10 @@ def checkpoint_of(
     saved: Saved | None = None,
     simulator: Simulator | None = None,
 ) -> Checkpoint:
-    """The cost of a save of the job beside the step of `result`; `mode`: in place of the table's; `saved`:
-    its files, where they are known; `simulator`: that simulated the step.
+    """The cost of a save of the job while the step of `result` goes on.
+
+    `mode` replaces the table's. `saved` holds the save's files, where they are known. `simulator` is the one
+    that simulated the step.
 
     Raises InputError for a format that the framework lacks, staging that host memory has no room for, and a
     tier that the cluster lacks.
@@ -136,7 +139,7 @@ def cost_of(
 def phases_of(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
 ) -> SavePhases:
-    """The phases, each as long as it takes with no step beside it."""
+    """The phases, each as long as it takes while no step runs."""
     threads = table.threads
     rates, node_of = machine.rates, machine.node_of
     written = saved.archived() if is_planned(saved, table) else saved.archived() - saved.metadata()
@@ -194,7 +197,7 @@ def _copied_seconds(
 
 
 def _archive_seconds(saved: Saved, rates: SavingRates, threads: int) -> float:
-    """Seconds of the fullest rank's archives; the number of tensors is about their overhead."""
+    """Seconds of the fullest rank's archives. The number of tensors is estimated from their overhead."""
     written, overhead = saved.archived() - saved.metadata(), np.zeros(len(saved.staged))
     archives = [file for file in saved.files if not file.is_metadata]
     np.add.at(overhead, [file.rank for file in archives], [file.overhead for file in archives])
@@ -223,9 +226,12 @@ def _write_limits(machine: SavingMachine, table: CheckpointTable, storage: Stora
 def load_seconds(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, storage: StorageTable
 ) -> float:
-    """Seconds of reading the most frequent kind of save back: `.metadata`, plans, every rank its states (or
-    rank 0 all, and a broadcast), out of the archives, to the devices. Of a copy on the node that was not
-    planned, a rank reads what it wrote and gets the rest from its peers."""
+    """Seconds of reading the most frequent kind of save back.
+
+    Ranks read `.metadata` and plan, every rank reads its states out of the archives (or rank 0 reads all and
+    broadcasts them), and they are copied to the devices. From a copy on the node that was not planned, a rank
+    reads what it wrote and gets the remaining states from its peers.
+    """
     rates, planning = machine.rates, load_plan_seconds(saved, machine, table)
     archives, read, metadata = 0.0, saved.unarchived(), _metadata_bytes(machine, saved)
     exchange, is_checked_only = 0.0, not is_planned(saved, table)
@@ -258,8 +264,11 @@ def load_seconds(
 def _conversion_seconds(
     machine: SavingMachine, saved: Saved, reading: StoreLimits, writing: StoreLimits
 ) -> float:
-    """Seconds in which one machine makes the files of a universal checkpoint: twice, states are read and
-    written, by so many processes; as long as these take, or the store."""
+    """Seconds in which one machine makes the files of a universal checkpoint.
+
+    States are read and written twice, by a number of processes. It takes as long as these do, or as the store
+    does.
+    """
     size = float(sum(file.bytes for file in saved.converted))
     rates, store = machine.rates, size / min(reading.node, reading.total)
     store += size / min(writing.node, writing.total)
@@ -268,7 +277,9 @@ def _conversion_seconds(
 
 
 def _metadata_bytes(machine: SavingMachine, saved: Saved) -> int:
-    """Bytes of `.metadata` per rank: every rank reads it whole, and the ranks of a node out of one cache."""
+    """Bytes of `.metadata` per rank. Every rank reads all of it, and the ranks of a node read it out of one
+    cache.
+    """
     return -(-int(saved.metadata().sum()) // machine.job.gpus_per_node)
 
 
@@ -283,7 +294,7 @@ def _round_seconds(machine: SavingMachine, saved: Saved) -> float:
 def _beside_the_step(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, phases: SavePhases, step: StepBeside
 ) -> tuple[float, float]:
-    """(seconds that the step waits, seconds that are added to the steps beside the writing)."""
+    """(seconds that the step waits, seconds that are added to the steps while the save is written)."""
     if saved.format == "deepspeed" and table.mode == "async":  # [Note: DeepSpeed's decoupled writer]
         rest = phases.plan + phases.stage + phases.writing
         return phases.gather + phases.copy + max(0.0, rest - step.copying_seconds), 0.0
@@ -303,7 +314,10 @@ def _beside_the_step(
 def _interpreter_slowdown(
     machine: SavingMachine, saved: Saved, table: CheckpointTable, plan: float, step: StepBeside
 ) -> float:
-    """[Note: two threads, one interpreter]; `plan`: seconds of it beside the step."""
+    """Seconds that Python threads of the save add, [Note: two threads, one interpreter].
+
+    `plan` is the seconds of planning while the step runs.
+    """
     rates = machine.rates
     archive = _archive_seconds(saved, rates, table.threads)
     is_beside = saved.format != "megatron"  # which commits in the training process
@@ -348,8 +362,11 @@ def _check_mode(table: CheckpointTable, saved: Saved) -> None:
 
 
 def _staging_bytes(machine: SavingMachine, saved: Saved, table: CheckpointTable) -> int:
-    """Host memory of the fullest node: the staged states; in-memory a peer's besides, and the last complete
-    copies of both, which stay until the new ones are whole."""
+    """Host memory that the fullest node needs for staging.
+
+    It holds the staged states. In-memory saves also hold a peer's, and the last complete copies of both,
+    which stay until the new ones are complete.
+    """
     if table.mode not in _STAGED:
         return 0
     node = int(np.bincount(machine.node_of, weights=saved.staged).max())

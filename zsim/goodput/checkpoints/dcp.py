@@ -1,19 +1,19 @@
 """torch.distributed.checkpoint (DCP): what each rank writes after the planner has removed copies.
 
-Transcribed from torch 2.13 distributed/checkpoint: `create_default_local_save_plan` (every rank lists its own
-chunk of each DTensor, and every plain tensor and value whole), `dedup_save_plans` (an item that several ranks
-list goes to the rank with the fewest bytes so far, by the size of the whole tensor), `write_data` and
+Transcribed from torch 2.13 distributed/checkpoint: `create_default_local_save_plan` (every rank lists its
+chunk of each DTensor, and every plain tensor and value in full), `dedup_save_plans` (an item that several
+ranks list goes to the rank with the fewest bytes so far, by the size of the full tensor), `write_data` and
 `_split_by_size_and_type` (files of a rank). States are those of `get_model_state_dict` and
-`get_optimizer_state_dict`: a tied weight is saved under both of its names.
+`get_optimizer_state_dict`. A tied weight is saved under both of its names.
 
 # [Note: many ranks]
-The planner goes through every item of every rank. Above `_MAX_ITEMS` it is run once for the chunk of a
-tensor that is at one place of the sharding group: chunks at other places are shared by other ranks and fall
-alike. Adam's step counters (4 bytes) are then dealt out evenly.
+The planner goes through every item of every rank. Above `_MAX_ITEMS` it is run once for the chunk of a tensor
+at one position of the sharding group. Chunks at other positions are shared by other ranks and are distributed
+identically. Adam's step counters (4 bytes) are then dealt out evenly.
 
 # [Note: spread experts]
-torchtitan's routed experts are DTensors over a mesh of their own: their first dimension, the experts, is cut
-over the ranks of expert parallelism, and each part over the ranks that hold it, along the experts where there
+torchtitan's routed experts are DTensors over a separate mesh. Their first dimension, the experts, is cut over
+the ranks of expert parallelism. Each part is cut over the ranks that hold it, along the experts where there
 are as many as ranks, else along the next dimension (0.2.2 models/llama4/infra/parallelize.py `apply_fsdp`).
 Their step counters are plain tensors under one name, as all others.
 """
@@ -48,46 +48,50 @@ Key = tuple[str, int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
-    """`shards`: ranks that every tensor is cut over along its first dimension; `replicas`: so many such
-    groups hold the same. `dtype_bytes`: of parameters and states. `expert_shards`: ranks that routed experts
-    are cut over, of those that are spread over ranks. `is_on_host`: states live in host memory
-    (`cpu_offload`)."""
+    """How tensors are cut over ranks, and how ranks write them."""
 
     shards: int
+    """Ranks that every tensor is cut over along its first dimension."""
     replicas: int
+    """Groups of ranks that hold the same states."""
     dtype_bytes: int
+    """Bytes of an element of parameters and states."""
     threads: int = 1
     single_file_per_rank: bool = True
     expert_shards: int = 1
+    """Ranks that routed experts are cut over, if these are expert-parallel."""
     is_on_host: bool = False
+    """States live in host memory (`cpu_offload`)."""
 
     def shards_of(self, tensor: HeldTensor) -> int:
         return self.expert_shards if tensor.is_spread else self.shards
 
     def rows_of(self, tensor: HeldTensor) -> int:
-        """Length of the dimension along which a tensor is cut; [Note: spread experts]."""
+        """Length of the dimension along which a tensor is cut, [Note: spread experts]."""
         if tensor.is_spread and self.expert_shards > tensor.rows:
             return tensor.shape[1]
         return tensor.rows
 
 
 class _Item(NamedTuple):
-    """An entry of a rank's plan. `weight`: bytes of the whole tensor, by which files and ranks are balanced;
-    0: a value that is no tensor. `chunk`: bytes of this rank's part."""
+    """An entry of a rank's plan."""
 
     key: Key
     weight: int
+    """Bytes of the full tensor, by which files and ranks are balanced. 0 for a value that is no tensor."""
     chunk: int
+    """Bytes of this rank's part."""
     is_parameter: bool
 
 
 class _Source(NamedTuple):
-    """A tensor in the order of the state dict. `is_counter`: Adam's step, a plain tensor."""
+    """A tensor in the order of the state dict."""
 
     name: str
     tensor: HeldTensor
     is_parameter: bool
     is_counter: bool = False
+    """Whether it is Adam's step, a plain tensor."""
 
 
 def dcp_files(held: HeldStates, layout: DcpLayout) -> Saved:
@@ -150,7 +154,9 @@ def _local_bytes(held: HeldStates, layout: DcpLayout, sources: list[list[_Source
 
 
 def _groups(held: HeldStates, stage: int) -> Iterator[tuple[bool, tuple[Ints, ...]]]:
-    """(whether it is of spread experts, ranks by place) of a pipeline rank's two kinds of tensors."""
+    """(whether it is of expert-parallel tensors, ranks per model shard) of a pipeline rank's two kinds of
+    tensors.
+    """
     yield False, held.ranks[stage]
     if held.expert_ranks:
         yield True, held.expert_ranks[stage]
@@ -167,7 +173,7 @@ def _chunk_bytes(source: _Source, layout: DcpLayout) -> Ints:
 
 
 class _Spot(NamedTuple):
-    """Where a rank is among those that hold the parts of a tensor."""
+    """The position of a rank among those that hold the parts of a tensor."""
 
     place: int
     shard: int
@@ -198,7 +204,7 @@ def _one_by_one(held: HeldStates, layout: DcpLayout, sources: list[list[_Source]
 def _items(
     held: HeldStates, layout: DcpLayout, stage: list[_Source], spots: Mapping[bool, _Spot]
 ) -> Iterator[_Item]:
-    """A rank's plan; `spots`: by whether a tensor is of spread experts."""
+    """A rank's plan. `shard_indices` is keyed by whether a tensor is of expert-parallel experts."""
     size = layout.dtype_bytes
     for source in stage:
         tensor = source.tensor
@@ -216,7 +222,7 @@ def _items(
 
 
 def _without_copies(plans: list[list[_Item]]) -> list[list[_Item]]:
-    """`dedup_save_plans`: ties go to the first of a Python set of the ranks' numbers, as there."""
+    """`dedup_save_plans`. Ties go to the first of a Python set of the ranks' numbers, as in torch."""
     holders: dict[Key, set[int]] = defaultdict(set)
     weights: dict[Key, int] = {}
     for rank, plan in enumerate(plans):
@@ -262,8 +268,11 @@ def _file(name: str, rank: int, items: list[_Item], listed: int, list_key: str) 
 
 
 class _Given:
-    """The shares of ranks in tensors of one kind. `load[replica, place]`: bytes in the planner's balance;
-    `bytes[kind, replica, place, shard]`: of parameters and of states; `count`: chunks."""
+    """The chunks of tensors of one kind that ranks write.
+
+    `load[replica, model_shard]` is bytes in the planner's balance. `bytes[kind, replica, model_shard, shard]`
+    is bytes of parameters and of states. `count` is chunks.
+    """
 
     def __init__(self, layout: DcpLayout, places: int, shards: int) -> None:
         self.load = np.zeros((layout.replicas, places), dtype=np.int64)
@@ -272,8 +281,10 @@ class _Given:
         self.shards = shards
 
     def add(self, source: _Source, places: int, beside: Floats, layout: DcpLayout) -> None:
-        """Give a tensor's chunks, of so many places, to the lightest ranks; `beside`: [replica], what these
-        have of the other kind."""
+        """Assign a tensor's chunks, of `num_model_shards` parts, to the lightest ranks.
+
+        `other_load[replica]` is what these have of the other kind.
+        """
         load, weight = self.load + beside[:, None], source.tensor.numel * places * layout.dtype_bytes
         if places > 1 or load.shape[1] == 1:
             chosen, at = load.argmin(axis=0), np.arange(load.shape[1])

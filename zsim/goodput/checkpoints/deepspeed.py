@@ -3,11 +3,11 @@
 Transcribed from DeepSpeed 0.19.8 runtime/engine.py (`save_checkpoint`, `_save_checkpoint`,
 `_save_zero_checkpoint`, `save_16bit_model`), runtime/zero/stage_1_and_2.py and stage3.py (`state_dict`),
 runtime/pipe/module.py (`save_state_dict`). Parameters of stages 1 and 2 are views of one padded buffer, which
-is what torch.save writes; partitions are saved with their padding, since their slices share its storage.
+is what torch.save writes. Partitions are saved with their padding, since their slices share its storage.
 
 # [Note: states on drives]
 With `offload_optimizer` on NVMe the tensors of a sub-group that is on a drive are empty in the partition's
-file. Behind the other files every rank copies its swap folder, without gradients, into `offloaded_tensors`
+file. After the other files every rank copies its swap folder, without gradients, into `offloaded_tensors`
 (runtime/engine.py `save_checkpoint`, shutil's `copytree`), and copies it back to load, instead of reading
 partitions. A sub-group is a file for its masters and one per state, of the swapper's padded length.
 """
@@ -42,7 +42,10 @@ def deepspeed_files(
     is_universal: bool = False,
 ) -> Saved:
     """The files of `save_checkpoint`, and of `save_16bit_model` if it is called too, which gathers stage 3's
-    parameters on rank 0. `is_universal`: it is converted before it is loaded."""
+    parameters on rank 0.
+
+    With `is_universal` the save is converted before it is loaded.
+    """
     writer = _Writer(held, config)
     files = [file for p in range(len(held.tensors)) for t in range(held.tensor_ranks)
              for file in writer.files(p, t)]  # fmt: skip
@@ -70,8 +73,10 @@ def deepspeed_files(
 
 
 def _offloaded_to_host(config: DeepSpeedConfig) -> tuple[bool, float]:
-    """Whether parameters, and what fraction of masters and moments, live in host memory. Below stage 3 every
-    device but the GPU is the CPU; in stage 3 the CPU steps `ratio` of the sub-groups."""
+    """Whether parameters, and what fraction of masters and moments, live in host memory.
+
+    Below stage 3 every device but the GPU is the CPU. In stage 3 the CPU steps `ratio` of the sub-groups.
+    """
     zero = config.zero
     parameters, states = zero.offload_param, zero.offload_optimizer
     has_parameters = parameters is not None and parameters.device == "cpu"
@@ -117,7 +122,8 @@ class _Writer:
 
     def _model_states(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
         """The file of `_common_checkpoint_state`: the module, and the optimizer's states where no partition
-        is saved beside it."""
+        is saved separately.
+        """
         file = PickledFile(name, rank)
         if not self.has_layers:
             self._add_parameters(file, stage)
@@ -142,8 +148,11 @@ class _Writer:
             file.add_parameter(numel * self.param_bytes)
 
     def _layers(self, p: int, t: int, rank: int) -> Iterator[SavedFile]:
-        """A file per layer that has parameters: embedding, blocks, norm, head, from the first data-parallel
-        rank; their numbers are those of zsim's layers."""
+        """A file per layer that has parameters (embedding, blocks, norm, head), from the first data-parallel
+        rank.
+
+        Their numbers are those of zsim's layers.
+        """
         layers: dict[str, list[HeldTensor]] = {}
         for tensor in self.held.tensors[p]:
             parts = tensor.name.split(".")
@@ -167,7 +176,7 @@ class _Writer:
         return len(names)
 
     def _frozen_shards(self, name: str, rank: int, stage: tuple[HeldTensor, ...]) -> SavedFile:
-        """Stage 3's module is empty tensors; frozen parameters are saved as fragments."""
+        """The file of stage 3's module, which is empty tensors. Frozen parameters are saved as fragments."""
         file = PickledFile(name, rank, _EMPTY_TENSOR_BYTES * sum(1 for _ in own(stage)))
         for tensor in own(stage):
             if not tensor.is_trainable:
@@ -186,7 +195,7 @@ class _Writer:
         return file.saved()
 
     def _is_on_drive(self, numel: int) -> bool:
-        """Whether the states of a sub-group of so many elements are swapped; [Note: states on drives]."""
+        """Whether the states of a sub-group of so many elements are swapped, [Note: states on drives]."""
         offload = self.config.zero.offload_optimizer
         is_nvme = self.config.stage == 3 and offload is not None and offload.device == "nvme"
         return is_nvme and self.master_bytes * numel >= swap_floor_bytes(self.config.aio)
@@ -217,8 +226,9 @@ class _Writer:
         return found
 
     def read(self, files: list[SavedFile]) -> Ints:
-        """`load_checkpoint`: every rank reads the module's file of its part of the model, and its own
-        partition's or, where states are on drives, its swap files."""
+        """`load_checkpoint`: every rank reads the module's file of its part of the model, and the file of its
+        partition or, where states are on drives, its swap files.
+        """
         found = np.zeros(self.held.world_size, dtype=np.int64)
         own_bytes = np.zeros_like(found)
         has_swapped = any(file.name.startswith(OFFLOADED) for file in files)

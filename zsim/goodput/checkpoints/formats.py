@@ -30,8 +30,9 @@ _AS_MEASURED = "expected run.checkpoint.bytes, blocking and load as measured, or
 
 
 def format_of(job: Job, asked: str | None = None) -> str:
-    """The format that is asked for, or the framework's own. Raises InputError for one that it cannot
-    write."""
+    """The requested format, or the framework's default. Raises InputError for one that the framework cannot
+    write.
+    """
     offered = OFFERED[type(job.strategy)]
     if asked is None:
         return offered[0]
@@ -93,7 +94,7 @@ def saved_files(
 def dcp_layout(
     job: Job, held: HeldStates, *, threads: int = 1, single_file_per_rank: bool = True
 ) -> DcpLayout:
-    """How torch's frameworks hold the states: FSDP1's and FSDP2's DTensors, DDP's whole tensors."""
+    """The layout of torch's frameworks: FSDP1's and FSDP2's DTensors, DDP's full tensors."""
     strategy, ranks = job.strategy, held.data_ranks
     if isinstance(strategy, Fsdp2):
         replicas, size = strategy.replicate, 4

@@ -2,7 +2,7 @@
 
 torch 2.13 distributed/checkpoint/state_dict.py with `full_state_dict=True, cpu_offload=True`: every DTensor
 is all-gathered in turn, and rank 0 keeps it in host memory. A gathered tensor is the front of its padded
-buffer, and torch.save writes buffers, so padding is saved; a tied weight, one buffer before, is then two.
+buffer, and torch.save writes buffers, so padding is saved. A tied weight, one buffer before, is then two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = "checkpoint.pt"
 
 
 def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
-    """The file, of all pipeline and tensor-parallel ranks together."""
+    """The file, of all pipeline and tensor-parallel ranks."""
     file, gathered = PickledFile(FILE, 0), []
     for stage in held.tensors:
         for tensor in stage if layout.shards > 1 else own(stage):
@@ -45,7 +45,9 @@ def full_file(held: HeldStates, layout: DcpLayout) -> Saved:
 
 
 def _padded_bytes(held: HeldStates, tensor: HeldTensor, layout: DcpLayout) -> int:
-    """Bytes of a gathered tensor; of spread experts, over the ranks that cut each of their places first."""
+    """Bytes of a gathered tensor. For expert-parallel experts, over the ranks that cut each model shard
+    first.
+    """
     rows, shards = layout.rows_of(tensor), layout.shards_of(tensor)
     padded = -(-rows // shards) * shards
     return tensor.numel // rows * padded * held.places_of(tensor) * layout.dtype_bytes

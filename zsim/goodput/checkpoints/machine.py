@@ -23,16 +23,19 @@ _NOTHING, _LEAST_LEFT = 0.01, 0.1  # fractions of a card's rate
 
 @dataclass(frozen=True, slots=True)
 class StepBeside:
-    """The step that saving goes on beside. `copying_seconds`: of it, in which staged states do not change,
-    forward and backward; `host_fraction`: in which its host works; `host_bytes`: of a node's memory that is
-    in use; `launches`: of kernels, by the host. `simulator`: that knows its plan, if any does."""
+    """The training step that runs while a save is written."""
 
     seconds: float
     copying_seconds: float
+    """The part of it in which staged states do not change: forward and backward."""
     host_fraction: float
+    """The fraction of it in which its host works."""
     host_bytes: int
+    """Bytes of a node's memory that are in use."""
     launches: int = 0
+    """Kernel launches by the host."""
     simulator: Simulator | None = None
+    """The simulator that knows the step's plan, if any does."""
 
 
 def step_beside(result: Result, simulator: Simulator | None = None) -> StepBeside:
@@ -53,7 +56,7 @@ def step_beside(result: Result, simulator: Simulator | None = None) -> StepBesid
 
 @dataclass(frozen=True)
 class SavingMachine:
-    """A job's hardware in the units of saving; copies are those of all ranks of a node at once."""
+    """A job's hardware in the units of saving. Copies are those of all ranks of a node at once."""
 
     job: Job
     rates: SavingRates
@@ -74,14 +77,17 @@ class SavingMachine:
 
     @property
     def nic_bytes_per_second(self) -> float:
-        """Rate of a node's cards together."""
+        """Rate of all of a node's cards."""
         nic = self.job.cluster.nic
         return nic.per_node * nic.bandwidth * nic.efficiency
 
     def copy_seconds(self, amounts: Ints, *, is_pinned: bool, on_host: Floats | float = 0.0) -> float:
-        """Seconds until all ranks have copied `amounts` bytes to or from their hosts: over a GPU's PCIe link
-        or, pageable, the driver's buffer, under the uplink that GPUs share and what host memory takes. Of
-        these the fractions `on_host` are states in host memory, which the rank's thread copies there."""
+        """Seconds until all ranks have copied `amounts` bytes to or from their hosts.
+
+        They go over a GPU's PCIe link or, pageable, the driver's buffer, under the uplink that GPUs share and
+        what host memory takes. The fractions `on_host` of them are states in host memory, which the rank's
+        thread copies there.
+        """
         in_host = 1.0 if self.is_cpu else on_host
         inside = float((amounts * in_host).max(initial=0.0)) / self.rates.copy_bandwidth
         rest: Floats = amounts.astype(np.float64) * (1 - in_host)
@@ -101,7 +107,7 @@ class SavingMachine:
         return max(fullest / each, per_node / (host.memory_bandwidth * offload.dma_fraction))
 
     def drive_bytes_per_second(self) -> tuple[float, float] | None:
-        """(written, read) of a node's drives together; None without drives."""
+        """(written, read) rates of all drives of a node. None without drives."""
         nvme = self.job.cluster.nvme
         if nvme is None or nvme.drives == 0:
             return None
@@ -116,8 +122,10 @@ class SavingMachine:
         return self._collectives("broadcast", (amount,))
 
     def slower_step_seconds(self, fraction: float, step: StepBeside) -> float:
-        """Seconds by which the step is longer while `fraction` of what every card sends is taken: simulated,
-        with cards that are slower by as much; 0 on one node."""
+        """Seconds by which the step is longer while `fraction` of what every card sends is taken.
+
+        It is simulated with cards that are slower by as much. 0 on one node.
+        """
         if self.job.num_nodes == 1 or fraction <= _NOTHING:
             return 0.0
         left = max(_LEAST_LEFT, 1.0 - fraction)

@@ -1,26 +1,27 @@
 """Megatron-Core's distributed checkpoint (`--ckpt-format torch_dist`) with its fully parallel save.
 
 Transcribed from Megatron-LM core/dist_checkpointing (exchange_utils.py `distribute_shards_to_ranks`,
-strategies/fully_parallel.py, strategies/torch.py): within a data-parallel group a shard that several ranks
+strategies/fully_parallel.py, strategies/torch.py). Within a data-parallel group a shard that several ranks
 hold is written by the rank that has least so far, shards of few holders first, then large ones. With the
-distributed optimizer each rank's masters and moments are its own. A rank writes `thread_count` = 2 files.
+distributed optimizer each rank saves its partition of masters and moments. A rank writes `thread_count` = 2
+files.
 
-Every routed expert is a shard of its own, whose place among all experts is an offset (transformer/moe/
-experts.py `sharded_state_dict`), and the two products of a gated MLP's first weight are two
-(`apply_swiglu_sharded_factory`). Experts that are spread over ranks have an optimizer of their own, over the
-ranks that hold the same ones; the data-parallel group that has the first of these writes the parameters. What
-all tensor-parallel ranks hold, norms and routers, is written by the first ones (utils.py
+Every routed expert is a separate shard, whose index among all experts is an offset
+(transformer/moe/experts.py `sharded_state_dict`), and the two products of a gated MLP's first weight are two
+(`apply_swiglu_sharded_factory`). Expert-parallel experts have a separate optimizer, over the ranks that hold
+the same ones. The data-parallel group that has the first of these writes the parameters. What all
+tensor-parallel ranks hold, norms and routers, is written by the first ones (utils.py
 `make_sharded_tensor_for_checkpoint`: `replica_id`), but its states by each from core 0.15 on, whose ranks
 save the buckets of their optimizer as they are (optimizer/distrib_optimizer.py
 `sharded_param_state_dp_reshardable`).
 
 Rank 0 plans what is left without copies (strategies/torch.py `keep_only_main_replica`) and sends nothing back
-(state_dict_saver.py `can_run_decentralized_global_plan`), while training waits; besides, every rank gets the
+(state_dict_saver.py `can_run_decentralized_global_plan`), while training waits. Besides, every rank gets the
 shapes of all that any rank holds (validation.py `determine_global_metadata`), in a save and in a load. With
 `--ckpt-assume-constant-structure` later saves do neither (core_v0.19.0).
 
 A local checkpoint (`--non-persistent-ckpt-type local`, training/checkpointing.py `save_checkpoint`: with
-nvidia-resiliency-ext, on the node's drives or in its memory) is not planned: every rank gets all shapes and
+nvidia-resiliency-ext, on the node's drives or in its memory) is not planned. Every rank gets all shapes and
 keeps the shards that `distribute_shards_to_ranks` gives it (tensor_aware_state_dict.py `from_state_dict`),
 without `.metadata`. Its load checks the shapes again, and ranks that read a shard broadcast it to those that
 hold it (`to_state_dict`).
@@ -69,8 +70,10 @@ def megatron_files(held: HeldStates, strategy: Megatron) -> Saved:
 
 
 class _Shares:
-    """The shares of ranks in a save: bytes of `parameters` and `states`, `counts` of shards. `chunks`: shards
-    without copies; `held_items`: with them, of all ranks."""
+    """The ranks' shares in a save: bytes of `parameters` and `states`, `counts` of shards.
+
+    `chunks` is the number of shards without copies, `num_items` with them, of all ranks.
+    """
 
     def __init__(self, held: HeldStates, strategy: Megatron) -> None:
         self.held, self.strategy = held, strategy
@@ -103,8 +106,10 @@ class _Shares:
     def _add_own_states(
         self, tensors: Sequence[HeldTensor], ranks: Ints, written: Sequence[HeldTensor]
     ) -> None:
-        """Masters and moments of the distributed optimizer of `tensors`, of which `written` are, by the ranks
-        that update them; other instances hold copies."""
+        """Add the distributed optimizer's masters and moments of `tensors`.
+
+        The `written` ones are saved by the ranks that update them. Other instances hold copies.
+        """
         pieces = _pieces(tensors, self.strategy, len(ranks), written)
         mine = np.array([4 * self.kinds * sum(piece) for piece in pieces], dtype=np.int64)
         first = ranks[: len(pieces)]
@@ -117,8 +122,10 @@ class _Shares:
     def _deal(
         self, tensors: Sequence[HeldTensor], ranks: Ints, load: Ints, holders: Ints, copies: int
     ) -> None:
-        """`distribute_shards_to_ranks` of shards that `holders`, places in `ranks`, have, on top of `load`,
-        their bytes so far; `copies`: holders anywhere."""
+        """`distribute_shards_to_ranks` for shards that `holders`, indices into `ranks`, have.
+
+        `load` is their bytes so far, and `copies` the number of holders anywhere.
+        """
         size = DTYPE_BYTES[self.strategy.param_dtype]
         shards = [(size * numel, False) for tensor in tensors for numel in _shards_of(tensor)]
         if not self.strategy.distributed_optimizer:
@@ -138,7 +145,7 @@ class _Shares:
 
 
 def _of_kind(held: HeldStates, stage: int, is_spread: bool) -> list[HeldTensor]:
-    """A pipeline rank's tensors, of spread experts or the others."""
+    """A pipeline rank's tensors, either the expert-parallel ones or the others."""
     return [one for one in own(held.tensors[stage]) if one.is_spread == is_spread]
 
 
@@ -167,7 +174,9 @@ def _pieces(
 
 
 def _names(tensor: HeldTensor) -> list[str]:
-    """Names of Megatron's parameters that zsim holds as one: every routed expert has its own."""
+    """Names of Megatron's parameters that zsim has as one. In Megatron every routed expert is a separate
+    parameter.
+    """
     experts = tensor.rows if len(tensor.shape) == 3 else 1
     return [f"{tensor.name}.{number}" for number in range(experts)]
 
@@ -181,7 +190,7 @@ def _shards(strategy: Megatron, group: int) -> int:
 
 
 def _read(held: HeldStates, strategy: Megatron) -> Ints:
-    """Every rank reads all that it holds: whole parameters, and its share of the states."""
+    """Bytes that every rank reads: complete parameters, and its share of the states."""
     found = np.zeros(held.world_size, dtype=np.int64)
     size, kinds = DTYPE_BYTES[strategy.param_dtype], _kinds(held, strategy)
     for number in range(len(held.tensors)):

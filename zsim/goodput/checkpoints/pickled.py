@@ -37,8 +37,9 @@ def archive_bytes(tensor_bytes: int) -> int:
 
 
 class PickledFile:
-    """Bytes of parameters and optimizer states in a file of `rank`; `overhead` is an estimate, on top of
-    `base`."""
+    """Bytes of parameters and optimizer states in a file of `rank`. Its overhead is an estimate, on top of
+    `base`.
+    """
 
     def __init__(self, name: str, rank: int, base: int = _PER_FILE) -> None:
         self.name, self.rank = name, rank

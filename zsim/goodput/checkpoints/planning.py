@@ -1,7 +1,7 @@
 """Planners and what they take: one process goes through the items of all ranks.
 
 Read in torch 2.13 distributed/checkpoint: `utils.py` `reduce_scatter` (plans to rank 0, and back),
-`default_planner.py` (`create_global_plan` removes copies, builds `.metadata` and checks it;
+`default_planner.py` (`create_global_plan` removes copies, builds `.metadata` and checks it, and
 `create_default_global_load_plan` leaves a load's plans as they are), `filesystem.py` `finish`,
 `planner_helpers.py` `create_read_items_for_chunk_list` (each rank goes through all parts of its tensors).
 
@@ -21,8 +21,11 @@ from zsim.specs.strategy.frameworks import Fsdp2
 
 
 def plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTable) -> float:
-    """Seconds until a save is planned; none for plans that are kept (`enable_plan_caching`, Megatron's
-    `--ckpt-assume-constant-structure`), after the first save."""
+    """Seconds until a save is planned.
+
+    None for plans that are kept (`enable_plan_caching`, Megatron's `--ckpt-assume-constant-structure`), after
+    the first save.
+    """
     if table.plan_caching:
         return 0.0
     rates = _rates(machine, table)
@@ -54,7 +57,7 @@ def load_plan_seconds(saved: Saved, machine: SavingMachine, table: CheckpointTab
 
 
 def _rates(machine: SavingMachine, table: CheckpointTable | None) -> PlanningRates:
-    """[Note: cycles]; `table`: of a save."""
+    """The planner's rates, [Note: cycles]. `table` is a save's, None for a load."""
     strategy = machine.job.strategy
     is_apart = table is not None and table.mode == "async" and table.writer == "process"
     if isinstance(strategy, Fsdp2) and strategy.wrapping.startswith("torchtitan") and not is_apart:

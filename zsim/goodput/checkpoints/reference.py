@@ -1,5 +1,8 @@
-"""The reference engine's own checkpoint (`validation/zero/checkpoint.py`): each unit's flat tensors without
-padding, cut evenly, through DCP; a file of random state per rank, buffers and a manifest."""
+"""The reference engine's checkpoint format (`validation/zero/checkpoint.py`).
+
+Each unit's flat tensors are saved without padding, cut evenly, through DCP. Beside them are a file of random
+state per rank, buffers and a manifest.
+"""
 
 from __future__ import annotations
 

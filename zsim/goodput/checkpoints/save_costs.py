@@ -24,9 +24,11 @@ def save_cost(
     files: Callable[[], Saved] | None = None,
     simulator: Simulator | None = None,
 ) -> Checkpoint:
-    """The cost of a save of this step's job in `mode`; what the table states is taken as it is, and a stated
-    time that training waits is all of the save unless more is stated. `files`: gives those of the save;
-    `simulator`: that simulated the step."""
+    """The cost of a save of this step's job in `mode`.
+
+    What the table states is taken as it is, and a stated time that training waits is all of the save unless
+    more is stated. `files` returns the files of the save. `simulator` is the one that simulated the step.
+    """
     stated = {name: getattr(table, name) for name in STATED if getattr(table, name) is not None}
     if table.blocking is not None and all(name in stated for name in _ALL_STATED):
         simulated = Checkpoint(0, 0.0, 0.0, 0.0, 0.0, 0)

@@ -14,15 +14,16 @@ COLUMNS = ("file", "rank", "parameters_bytes", "optimizer_states_bytes", "overhe
 
 
 class SavedFile(NamedTuple):
-    """A file. `overhead`: bytes that are no tensor's: pickles, archives' headers, padding of records;
-    `copies`: so many files of that size in all (`*` in the name)."""
+    """A file, or several of one size."""
 
     name: str
     rank: int
     parameters: int = 0
     optimizer_states: int = 0
     overhead: int = 0
+    """Bytes that are no tensor's: pickles, archives' headers, padding of records."""
     copies: int = 1
+    """The number of files of that size (`*` in the name)."""
 
     @property
     def tensors(self) -> int:
@@ -41,37 +42,44 @@ class SavedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Saved:
-    """All files of one save. `staged`: bytes of states per rank, which an asynchronous save copies to the
-    host first; `read`: bytes that each rank reads to load. `items`: tensors and values that the planner on
-    rank 0 gets from all ranks together, `chunks` those that are left without copies, `read_items` those that
-    it gets for a load (0: no planner); `is_answered`: it sends plans back. `checked_items`: that every rank
-    gets from all others and checks, in a save and in a load. `has_local_plan`: a copy on the node or in a
-    peer's memory is planned and committed as a save to the store is; without it a rank keeps what it would
-    write, and gets the rest from its peers to load.
-    `gathered`: bytes of every tensor that ranks gather before one of them writes; `read_once`: rank 0 reads
-    and broadcasts. `states`: parameters whose states a rank finds and saves, the fullest rank's;
-    `is_synced`: files are forced to the store (fsync) before the commit. `copied`: bytes per rank of files on
-    the node's drives that are copied as they are, and copied back to load; None: none. `converted`: files
-    that one machine makes of the save before it is loaded; `read` is of these then. `on_host`: of `staged`,
-    bytes of states that live in host memory (offloaded ones); None: none."""
+    """All files of one save, and what planning, writing and loading them involves."""
 
     format: str
     files: tuple[SavedFile, ...]
     staged: Ints
+    """Bytes of states per rank, which an asynchronous save copies to the host first."""
     read: Ints
+    """Bytes that each rank reads to load."""
     items: int = 0
+    """Tensors and values that the planner on rank 0 gets from all ranks."""
     chunks: int = 0
+    """Items that are left without copies."""
     gathered: tuple[int, ...] = ()
+    """Bytes of every tensor that ranks gather before one of them writes."""
     read_once: bool = False
+    """Rank 0 reads and broadcasts."""
     states: int = 0
+    """Parameters whose states a rank finds and saves, the fullest rank's."""
     is_synced: bool = False
+    """Files are forced to the store (fsync) before the commit."""
     read_items: int = 0
+    """Items that the planner gets for a load (0: no planner)."""
     checked_items: int = 0
+    """Items that every rank gets from all others and checks, in a save and in a load."""
     is_answered: bool = True
+    """The planner sends plans back."""
     has_local_plan: bool = True
+    """A copy on the node or in a peer's memory is planned and committed as a save to the store is. Without it
+    a rank keeps what it would write, and gets the other states from its peers to load.
+    """
     copied: Ints | None = None
+    """Bytes per rank of files on the node's drives that are copied as they are, and copied back to load. None
+    if there are none.
+    """
     converted: tuple[SavedFile, ...] = ()
+    """Files that one machine makes of the save before it is loaded. `read` is of these then."""
     on_host: Ints | None = None
+    """Bytes of `staged` that are states in host memory (offloaded ones). None if there are none."""
 
     @property
     def host_fractions(self) -> Floats:

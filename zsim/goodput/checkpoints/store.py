@@ -1,4 +1,4 @@
-"""Time until a store has taken, or given, what all ranks have for it."""
+"""The time until a store has taken, or given, the bytes of all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _CLASSES = 64  # ranks with about as many bytes move together
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bytes per second of one rank, of one node, of all together; infinite where there is no limit.
-    `open_seconds`: per file; `files_per_second`: of all."""
+    """Bytes per second of one rank, of one node, of all ranks. Infinite where there is no limit."""
 
     rank: float
     node: float
     total: float
     open_seconds: float = 0.0
+    """Per file."""
     files_per_second: float = np.inf
+    """The rate of all ranks."""
 
 
 def write_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
@@ -33,7 +34,7 @@ def write_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
 
 
 def read_limits(table: StorageTable, threads: int, node: float) -> StoreLimits:
-    """The limits of reading; as those of writing where the table says nothing."""
+    """The limits of reading, which are those of writing where the table says nothing."""
     return _limits(
         table, threads, node,
         table.read_bandwidth_per_reader or table.write_bandwidth_per_writer,
@@ -61,8 +62,10 @@ def _limits(
 
 
 def transfer_seconds(amounts: Ints, node_of: Ints, limits: StoreLimits) -> float:
-    """Seconds until the last rank's bytes are through, all beginning at once: rates are max-min fair under
-    the limits of ranks, nodes and the whole, and rise as others end."""
+    """Seconds until the last rank's bytes are through, all beginning at once.
+
+    Rates are max-min fair under the limits of ranks, nodes and the store, and rise as other ranks end.
+    """
     left = _rounded_up(amounts)
     nodes = int(node_of.max(initial=0)) + 1
     seconds = 0.0
@@ -101,7 +104,7 @@ def _rounded_up(amounts: Ints) -> Floats:
 
 
 def _level(caps: Floats, total: float) -> float:
-    """The rate at which everyone who can goes, so that all together do not exceed `total`."""
+    """The rate of every rank that can reach it, so that all ranks do not exceed `total`."""
     if caps.sum() <= total:
         return float(np.inf)
     ordered = np.sort(caps)

@@ -1,4 +1,4 @@
-"""The tensors that a job's ranks hold between steps, by the names under which they are saved."""
+"""The tensors of a job's ranks between steps, by the names under which they are saved."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ STEP_BYTES = 4  # of Adam's step counter, a tensor of its own per parameter
 
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
-    """A parameter as a rank of a tensor-parallel group has it. `is_cut`: each has another part of it, else
-    the same; `tied_to`: the parameter of which it is another name. `is_spread`: of routed experts that are
-    spread over ranks, of which a rank has those along the first dimension."""
+    """A parameter as a rank of a tensor-parallel group has it."""
 
     name: str
     shape: tuple[int, ...]
     is_cut: bool = False
+    """Each rank has another part of it. Otherwise all have the same."""
     is_trainable: bool = True
     tied_to: str | None = None
+    """The parameter of which it is another name."""
     is_spread: bool = False
+    """It belongs to expert-parallel experts, of which a rank has those along the first dimension."""
 
     @property
     def numel(self) -> int:
@@ -51,15 +52,17 @@ class HeldTensor:
 
 @dataclass(frozen=True)
 class HeldStates:
-    """All that is saved. `tensors[p]`: the parameters of pipeline rank p, in the order of `state_dict()`;
-    `ranks[p][t]`: the data-parallel ranks that hold them at place t of the tensor-parallel group.
-    `expert_ranks[p][e]`: those that hold the routed experts of place e, where experts are spread over ranks.
-    """
+    """All states that are saved."""
 
     optimizer: str
     tensors: tuple[tuple[HeldTensor, ...], ...]
+    """`tensors[p]` are the parameters of pipeline rank p, in the order of `state_dict()`."""
     ranks: tuple[tuple[Ints, ...], ...]
+    """`ranks[p][t]` are the data-parallel ranks that hold them as rank t of the tensor-parallel group."""
     expert_ranks: tuple[tuple[Ints, ...], ...] = ()
+    """`expert_ranks[p][e]` are the ranks that hold shard e of the routed experts, where experts are
+    expert-parallel.
+    """
 
     @property
     def data_ranks(self) -> int:
@@ -71,7 +74,9 @@ class HeldStates:
 
     @property
     def expert_places(self) -> int:
-        """Ranks that each have other routed experts, or another part of them; 1 where none are spread."""
+        """Ranks that each have other routed experts, or another part of them. 1 where none are
+        expert-parallel.
+        """
         return len(self.expert_ranks[0]) if self.expert_ranks else 1
 
     @property
@@ -80,7 +85,7 @@ class HeldStates:
         return len(self.expert_ranks[0][0]) if self.expert_ranks else self.data_ranks
 
     def places_of(self, tensor: HeldTensor) -> int:
-        """Ranks that each hold another part of the whole tensor, before data parallelism shards it."""
+        """Ranks that each hold another part of the full tensor, before data parallelism shards it."""
         if tensor.is_spread:
             return self.expert_places
         return self.tensor_ranks if tensor.is_cut else 1
@@ -105,7 +110,7 @@ class HeldStates:
 
     @cached_property
     def numels(self) -> tuple[int, ...]:
-        """Elements that each pipeline rank holds, tied ones once."""
+        """Elements of each pipeline rank, tied ones once."""
         return tuple(sum(one.numel for one in own(stage)) for stage in self.tensors)
 
 
@@ -153,7 +158,7 @@ def held_states(job: Job) -> HeldStates:
 
 
 def _expert_ranks(job: Job) -> tuple[tuple[Ints, ...], ...]:
-    """`HeldStates.expert_ranks`."""
+    """`ModelStates.expert_ranks`."""
     if job.parallelism.experts.ranks == 1:
         return ()
     mesh = job.parallelism.expert_mesh(job.world_size)

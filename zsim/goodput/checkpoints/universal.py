@@ -1,10 +1,10 @@
 """DeepSpeed's universal checkpoints: what `ds_to_universal` makes of a save, and who reads it.
 
 Transcribed from DeepSpeed 0.19.8 checkpoint/ds_to_universal.py (`main`), runtime/engine.py and
-runtime/zero/stage3.py (`_load_universal_checkpoint`). One machine converts: `num_extract_workers` processes
-cut the partitions into a file per parameter, state and rank, and `num_merge_workers` put these together. In
-stages 1 and 2 a rank reads the whole parameters that its partition has a part of, in stage 3 all of them.
-Without it a checkpoint of ZeRO is read by as many ranks as wrote it, or refused.
+runtime/zero/stage3.py (`_load_universal_checkpoint`). One machine converts. `num_extract_workers` processes
+cut the partitions into a file per parameter, state and rank, and `num_merge_workers` merge these. In stages 1
+and 2 a rank reads the full parameters that its partition has a part of, in stage 3 all of them. Without it a
+checkpoint of ZeRO is read by as many ranks as wrote it, or refused.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _GLOBAL_STATE_BYTES = 2013  # without tensors: recorded (traces/checkpoints/file
 
 
 def with_universal(saved: Saved, held: HeldStates, config: DeepSpeedConfig, *, has_steps: bool) -> Saved:
-    """The save with the files of its conversion; `has_steps`: the optimizer counts steps in a tensor. Raises
-    InputError without partitions to convert, NotSimulatedError for states that are in none."""
+    """The save with the files of its conversion. With `has_steps` the optimizer counts steps in a tensor.
+
+    Raises InputError without partitions to convert, NotSimulatedError for states that are in none.
+    """
     if config.optimizer_wrapper not in ("zero12", "zero3", "bf16_optimizer"):
         raise InputError(
             "run.checkpoint.format: found 'universal' without ZeRO, whose checkpoint any number of ranks "
@@ -46,7 +48,9 @@ def with_universal(saved: Saved, held: HeldStates, config: DeepSpeedConfig, *, h
 
 
 def _common(saved: Saved, config: DeepSpeedConfig) -> Iterator[SavedFile]:
-    """The files that are taken over, and the states that are no parameter's; in stage 3 all of rank 0's."""
+    """The files that are taken over, and the states that are no parameter's. In stage 3 these are all of rank
+    0's.
+    """
     for file in saved.files:
         if file.name.endswith("_model_states.pt") and not file.name.startswith("layer_"):
             yield file._replace(rank=0)
@@ -58,7 +62,7 @@ def _common(saved: Saved, config: DeepSpeedConfig) -> Iterator[SavedFile]:
 
 
 def _parameters(held: HeldStates, has_steps: bool, config: DeepSpeedConfig) -> Iterator[SavedFile]:
-    """A file per parameter and state; a tied weight's second name has fp32 numbers, in stages 1 and 2."""
+    """A file per parameter and state. A tied weight's second name has fp32 numbers, in stages 1 and 2."""
     for stage in held.tensors:
         for tensor in stage:
             if tensor.tied_to is not None and config.stage == 3:

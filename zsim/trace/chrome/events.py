@@ -64,8 +64,9 @@ class RankEvents:
         self.tids = self._assign_tracks()
 
     def _launched(self) -> list[int]:
-        """Spans that the host launched on the GPU, in the order of launch; a span of unknown launch counts by
-        its start."""
+        """Spans that the host launched on the GPU, in the order of launch. A span of unknown launch counts by
+        its start.
+        """
         issue = self.trace.issue_seconds
         launched = [i for i in self.order if is_on_gpu(self._info(i))]
         return sorted(launched, key=lambda i: self.starts[i] if math.isnan(issue[i]) else issue[i] * 1e9)
@@ -90,7 +91,7 @@ class RankEvents:
         return attached
 
     def _assign_tracks(self) -> dict[int, int]:
-        """A track per stream; spans that overlap on one stream are put on additional tracks."""
+        """A track per stream. Spans that overlap on one stream are put on additional tracks."""
         free: dict[str, list[int]] = {}
         tids: dict[int, int] = {}
         compute_first = sorted(self.order, key=lambda i: self._info(i).stream != "compute")
@@ -137,7 +138,7 @@ class RankEvents:
         return _complete("kernel", info.name, pid, tid, start, end, args)
 
     def phases(self) -> Iterator[Event]:
-        """`## forward ##` and so on: segments of the compute stream; recomputation is part of backward."""
+        """`## forward ##` and so on: segments of the compute stream. Recomputation is part of backward."""
         tid = self.tracks.get(("compute", 0))
         if tid is None:
             return
@@ -157,7 +158,7 @@ class RankEvents:
             )
 
     def launches(self) -> Iterator[Event]:
-        """The host thread: the issue of each op with its launch, and the waits; see [Note: host time]."""
+        """The host thread: the issue of each op with its launch, and the waits, [Note: host time]."""
         cursor = 0
         for start, end, span, name in self._host_program():
             begin = min(max(start, cursor), end)
@@ -188,9 +189,10 @@ class RankEvents:
         """The host's work in order: (start, end, the span that it launched, name).
 
         # [Note: host time]
-        A trace has the time when an op was issued, which is the end of the host's work for it; that work
+        A trace has the time when an op was issued, which is the end of the host's work for it. That work
         began when the host had finished its previous work. The launch itself is the last few microseconds of
-        it. Of two that ended together the one with a known start comes first: a wait, then the op it delayed.
+        it. Of two that ended at one time the one with a known start comes first: a wait, then the op it
+        delayed.
         """
         program: list[tuple[int, int, int | None, str]] = []
         issue = self.trace.issue_seconds
@@ -215,7 +217,7 @@ class RankEvents:
             yield _complete(ALLOCATOR, _RUNS_SHORT, self.host, self.host, begin, over, {"External id": 0})
 
     def memory(self) -> Iterator[Event]:
-        """One counter per device, with a series per category: see [Note: peaks within an instant]."""
+        """One counter per device, with a series per category, [Note: peaks within an instant]."""
         for device, time, levels in self._levels():
             pid = self.device if device == "gpu" else self.host
             yield {

@@ -1,7 +1,7 @@
 """Several ranks of a trace in one file of Chrome JSON, on one clock: a pipeline for the eye.
 
 It opens in ui.perfetto.dev and chrome://tracing. Every rank has a process for its GPU and one for its host,
-in the order given; tools that read recorded traces expect one rank per file (`zsim.trace.chrome.write`).
+in the order given. Tools that read recorded traces expect one rank per file (`zsim.trace.chrome.write`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _MARKS = "schedule"
 
 
 class RankMarks(NamedTuple):
-    """A rank with the intervals to be shown above its streams, as (name, start, end) on the trace's clock."""
+    """A rank with the intervals that are drawn above its streams, as (name, start, end) on the
+    trace's clock.
+    """
 
     rank: int
     marks: Sequence[tuple[str, float, float]]
@@ -63,7 +65,7 @@ def _from(trace: Trace, rank: int, begin: float) -> Trace:
 
 
 def _in_place(names: Iterator[Event], place: int) -> Iterator[Event]:
-    """The names with the processes sorted by place: the GPU of a rank, then its host."""
+    """The names with the processes sorted by `index`: the GPU of a rank, then its host."""
     for event in names:
         if event["name"] == "process_sort_index":
             is_host = event["args"]["sort_index"] < _GPUS

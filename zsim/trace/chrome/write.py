@@ -1,12 +1,12 @@
-"""A trace as Chrome JSON in the shape that torch.profiler (Kineto) writes; one file is one rank.
+"""A trace as Chrome JSON in the shape that torch.profiler (Kineto) writes, one file per rank.
 
 It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded traces read it: Holistic Trace
 Analysis, traceinsight.
 
 `Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "group_members" (name ->
-ranks of each communicator), "roles" (rank -> name of its program), "host_ahead_seconds" (rank -> seconds
-that its host had worked on the step before it began), "gpu", "gpu_memory_bytes", "sm_count" and
-"gpus_per_node"; text in it is copied into the file.
+ranks of each communicator), "roles" (rank -> name of its program), "host_ahead_seconds" (rank -> seconds that
+its host had worked on the step before it began), "gpu", "gpu_memory_bytes", "sm_count" and "gpus_per_node".
+Text in it is copied into the file.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """JSON with one line per head entry and per event; traceinsight searches for the rank line by line."""
+    """JSON with one line per head entry and per event, as traceinsight searches for the rank line by line."""
     head = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)},\n"
         for key, value in document.items()

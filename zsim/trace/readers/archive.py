@@ -21,7 +21,7 @@ def is_tar(beginning: bytes) -> bool:
 
 
 def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixPath]]) -> Iterator[Content]:
-    """The files that `chosen` selects from all names, each to be read before the next.
+    """The files that `select` picks from all names, each to be read before the next.
 
     Raises InputError for an archive that is damaged, and for a selected link or device.
     """

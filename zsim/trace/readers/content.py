@@ -2,7 +2,7 @@
 
 # [Note: how large a trace may be]
 Real traces are gigabytes of JSON, so size alone refuses nothing. A file that was made to be large is known by
-its compression: gzip packs Kineto's JSON 10 to 60 times; a file that unpacks to more than 200 times its size
+its compression. gzip packs Kineto's JSON 10 to 60 times. A file that unpacks to more than 200 times its size
 (and 16 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. Files in between are read.
 """
 
@@ -27,8 +27,10 @@ _GZIP = b"\x1f\x8b"
 
 
 class Content:
-    """One file, read once from beginning to end. `path`: its name in messages; `file`: its bytes, if it is a
-    member of an archive."""
+    """One file, read once from beginning to end.
+
+    `path` is its name in messages. `file` holds its bytes, if it is a member of an archive.
+    """
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path = path
@@ -37,13 +39,13 @@ class Content:
 
     @property
     def beginning(self) -> bytes:
-        """The first megabyte, unzipped; to be read before the rest."""
+        """The first megabyte, unzipped, to be read before the remaining text."""
         if self._first is None:
             self._first = next(self._pieces, b"")
         return self._first
 
     def text(self) -> Iterator[str]:
-        """The whole text; invalid UTF-8 is replaced."""
+        """The text of the file. Invalid UTF-8 is replaced."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         blank = 0
         yield decoder.decode(self.beginning)
@@ -55,7 +57,7 @@ class Content:
         yield decoder.decode(b"", final=True)
 
     def lines(self, most: int) -> Iterator[str]:
-        """The lines one at a time; raises InputError for a line of more than `most` characters."""
+        """The lines one at a time. Raises InputError for a line of more than `max_characters`."""
         rest: list[str] = []
         length = 0
         for piece in self.text():
@@ -85,7 +87,7 @@ def unzipped(path: Path, file: IO[bytes]) -> IO[bytes]:
 
 
 class _Unzipped(gzip.GzipFile):
-    """A gzip stream with a limit on its ratio; see [Note: how large a trace may be]."""
+    """A gzip stream with a limit on its ratio, [Note: how large a trace may be]."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         super().__init__(fileobj=file)

@@ -1,7 +1,7 @@
 """A Flight Recorder dump as JSON (torch 2.5 and newer, versions 2.x): the collectives, in order.
 
-Without `TORCH_NCCL_ENABLE_TIMING=1` it has no durations; the spans then have no length, and
-`Recording.is_timed` is False. It has no steps: they are found as repetitions of the sequence.
+Without `TORCH_NCCL_ENABLE_TIMING=1` it has no durations. The spans then have no length, and
+`Recording.is_timed` is False. It has no steps, so these are recognized as repetitions of the sequence.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ def _find_steps(recording: Recording) -> None:
 
 
 def repeating_period(values: Sequence[int]) -> int:
-    """The shortest period in which the end of a sequence repeats over at least half of it, twice or more; 0
-    if there is none."""
+    """The shortest period in which the end of a sequence repeats over at least half of it, twice or more.
+
+    0 if there is none.
+    """
     count = len(values)
     for period in range(1, count // 2 + 1):
         agreeing = 0

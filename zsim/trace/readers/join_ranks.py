@@ -19,9 +19,9 @@ _Bounds = dict[int, tuple[int, int]]  # step -> (start, end)
 
 
 def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
-    """One Trace of all ranks; `whole` takes each recording as one step.
+    """One Trace of all ranks. `is_one_step` takes each recording as one step.
 
-    Raises InputError for ranks that do not belong together, and for recordings without steps.
+    Raises InputError for ranks that do not belong to one run, and for recordings without steps.
     """
     ordered = sorted(recordings, key=lambda recording: recording.rank)
     world_size = _check_ranks(ordered)
@@ -109,8 +109,9 @@ def _extent(recording: Recording) -> tuple[int, int]:
 
 
 def _step_of_each(recording: Recording) -> list[int]:
-    """The step in which the host issued each span (by its start if the issue is not known); -1 outside
-    steps."""
+    """The step in which the host issued each span (by its start if the issue is not known), or -1 outside
+    steps.
+    """
     rows = sorted(recording.steps, key=lambda step: step[1])
     starts = [start for _, start, _ in rows]
     found = []
@@ -124,7 +125,7 @@ def _step_of_each(recording: Recording) -> list[int]:
 
 
 def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
-    """Per step (start, end) on this rank, in nanoseconds; see `Step`."""
+    """Per step (start, end) on this rank, in nanoseconds, as `Step` defines them."""
     last_end: dict[int, int] = {}
     for span, step in enumerate(steps):
         last_end[step] = max(last_end.get(step, 0), recording.end[span])
@@ -275,8 +276,11 @@ def _memory(recordings: Sequence[Recording], shifts: Sequence[int]) -> MemoryEve
 def _host_blocks(
     recordings: Sequence[Recording], shifts: Sequence[int], table: _Table
 ) -> tuple[tuple[int, float, float, int], ...]:
-    """The times in which a host waited, and the span that ended last before the wait did: most likely its
-    cause. A span without length that began at the end of the wait is the next op."""
+    """The times in which a host waited, and the span that ended last before the wait did, most likely its
+    cause.
+
+    A span without length that began at the end of the wait is the next op.
+    """
     blocks = []
     for recording, shift in zip(recordings, shifts, strict=True):
         by_end = sorted(range(len(recording)), key=lambda span: recording.end[span])

@@ -35,8 +35,9 @@ def wrong_value(path: Path, where: str, error: Exception) -> InputError:
 
 
 class JsonStream:
-    """One file. Iterate over `items("traceEvents")`; `head` holds the other top-level entries read so far,
-    and all of them once the iteration is over.
+    """One file. Iterate over `items("traceEvents")`.
+
+    `head` holds the other top-level entries read so far, and all of them once the iteration is over.
 
     Raises InputError for a file that does not exist, is empty, not JSON, or cut off.
     """
@@ -52,7 +53,7 @@ class JsonStream:
         self._text = content.text()
 
     def items(self, key: str) -> Iterator[dict[str, Any]]:
-        """The objects in the array `key` of the top-level object, or in the array that is the whole file."""
+        """The objects in the array `key` of the top-level object, or in the array that is all of the file."""
         first = self._peek()
         if first == "[":  # Chrome's older form: nothing but the events; it may lack the closing bracket
             yield from self._array(may_be_open=True)
@@ -95,7 +96,7 @@ class JsonStream:
         self._at += 1
 
     def _peek(self) -> str:
-        """The next character that is not space; "" at the end of the file."""
+        """The next character that is not space, or "" at the end of the file."""
         while True:
             space = _SPACE.match(self._buffer, self._at)
             self._at = space.end() if space is not None else self._at
@@ -133,7 +134,10 @@ class JsonStream:
 
     def _read_as_much_again(self) -> bool:
         """Read until the buffer has doubled, so that a long value is parsed again only as often as its length
-        doubles; returns whether there was more."""
+        doubles.
+
+        Returns whether there was more.
+        """
         length = len(self._buffer) - self._at
         if length > _LONGEST_VALUE:
             raise self._wrong(f"has a value of more than {_LONGEST_VALUE // 2**20} MB")

@@ -1,11 +1,11 @@
 """Matches the collectives of one step over the ranks that took part.
 
 # [Note: waiting is not transfer]
-A collective's kernel runs from when its rank reaches it until all have the data, so its length contains
-the wait for the slowest rank: 72 ms on a rank for a transfer of 11.7 ms. The transfer follows from all ranks
-together: the last to arrive does not wait, so no rank's kernel is shorter than the transfer, and the transfer
-lies between the last arrival and the last end: min(shortest kernel, max(end) - max(start)). With some ranks
-missing, or one rank alone, the shortest repeat of the same collective bounds it from above.
+A collective's kernel runs from when its rank reaches it until all have the data, so its length contains the
+wait for the slowest rank: 72 ms on a rank for a transfer of 11.7 ms. The transfer follows from all ranks. The
+last to arrive does not wait, so no rank's kernel is shorter than the transfer, and the transfer lies between
+the last arrival and the last end: min(shortest kernel, max(end) - max(start)). With some ranks missing, or
+only one rank recorded, the shortest repeat of the same collective bounds it from above.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Match = dict[int, int]  # place of the recording -> its span
 
 
 def match_collectives(recordings: Sequence[Recording], steps: Sequence[Sequence[int]]) -> list[Match]:
-    """Per collective, in order, the span of each rank; `steps` has the step of each span (negative: none).
+    """Per collective, in order, the span of each rank. `steps` has the step of each span (negative: none).
 
     Raises InputError if the ranks' collectives differ in number, kind or size.
     """
@@ -51,7 +51,7 @@ def match_collectives(recordings: Sequence[Recording], steps: Sequence[Sequence[
 def _by_group(
     recording: Recording, steps: Sequence[int]
 ) -> dict[tuple[int, tuple[int, ...] | str], list[int]]:
-    """(step, group) -> its collectives in the order of issue; a group is its ranks if they are known."""
+    """(step, group) -> its collectives in the order of issue. A group is its ranks if they are known."""
     table: dict[tuple[int, tuple[int, ...] | str], list[int]] = {}
     for span, step in enumerate(steps):
         info = recording.info(span)
@@ -104,7 +104,8 @@ def _call(info: SpanInfo) -> str:
 
 
 def clock_offsets(recordings: Sequence[Recording], matches: Iterable[Match]) -> list[int]:
-    """Nanoseconds to add to each recording's clock, so that collectives end together; 0 for the first.
+    """Nanoseconds to add to each recording's clock, so that collectives end at one time on all. 0 for the
+    first.
 
     Ranks leave a collective at about the same time, so the median difference of their ends is the difference
     of their clocks. It is applied only if it exceeds the scatter of the ends, or if without it a rank would
@@ -138,7 +139,7 @@ def _share_a_clock(one: Recording, other: Recording) -> bool:
 
 
 def _difference(recordings: Sequence[Recording], match: Match, one: int, other: int) -> tuple[int, int, int]:
-    """(difference of the ends, minimum and maximum offset of `other` at which the two spans overlap)."""
+    """(difference of the ends, minimum and maximum offset of `second` at which the two spans overlap)."""
     a, b = recordings[one], recordings[other]
     i, j = match[one], match[other]
     return a.end[i] - b.end[j], a.start[i] - b.end[j], a.end[i] - b.start[j]
@@ -157,7 +158,7 @@ def _offset(rows: list[tuple[int, int, int]]) -> int:
 def transfer_times(
     recordings: Sequence[Recording], matches: Iterable[Match], offsets: Sequence[int], world_size: int
 ) -> tuple[list[dict[int, int]], int]:
-    """Per recording: span -> nanoseconds of a collective's transfer; and how many of these are only upper
+    """Per recording: span -> nanoseconds of a collective's transfer, and how many of these are only upper
     bounds.
 
     See [Note: waiting is not transfer].

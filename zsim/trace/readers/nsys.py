@@ -1,8 +1,8 @@
 """An Nsight Systems export (`nsys export --type sqlite`) as Recordings: durations, streams, NVTX ranges.
 
-NCCL's kernels state their kind and dtype but not their size: sizes are only in NVTX payloads that are not
-decoded here, so collectives have 0 bytes, and their group is taken to be all ranks. One file may hold all
-processes of a node: each process that used a GPU is a rank.
+NCCL's kernels state their kind and dtype but not their size. Sizes are only in NVTX payloads that are not
+decoded here, so collectives have 0 bytes, and their group is taken to be all ranks. One file may contain all
+processes of a node. Each process that used a GPU is a rank.
 
 Source: NVIDIA, "SQLite Export Schema Reference" and its examples (Nsight Systems 2022.4). Tables exist only
 if they are needed and differ by version, so each is checked first.
@@ -114,7 +114,9 @@ def _add_host(
 
 
 def _file_of(files: dict[int, KinetoFile], thread: int) -> KinetoFile | None:
-    """The file of a thread's process; the only file if kernels do not state their process (older exports)."""
+    """The file of a thread's process, or the only file if kernels do not state their process (older
+    exports).
+    """
     return files.get(thread // _PROCESS * _PROCESS) or files.get(0)
 
 

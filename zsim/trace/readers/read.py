@@ -32,11 +32,12 @@ _Name = TypeVar("_Name", bound=PurePath)
 def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False) -> Trace:
     """The Trace of a recorded run: one path, a folder with one file per rank, or a list of paths.
 
-    Reads torch.profiler's JSON (Kineto, 2021 to now; CUDA, ROCm, gloo), Flight Recorder dumps as JSON, span
-    logs of validation.record, `nsys export --type sqlite`, and zsim's own exports; gzipped or not, and a
-    folder's files also as a `.tar` or `.tar.gz`. The Trace holds the whole steps that all ranks have;
-    `trace.typical_step()` is one of them. `whole` takes each file as one step. Ranks may be missing, which
-    `metadata["notes"]` says.
+    Reads torch.profiler's JSON (Kineto, 2021 to now: CUDA, ROCm, gloo), Flight Recorder dumps as JSON, span
+    logs of validation.record, `nsys export --type sqlite`, and zsim's exports. Files may be gzipped, and a
+    folder's files may also be in a `.tar` or `.tar.gz`.
+
+    The Trace holds the complete steps that all ranks have. `trace.typical_step()` is one of them. `whole`
+    takes each file as one step. Ranks may be missing, which `metadata["notes"]` says.
 
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
@@ -66,8 +67,9 @@ def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The traces in a folder; if ranks have both a span log and a profile, the logs, which hold whole
-    steps."""
+    """The traces in a folder. If ranks have both a span log and a profile, these are the logs, which hold
+    full steps.
+    """
     return _traces_among(folder, [path for path in folder.iterdir() if path.is_file()])
 
 

@@ -19,16 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Recording:
-    """One rank's spans, in the order in which the host issued them if that is known.
-
-    `issue`, `start` and `end` are nanoseconds (`issue` is UNKNOWN if not recorded); `sequence` is the
-    backend's number of a collective in its group (else UNKNOWN), `follows_wait` as in `Trace`. `steps` are
-    the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are known.
-    `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, the span
-    that the host waited for, if known), `allocator_blocks` as in `Trace`. `is_timed`: whether the ends of
-    spans were recorded; a Flight Recorder without timing has only the times of issue. `clock_zero`: the
-    epoch's time at the clock's zero, if the clock is a machine's monotonic one.
-    """
+    """One rank's spans, in the order in which the host issued them if that is known."""
 
     path: Path
     rank: int
@@ -37,19 +28,33 @@ class Recording:
     infos: list[SpanInfo] = field(default_factory=list)
     info_indices: array[int] = field(default_factory=lambda: array("q"))
     issue: array[int] = field(default_factory=lambda: array("q"))
+    """Nanoseconds, or UNKNOWN if not recorded."""
     start: array[int] = field(default_factory=lambda: array("q"))
+    """Nanoseconds."""
     end: array[int] = field(default_factory=lambda: array("q"))
+    """Nanoseconds."""
     sequence: array[int] = field(default_factory=lambda: array("q"))
+    """The backend's number of a collective in its group, else UNKNOWN."""
     follows_wait: array[int] = field(default_factory=lambda: array("q"))
+    """The same as in `Trace`."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
+    """The host's steps (number, start, end)."""
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """A group's name -> its ranks, as far as they are known."""
     memory: list[tuple[int, str, str, int, str]] = field(default_factory=list)
+    """Rows (time, device, category, change of bytes, name)."""
     host_blocks: list[tuple[int, int, SpanInfo | None]] = field(default_factory=list)
+    """(start, end, the span that the host waited for, if known)."""
     allocator_blocks: list[tuple[int, int]] = field(default_factory=list)
+    """The same as in `Trace`, as (start, end)."""
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_timed: bool = True
+    """Whether the ends of spans were recorded. A Flight Recorder without timing has only the times of
+    issue.
+    """
     clock_zero: int | None = None
+    """The epoch's time at the clock's zero, if the clock is a machine's monotonic one."""
     _index_of: dict[SpanInfo, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +102,7 @@ class Recording:
 
 
 class Ranges(Generic[T]):
-    """Properly nested ranges of one thread; finds those that contain a time."""
+    """Properly nested ranges of one thread. Finds those that contain a time."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, T]] = []
@@ -114,7 +119,7 @@ class Ranges(Generic[T]):
         self._is_sorted = False
 
     def around(self, moment: int) -> list[T]:
-        """The ranges that contain `moment`, the innermost last; to be called in the order of time."""
+        """The ranges that contain `moment`, the innermost last. To be called in the order of time."""
         if not self._is_sorted or moment < self._asked:
             self._rows.sort(key=lambda row: row[:2])
             self._is_sorted, self._stack, self._next = True, [], 0

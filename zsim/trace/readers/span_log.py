@@ -1,4 +1,5 @@
-"""A span log of `validation.record` (`rankN.jsonl.gz`) as a Recording; its fields: validation/tracing.py.
+"""A span log of `validation.record` (`rankN.jsonl.gz`) as a Recording. Its fields are in
+validation/tracing.py.
 
 The log nests: a model's forward contains its units, and units contain waits for collectives. Computation is
 the time of the innermost unit that is not waiting, so an interrupted unit becomes several spans.
@@ -150,7 +151,7 @@ def _add_collective(recording: Recording, event: Event) -> None:
 
 
 def _ranks(rank: int, size: int, stride: int) -> tuple[int, ...]:
-    """The group of `size` ranks, `stride` apart, that `rank` is in; () if the stride is not known."""
+    """The group of `size` ranks, `stride` apart, that `rank` is in, or () if the stride is not known."""
     span = size * stride
     if not span:
         return ()

@@ -25,8 +25,11 @@ from zsim.ui.words import FILM_FILE, RUN_FILE
 
 
 class Backend:
-    """The page's form, the last steps and the recordings, in a process that reads no file but the page's own
-    and those of the experiment with which the page was started."""
+    """The page's form, the last steps and the recordings.
+
+    It lives in a process that reads no file but those of the page and of the experiment with which the page
+    was started.
+    """
 
     def __init__(self, form: Form, folder: Path) -> None:
         files = ReadableFiles(folder, named_files(form.data))
@@ -47,11 +50,11 @@ class Backend:
         return self.outcomes.outcome_of(token_of(shown, more), self.form, shown, more)
 
     def film(self, shown: Shown, more: str) -> dict[str, Any]:
-        """The film of a setting's step."""
+        """The animation of a setting's step."""
         return film_data(self.form, self.outcomes, shown, more)
 
     def beside(self, key: str, name: str, shown: Shown, more: str) -> dict[str, Any]:
-        """A recording beside a setting's step."""
+        """A recording compared with a setting's step."""
         step = self.outcomes.step_of(token_of(shown, more), self.form, shown, more)
         return self.recordings.beside(key, name, step)
 
@@ -71,7 +74,7 @@ class Backend:
         return run_page(run_of(experiment)).encode() if name == RUN_FILE else file_content(experiment, name)
 
     def run(self, shown: Shown, more: str) -> tuple[dict[str, Figure], tuple[Tile, ...], tuple[str, ...]]:
-        """The figures, numbers and sentences of a setting's whole run."""
+        """The figures, numbers and sentences of a setting's run of days."""
         run = run_of(self.form.experiment(shown, more))
         return run_figures(run), tuple(run_tiles(run)), tuple(run_sentences(run))
 

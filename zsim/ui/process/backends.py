@@ -1,4 +1,4 @@
-"""The page's processes: one that answers, one that looks for remedies, one for the curve."""
+"""The page's processes: one that answers, one that searches remedies, one for the curve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NICENESS_OF_CURVE = 10  # it is asked for by nobody, and leaves processor time 
 
 
 class Backends:
-    """A backend in each of three processes, for one form; `make` makes a backend there."""
+    """A backend in each of three processes, for one form. `make` makes a backend there."""
 
     def __init__(self, form: Form, make: Callable[[], Any]) -> None:
         self.form = form

@@ -1,9 +1,10 @@
-"""Which files the page's process may read.
+"""The files that the page's process may read.
 
-# [Note: what the page reads] A setting of the page may come from a link, and names files as an experiment
-does. The process that works on settings therefore opens no file but zsim's and Python's own, the page's own
-folder, and those that the experiment names with which the page was started. What is pasted or uploaded
-arrives as text. Python itself asks before each file that it opens (`sys.addaudithook`).
+# [Note: what the page reads]
+A setting of the page may come from a link, and names files as an experiment does. The process that works on
+settings therefore opens no file but zsim's and Python's, the page's folder, and those that the experiment
+names with which the page was started. What is pasted or uploaded arrives as text. Python itself asks before
+each file that it opens (`sys.addaudithook`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _WHY = (
 
 
 class ReadableFiles:
-    """The files that this process opens from now on: while it is not sealed, all, which it remembers."""
+    """The files that this process opens from now on. While it is not sealed it opens all, and
+    remembers them.
+    """
 
     def __init__(self, folder: Path, named: Iterator[str]) -> None:
         self._folders = {os.path.realpath(one) for one in (*_own_folders(), str(folder), *_SYSTEM)}

@@ -14,8 +14,10 @@ _FEW = 32  # micro-batches, up to which a step is not counted before it is simul
 
 
 def check_size(job: Job) -> None:
-    """Raises NotSimulatedError for a step of more ops than the page simulates. Ops grow by as many with every
-    micro-batch, so that plans of one and of two tell how many there will be."""
+    """Raises NotSimulatedError for a step of more ops than the page simulates.
+
+    Every micro-batch adds the same number of ops, so plans of one and of two give the number of all.
+    """
     steps, ranks = job.training.gradient_accumulation_steps, job.parallelism.pipeline
     if steps <= _FEW or not job.simulation.every_micro_batch:
         return

@@ -1,8 +1,9 @@
-"""A process beside the page that does its work within bounds, and can be ended.
+"""A process of the page that does its work within bounds, and can be ended.
 
-# [Note: the page's processes] The page's server simulates nothing and reads no file itself. What a setting
-asks for is done by a `Backend` in a process of its own: one that is too slow or too large is ended with a
-sentence, and the next setting ends what is under way for the one before.
+# [Note: the page's processes]
+The page's server simulates nothing and reads no file itself. What a setting asks for is done by a `Backend`
+in a separate process. One that is too slow or too large is ended with a sentence, and the next setting ends
+what is under way for the one before.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAY_OUT = "take experiment.toml along and `zsim run` it, which has no such bound
 
 
 class Superseded(ZsimError):
-    """The work was ended because the page asked for something else."""
+    """The work was ended because the page requested something else."""
 
 
 class Mistake(Exception):
@@ -54,12 +55,15 @@ class _Running:
 
 @dataclass(frozen=True)
 class Worker:
-    """A process, started when it is first needed, that does one piece of work after the other on what `make`
-    made there. `what`: its work, for its errors; `niceness`: how much processor time it leaves to others."""
+    """A process, started when it is first needed, that does one piece of work at a time on the object that
+    `make` made there.
+    """
 
     what: str
+    """Its work, for its errors."""
     make: Callable[[], Any]
     niceness: int = 0
+    """How much processor time it leaves to others."""
     max_seconds: float = MAX_SECONDS
     max_bytes: int = MAX_BYTES
     max_works: int = MAX_WORKS
@@ -85,7 +89,7 @@ class Worker:
         )
 
     def end(self) -> None:
-        """End what is under way, and refuse what waits; what the process keeps is lost unless it is idle."""
+        """End what is under way, and refuse what waits. State of the process is lost unless it is idle."""
         with self.lock:
             self.running.ends += 1
             if self.running.is_busy:
@@ -144,7 +148,9 @@ class Worker:
 
 
 def _context() -> Any:
-    """Processes forked from one that has imported zsim, where there is such; a new one is there at once."""
+    """Processes forked from one that has imported zsim, where that is possible, so that a new one starts at
+    once.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -191,8 +197,9 @@ def _serve(
 
 
 def _limit_memory(most: int) -> int:
-    """Limit the process's own memory where the system can, to half of the machine's if that is less; returns
-    the limit."""
+    """Limit the process's memory where the system can, to half of the machine's if that is less. Returns the
+    limit.
+    """
     if not sys.platform.startswith("linux"):
         return most
     import resource

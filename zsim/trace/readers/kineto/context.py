@@ -20,7 +20,7 @@ _OF_A_UNIT = frozenset(
 
 
 class Context:
-    """Phase and module at a time of a thread; to be called in the order of time."""
+    """Phase and module at a time of a thread, to be called in the order of time."""
 
     def __init__(self, file: KinetoFile) -> None:
         self._annotations = file.annotations
@@ -32,7 +32,7 @@ class Context:
                 self._backward[thread].add(start, end, "backward")
 
     def at(self, thread: Thread, moment: int) -> tuple[str, str]:
-        """(phase, module); "" if not known."""
+        """(phase, module), each "" if not known."""
         ranges = self._annotations.get(thread)
         names = ranges.around(moment) if ranges is not None else []
         module = next((unit for name in reversed(names) if (unit := module_of(name))), "")
@@ -49,7 +49,7 @@ class Context:
 
 
 def phase_of(name: str) -> str:
-    """The phase that a range names, as in `FSDP::pre_backward (layers.3)`, `## forward ##`; "" if none."""
+    """The phase that a range names, as in `FSDP::pre_backward (layers.3)`, `## forward ##`, or "" if none."""
     if name.startswith("Optimizer.step#"):
         return "optimizer"
     lower = name.lower()
@@ -60,8 +60,9 @@ def phase_of(name: str) -> str:
 
 
 def module_of(name: str) -> str:
-    """The unit of an FSDP2 range: `FSDP::all_gather (layers.3)` -> layers.3; "root" for the root, which has
-    no name."""
+    """The unit of an FSDP2 range: `FSDP::all_gather (layers.3)` -> layers.3, or "root" for the root, which
+    has no name.
+    """
     match = _UNIT.match(name)
     if match:
         return match["unit"] or match["next"]

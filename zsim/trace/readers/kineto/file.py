@@ -1,13 +1,14 @@
-"""One rank's Kineto JSON (torch.profiler, 2021 to now; zsim's own export) as a Recording.
+"""One rank's Kineto JSON (torch.profiler, 2021 to now, and zsim's export) as a Recording.
 
 Three generations describe collectives in different places:
-- torch 2.3 and newer: on the GPU kernel itself;
-- before: on the CPU op `record_param_comms`, joined by `External id`, else by the launch inside it;
-- 2022 and 2023: only as `Input Dims` of `record_param_comms` or of the range `nccl:...` around the launch.
-gloo has no kernels: its collectives are ranges `gloo:...` on worker threads, called by `c10d::...` ops.
+- torch 2.3 and newer: on the GPU kernel itself
+- before: on the CPU op `record_param_comms`, joined by `External id`, else by the launch inside it
+- 2022 and 2023: only as `Input Dims` of `record_param_comms` or of the range `nccl:...` around the launch
 
-Files of hundreds of megabytes are read event by event; kernels, copies, launches, collectives and
-annotations are kept, and of each CPU op four numbers.
+gloo has no kernels. Its collectives are ranges `gloo:...` on worker threads, called by `c10d::...` ops.
+
+Files of hundreds of megabytes are read event by event. Kernels, copies, launches, collectives and annotations
+are kept, and of each CPU op four numbers.
 """
 
 from __future__ import annotations
@@ -72,19 +73,19 @@ class HostEvent:
 
 @dataclass
 class KinetoFile:
-    """The kept content of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU
-    ops of each thread as flat arrays (start, end, index of the name), `waits` the times when a thread made a
-    stream wait, `in_allocator` the times in which zsim's host was in torch's allocator, which had run
-    short."""
+    """The kept content of a file."""
 
     path: Path
     head: Event
     base: int = 0
     device_events: list[DeviceEvent] = field(default_factory=list)
     launches: dict[int, tuple[int, int, Thread]] = field(default_factory=dict)
+    """Correlation id -> (start, end, thread)."""
     blocks: list[tuple[int, int, Thread]] = field(default_factory=list)
     in_allocator: list[tuple[int, int]] = field(default_factory=list)
+    """The times in which zsim's host was in torch's allocator, which had run short."""
     waits: dict[Thread, list[int]] = field(default_factory=dict)
+    """The times when a thread made a stream wait."""
     comms: list[HostEvent] = field(default_factory=list)
     backend_ranges: list[HostEvent] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)
@@ -92,6 +93,7 @@ class KinetoFile:
     annotations: dict[Thread, Ranges[str]] = field(default_factory=dict)
     backward: dict[Thread, list[tuple[int, int]]] = field(default_factory=dict)
     ops: dict[Thread, tuple[array[int], array[int], array[int]]] = field(default_factory=dict)
+    """The CPU ops of each thread as flat arrays (start, end, index of the name)."""
     op_names: dict[str, int] = field(default_factory=dict)
     memory: list[tuple[int, str, int, int]] = field(default_factory=list)
     counters: list[tuple[int, str, Event]] = field(default_factory=list)

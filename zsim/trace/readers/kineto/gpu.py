@@ -162,8 +162,9 @@ class _Collectives:
         return info, as_int(args.get("Seq"), UNKNOWN)
 
     def _of_dims(self, sized: HostEvent | None, kind: str, name: str, phase: str, module: str) -> SpanInfo:
-        """The SpanInfo of a collective of which only the input's shape is known; its group is taken to be all
-        ranks."""
+        """The SpanInfo of a collective of which only the input's shape is known. Its group is taken to be all
+        ranks.
+        """
         world = self.recording.world_size
         self.num_assumed += 1
         full, dtype = 0, ""
@@ -182,7 +183,7 @@ def first_dims(args: Event) -> Any:
 
 
 def first_dtype(args: Event) -> tuple[str, int]:
-    """The dtype of the first input that has one; a list of tensors is taken to be fp32."""
+    """The dtype of the first input that has one. A list of tensors is taken to be fp32."""
     kinds = args.get("Input type")
     for kind in kinds if isinstance(kinds, list) else []:
         found = dtype_of(str(kind))
@@ -210,8 +211,11 @@ def _on_stream(info: SpanInfo, stream: str) -> SpanInfo:
 def _stream_names(
     file: KinetoFile, spans: list[tuple[DeviceEvent, int, SpanInfo, int]]
 ) -> dict[tuple[Any, Any], str]:
-    """A name for each stream: its label if it has one; else "compute" for the stream with the maximum kernel
-    time, and its most frequent kind of work for any other."""
+    """A name for each stream: its label if it has one.
+
+    Otherwise the stream with the maximum kernel time is "compute", and any other has the name of its most
+    frequent kind of work.
+    """
     busy: Counter[tuple[Any, Any]] = Counter()
     kinds: dict[tuple[Any, Any], Counter[str]] = {}
     for event, _, info, _ in spans:

@@ -65,7 +65,7 @@ def fill(recording: Recording, file: KinetoFile) -> Recording:
 
 
 def rank_in_name(path: Path) -> int:
-    """`rank3.json.gz`, `worker3_step_12.pt.trace.json` -> 3; 0 if the name has no rank."""
+    """`rank3.json.gz`, `worker3_step_12.pt.trace.json` -> 3, or 0 if the name has no rank."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1]) if match else 0
 
@@ -89,8 +89,11 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]:
-    """The host's steps (number, start, end): `ProfilerStep#N`; without a schedule there are none, and a step
-    then ends with the last `Optimizer.step#...` before the next backward."""
+    """The host's steps (number, start, end), which are the ranges `ProfilerStep#N`.
+
+    Without a schedule there are none, and a step then ends with the last `Optimizer.step#...` before the next
+    backward.
+    """
     if file.is_from_zsim:  # zsim writes the whole step, the host may have been done with it earlier
         done = max([0, *recording.issue, *(end for _, end, _ in recording.host_blocks)])
         return [(number, start, max(min(end, done), start)) for number, start, end in file.steps]
@@ -113,7 +116,7 @@ def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]
 
 
 def _add_memory(recording: Recording, file: KinetoFile) -> None:
-    """Add the allocator's events; for a file that zsim wrote, the counters by category."""
+    """Add the allocator's events. For a file that zsim wrote, add the counters by category."""
     known: set[str] = set()
     for time, device, change, total in sorted(file.memory):
         if device not in known:
